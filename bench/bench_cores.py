@@ -1,13 +1,15 @@
-"""Question: what do idle cores gain on one model, and what does cutting its large products cost where none is idle?
+"""Question: what do idle cores gain on one model, and what does cutting its large layers cost where none is idle?
 
-Training steps of networks of large layers, in one process, in turn: products whole, on one core; cut into parts, on one
-core; cut, on as many cores as there are. Wall milliseconds (median and least) and processor time of all threads. The
+Training steps of networks, in one process, in turn: layers whole, on one core; cut into parts, on one core; cut, on as
+many cores as there are. Wall milliseconds (median and least) and processor time of all threads. The
 ratio in front is cut on all cores to whole, of the least wall times; on a machine with other work it says little.
 
-    python bench/bench_cores.py [--rounds 40]
+    python bench/bench_cores.py [--rounds 40] [--networks lenet resnet18 mobilenet]
 """
 
 import argparse
+import os
+import sys
 import time
 
 import blas_setting
@@ -16,6 +18,10 @@ import numpy as np
 import weftplan as mx
 from weftplan import blas, cores
 from weftplan.ops import products
+from weftplan.ops.compiled import batch_norm, depthwise_tables, scratch
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
+import training_networks
 
 
 def dense(hidden, batch, columns):
@@ -32,37 +38,64 @@ def lstm(units, steps, batch):
     return mx.sym.MakeLoss(x), (steps, batch, units)
 
 
+def peer(name):
+    """A network of bench_training.py."""
+    batch, shape = training_networks.SIZES[name]
+    return mx.sym.SoftmaxOutput(getattr(training_networks, name)(mx.sym), name="softmax"), (batch, *shape)
+
+
 NETWORKS = {
     "dense 3 x 512, batch 128": lambda: dense(512, 128, 784),
     "dense 3 x 1024, batch 256": lambda: dense(1024, 256, 784),
     "dense 3 x 4096, batch 32": lambda: dense(4096, 32, 4096),
     "LSTM 2 x 650, 35 steps, batch 32": lambda: lstm(650, 35, 32),
+    **{name: lambda name=name: peer(name) for name in ("lenet", "resnet18", "resnet18_224", "mobilenet")},
 }
+CUTTING = {module: module.FEW for module in (products, scratch, depthwise_tables, batch_norm)}
+"""How little work each kind of kernel puts into a part."""
+
+
+def choose(cut, count):
+    """Cut into parts from now on, or not, and let so many cores help."""
+    for module, few in CUTTING.items():
+        module.FEW = few if cut else 1 << 62
+    cores.usable_cores = lambda: count
+
+
+def bound(symbol, shape):
+    """An executor full of small random numbers."""
+    step = symbol.simple_bind(mx.cpu(), data=shape)
+    random = np.random.RandomState(0)
+    for array in step.arg_arrays:
+        array[:] = random.standard_normal(array.shape) * 0.05
+    return step
 
 
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), metavar="NAME")
     args = parser.parse_args()
-    few, usable = products.FEW, blas.usable_cpus()
-    modes = {"whole": (1 << 62, 1), "cut, one core": (few, 1), f"cut, {usable} cores": (few, usable)}
+    usable = blas.usable_cpus()
+    modes = {"whole": (False, 1), "cut, one core": (True, 1), f"cut, {usable} cores": (True, usable)}
     print(blas_setting.describe())
-    print("| step | ratio | " + " | ".join(f"{mode}: wall, least, CPU" for mode in modes) + " |")
-    print("|---" * (len(modes) + 2) + "|")
-    for name, make in NETWORKS.items():
-        symbol, shape = make()
-        step = symbol.simple_bind(mx.cpu(), data=shape)
-        random = np.random.RandomState(0)
-        for array in step.arg_arrays:
-            array[:] = random.standard_normal(array.shape) * 0.05
+    print(
+        "| step | ratio | " + " | ".join(f"{mode}: wall, least, CPU" for mode in modes) + " | plan, whole and cut, MB |"
+    )
+    print("|---" * (len(modes) + 3) + "|")
+    for name in args.networks:
+        steps = {}
+        for cut in (False, True):
+            choose(cut, 1)  # how much scratch there is depends on it
+            steps[cut] = bound(*NETWORKS[name]())
         found = {mode: [] for mode in modes}
         for turn in range(args.rounds + 1):
-            for mode, (products.FEW, count) in modes.items():
-                cores.usable_cores = lambda count=count: count
+            for mode, (cut, count) in modes.items():
+                choose(cut, count)
                 wall, used = time.perf_counter(), time.process_time()
-                step.forward(is_train=True)
-                step.backward()
+                steps[cut].forward(is_train=True)
+                steps[cut].backward()
                 mx.nd.waitall()
                 if turn:  # the first prepares calls
                     found[mode].append((time.perf_counter() - wall, time.process_time() - used))
@@ -71,7 +104,8 @@ def main():
             wall, cpu = np.array(times).T * 1e3
             cells.append(f"{np.median(wall):.1f}, {wall.min():.1f}, {np.median(cpu):.1f}")
             least.append(wall.min())
-        print(f"| {name} | {least[-1] / least[0]:.2f} | {' | '.join(cells)} |", flush=True)
+        plans = ", ".join(f"{steps[cut].memory_plan.peak / 1e6:.2f}" for cut in (False, True))
+        print(f"| {name} | {least[-1] / least[0]:.2f} | {' | '.join(cells)} | {plans} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weftplan.cores import split
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import call_in_parts
+from weftplan.ops.compiled.parts import call_in_parts, split_in_rooms
 from weftplan.ops.compiled.scratch import (
     Cut,
     Scratch,
-    chain_pixels,
     channels_at_once,
     data_cut,
     data_scratch,
@@ -99,14 +97,14 @@ def _gather(
         return
     each = -(-len(slices) // cut.channels)
 
-    def work(number: int) -> None:
+    def work(number: int, room: int) -> None:
         for later, piece in enumerate(slices[number * each : (number + 1) * each]):
-            here = arguments(piece, number)
+            here = arguments(piece, room)
             if kept and later:
                 here = here.filled(x=here["padded"], copies=0)
             here.call(entry)
 
-    split(work, -(-len(slices) // each))
+    split_in_rooms(work, -(-len(slices) // each))
 
 
 def forward(
@@ -139,16 +137,17 @@ def weight_gradient(
     target = _target(target)
     entry = entries(data.dtype, target)["weights"]
     slices = _slices(s, weight_rows(s), forward=True)
-    room = weight_scratch(s).padded // len(slices)
-    begin = {name: address(array) for name, array in (("x", data), ("dy", ograd), ("dw", wgrad), ("packed", packed))}
-    steps = {"dy": s.pixels * s.itemsize, "dw": s.channels * s.taps * s.itemsize,
-             "packed": chain_pixels(s) * s.itemsize}  # fmt: skip
-    copies = address(padded) if room else 0
+    need = weight_scratch(s)
+    packs, copies = need.packed // len(slices), need.padded // len(slices)
+    x, dy, dw, panels = (address(array) for array in (data, ograd, wgrad, packed))
+    image = address(padded) if copies else 0
 
-    def work(number: int) -> None:
+    def work(number: int, room: int) -> None:
         part, first = slices[number]
-        places = {name: place + first * steps.get(name, 0) for name, place in begin.items()}
         plan = tables.weight(part, target.lanes(s.itemsize))
-        plan.filled(**places, padded=copies + number * room).call(entry)
+        plan.filled(
+            x=x, dy=dy + first * s.pixels * s.itemsize, dw=dw + first * s.channels * s.taps * s.itemsize,
+            packed=panels + room * packs, padded=image + room * copies,
+        ).call(entry)  # fmt: skip
 
-    split(work, len(slices))
+    split_in_rooms(work, len(slices))

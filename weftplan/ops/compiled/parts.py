@@ -6,7 +6,7 @@ any range, so neither the number of cores nor that of ranges is part of a result
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from weftplan.cores import split
 from weftplan.ops.compiled.jit import Entry
@@ -19,6 +19,21 @@ def count(work: int, few: int, units: int) -> int:
     return max(1, min(MOST, work // few, units))
 
 
+def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
+    """``work(part, room)`` for all parts, each in one of as many rooms of scratch, which it has for itself.
+
+    A thread that does several parts has the same room for each, which stays in its cache.
+    """
+    free = list(range(parts))
+
+    def part(number: int) -> None:
+        room = free.pop()
+        work(number, room)
+        free.append(room)
+
+    split(part, parts)
+
+
 def call_in_parts(
     entry: Entry, arguments: KernelArguments, size: int, parts: int, *, unit: int = 1,
     moves: Mapping[str, int] | None = None,
@@ -29,14 +44,14 @@ def call_in_parts(
         arguments: all words but ``first`` and ``last``.
         parts: the most ranges.
         unit: ranges begin at multiples of it.
-        moves: bytes by which pointers to scratch move from one part to the next.
+        moves: bytes by which pointers to scratch move from one room to the next.
     """
     units = -(-size // unit)
     step = -(-units // parts) * unit
     rooms = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
 
-    def part(number: int) -> None:
-        own = {name: begin + number * nbytes for name, (begin, nbytes) in rooms.items()}
+    def part(number: int, room: int) -> None:
+        own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
         arguments.filled(first=number * step, last=min((number + 1) * step, size), **own).call(entry)
 
-    split(part, -(-size // step))
+    split_in_rooms(part, -(-size // step))

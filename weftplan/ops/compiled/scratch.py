@@ -17,6 +17,10 @@ from weftplan.ops.products import MOST
 SLICE_BYTES = 384 << 10
 """Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
 the weights of the last layers need more than everything else in a network that runs on one image."""
+HEAVY = 4
+"""How many elements of a weight cost as much to pack without help as one of an image costs to read in every part."""
+COPIES_BYTES = SLICE_BYTES // 4
+"""Bytes per image of a batch that the padded copies in a weight's gradient may take, where there are more than two."""
 FEW = 1 << 23
 """Multiplications of one part: below about a fifth of a millisecond waking a core costs too much of what it brings."""
 
@@ -63,13 +67,15 @@ def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
 def _cut(s: Sizes, rows: int, reduced: int, image: int) -> Cut:
     """Parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements.
 
-    Parts of the images share the packed weights, which one thread packs first; parts of the channels pack their own and
-    each copy all images. So the smaller side is what is done without help, or more than once.
+    Parts of the images share the packed weights, which one thread packs first; parts of the channels pack their own,
+    and each of them copies and reads all images.
     """
     wanted = count(_work(s), FEW, 1 << 30)
     images = min(wanted, -(-s.batch // s.side_by_side))
-    channels = min(wanted, _packed_at_once(s, rows, reduced) // _tile(s)) if s.groups == 1 else 1
-    if channels > images or (channels == images and rows * reduced > s.batch * image):
+    at_once = _packed_at_once(s, rows, reduced)
+    least = _tile(s) if at_once == rows else 2 * _tile(s)  # each slice reads all images again
+    channels = min(wanted, at_once // least) if s.groups == 1 else 1
+    if channels > images or (channels == images and rows * reduced > HEAVY * s.batch * image):
         return Cut(1, channels)
     return Cut(images, 1)
 
@@ -116,31 +122,30 @@ def data_scratch(s: Sizes) -> Scratch:
 
 
 def weight_rows(s: Sizes) -> int:
-    """Filters whose gradient one part computes: a part copies all images, in as much room as packed weights may have
-    in other passes, but there are at least two."""
-    packed, padded = _weight_buffers(s)
-    room = max(SLICE_BYTES * s.batch - packed, 0)
-    most = max(2, room // padded) if padded else MOST
+    """Filters whose gradient one part computes, in whole tiles.
+
+    Every part copies and reads all images. Where strides make those large beside the output there are two parts, and
+    else as many as have room for their copies.
+    """
+    padded = _image_copy(s)
+    most = 2 if math.prod(s.stride) > 1 else MOST
+    if padded:
+        most = min(most, max(2, COPIES_BYTES * s.batch // padded))
     wanted = count(_work(s), FEW, most) if s.groups == 1 else 1
     return min(s.filters, -(-s.filters // (wanted * _tile(s))) * _tile(s))
 
 
-def _weight_buffers(s: Sizes) -> tuple[int, int]:
-    """Bytes of the panels of all filters, and of one copy of the images."""
-    together = s.together
-    padded = _copy_bytes(s, s.padded, together * s.groups * s.channels) if s.pads else 0
-    return wide(s.filters, s.itemsize) * chain_pixels(s) * s.itemsize, padded
-
-
-def chain_pixels(s: Sizes) -> int:
-    """Pixels of one chain of additions of a weight's gradient."""
-    return s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
+def _image_copy(s: Sizes) -> int:
+    """Bytes of the images that a weight's gradient takes together, with padding; 0 where they are not copied."""
+    return _copy_bytes(s, s.padded, s.together * s.groups * s.channels) if s.pads else 0
 
 
 def weight_scratch(s: Sizes) -> Scratch:
     """Output gradients of one chunk as panels, and the padded images of a chunk."""
-    packed, padded = _weight_buffers(s)
-    return Scratch(packed, padded * -(-s.filters // weight_rows(s)))
+    rows = weight_rows(s)
+    slices = -(-s.filters // rows)
+    pixels = s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
+    return Scratch(slices * wide(rows, s.itemsize) * pixels * s.itemsize, slices * _image_copy(s))
 
 
 def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:
