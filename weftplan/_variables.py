@@ -635,6 +635,12 @@ _KVSTORE = (
         effect="one warning for each exchange of a distributed store that is late",
     ),
     _kvstore(
+        name="WEFTPLAN_KVSTORE_SHARED_MEMORY",
+        default=True,
+        meaning="Let processes of one host exchange gradients in memory that they share; otherwise MPI carries all.",
+        effect="the way of messages and sums of dist_sync where all processes run on one host",
+    ),
+    _kvstore(
         name="WEFTPLAN_KVSTORE_TIMEOUT",
         default=600.0,
         low=0,

@@ -89,9 +89,9 @@ ORDERED = """
 
 
 def test_same_bits_whatever_comes_first(tmp_path: Path):
-    """Random arrival, priorities, thread counts and buckets change no bit, and sums are those of rank order."""
+    """Random arrival, priorities, threads, buckets and the way of the data change no bit: sums are in rank order."""
     found = set()
-    for arrival, threads, count, mebibytes in ((1, 1, 1, -1), (2, 4, -1, 0.05), (3, 2, 3, 0.01)):
+    for arrival, threads, count, mebibytes, shared in ((1, 1, 1, -1, 1), (2, 4, -1, 0.05, 0), (3, 2, 3, 0.01, 1)):
         done = run_ranks(
             tmp_path,
             3,
@@ -101,6 +101,7 @@ def test_same_bits_whatever_comes_first(tmp_path: Path):
             MXNET_KVSTORE_BIGARRAY_BOUND="1000",
             FLAGS_fuse_parameter_groups_size=str(count),
             FLAGS_fuse_parameter_memory_size=str(mebibytes),
+            WEFTPLAN_KVSTORE_SHARED_MEMORY=str(shared),
         )
         found |= set(re.findall(r"digest \d ([0-9a-f]{64})", done.stdout))
     assert len(found) == 1
@@ -134,6 +135,7 @@ def test_buckets_are_joined_without_a_copy(tmp_path: Path, way: str):
         """,
         WAY=way,
         FLAGS_fuse_parameter_groups_size="-1",
+        WEFTPLAN_KVSTORE_SHARED_MEMORY="0",
     )
 
 
@@ -387,4 +389,5 @@ def test_buckets_of_a_bound_network_copy_nothing(tmp_path: Path):
         assert kv.statistics()["joined_bytes"] == sum(grad.nbytes for grad in mine)
         """,
         FLAGS_fuse_parameter_groups_size="-1",
+        WEFTPLAN_KVSTORE_SHARED_MEMORY="0",
     )

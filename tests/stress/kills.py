@@ -9,7 +9,8 @@ The first two start jobs of four processes. In each, one to three of them send t
 moments of a loop of pushes; the others must get an error, recover, and go on with right sums. It prints how many sums
 were wrong, how many jobs hung, and the seconds from an error to the end of ``recover``. In the third every survivor
 must be told by an error, whatever it did, and end. The last pushes the same gradients again and again while threads,
-priorities, buckets and moments of arrival differ: all bits must be equal. All exit with 1 where something was wrong.
+priorities, buckets, moments of arrival and the way (shared memory or MPI) differ: all bits must be equal. All exit
+with 1 where something was wrong.
 """
 
 from __future__ import annotations
@@ -193,8 +194,8 @@ def asynchronous(seed: int, count: int) -> tuple[int, int]:
 def orders(seed: int, count: int) -> set[str]:
     """The digests of ``count`` orders of arrival, in five jobs with other threads and buckets; one, if all is well."""
     found: set[str] = set()
-    for job, (threads, reducing, group, mebibytes) in enumerate(
-        ((1, 1, 1, -1), (2, 4, -1, 0.05), (3, 2, 3, 0.01), (4, 3, 2, -1), (2, 1, -1, -1))
+    for job, (threads, reducing, group, mebibytes, shared) in enumerate(
+        ((1, 1, 1, -1, 1), (2, 4, -1, 0.05, 1), (3, 2, 3, 0.01, 1), (4, 3, 2, -1, 0), (2, 1, -1, -1, 0))
     ):
         with tempfile.TemporaryDirectory() as folder:
             done = run_ranks(
@@ -208,6 +209,7 @@ def orders(seed: int, count: int) -> set[str]:
                 MXNET_KVSTORE_BIGARRAY_BOUND="1000",
                 FLAGS_fuse_parameter_groups_size=str(group),
                 FLAGS_fuse_parameter_memory_size=str(mebibytes),
+                WEFTPLAN_KVSTORE_SHARED_MEMORY=str(shared),
             )
         found |= set(re.findall(r"digest ([0-9a-f]{64})", done.stdout))
     return found

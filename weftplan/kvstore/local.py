@@ -116,7 +116,7 @@ class KVStoreLocal(UpdatingStore):
                     merged = self._reduce(k, arrays, priority)
                     self._updater(k, merged, self._stored_near(k, merged, priority))
                 elif self._sums_straight(arrays, stored):
-                    self._sum(arrays, stored, priority)
+                    self._store_sum(k, arrays, stored, priority)
                 else:
                     copy(self._reduce(k, arrays, priority), stored, priority, inline=self._inline)
 
@@ -226,7 +226,7 @@ class KVStoreLocal(UpdatingStore):
     ) -> dict[str, int]:
         """What :meth:`statistics` will count, by its names: stored values, merge buffers, staging copies."""
         found = {"stored": sum(nbytes for _, nbytes in arrays), "merged": 0, "staging": 0}
-        straight = not updates and all(context.device_type in HOST for context in contexts)
+        straight = not updates and self._stores_straight(contexts)
         load: dict[Context, int] = {}
         for _, nbytes in arrays:
             where = self._least_loaded(contexts, load, nbytes)
@@ -322,6 +322,15 @@ class KVStoreLocal(UpdatingStore):
             if array.context.device_type not in HOST or array.var is own:
                 return False
         return stored.context.device_type in HOST
+
+    def _store_sum(self, key: Key, arrays: list[NDArray], stored: NDArray, priority: int) -> None:
+        """Push what makes ``stored`` the sum of ``arrays``, without a merge buffer between."""
+        del key
+        self._sum(arrays, stored, priority)
+
+    def _stores_straight(self, contexts: Sequence[Context]) -> bool:
+        """Whether sums of arrays there need no merge buffer, without an updater."""
+        return all(context.device_type in HOST for context in contexts)
 
     def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
         """``array`` itself if the sum can read it where it is, else a staging copy at ``where``."""

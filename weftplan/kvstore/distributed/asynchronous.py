@@ -13,6 +13,7 @@ A push and a pull of one key happen in the order of the program. After the death
 from __future__ import annotations
 
 import copy as copies
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from weftplan.kvstore.copies import copy_to_all
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.member import KVStoreDist
 from weftplan.kvstore.distributed.membership import Steps
-from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Ticket
+from weftplan.kvstore.distributed.sequencer import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
@@ -98,14 +99,17 @@ class KVStoreDistAsync(KVStoreDist):
             start, reads, (self._stored[key].var,), cpu(0), priority=priority, name=f"KVStore{verb.name.title()}"
         )
 
-    def _exchange(self, key: Key, verb: Verb, rate: float | None) -> Any:
+    def _exchange(self, key: Key, verb: Verb, rate: float | None) -> Exchange:
         number, versions = self._keys.number(key), self._versions[key]
         ranges = self._ranges(key)
 
-        def exchange(group: Group, share: Array, values: Array, what: str, failure: str | None) -> Steps[None]:
+        def exchange(
+            group: Group, shares: Sequence[Array], values: Sequence[Array], what: str, failure: str | None
+        ) -> Steps[None]:
+            del shares  # the same
             if failure is not None:
                 raise KVStoreError(f"{what}: {failure}")
-            flat = values.reshape(-1)
+            flat = values[0].reshape(-1)
             requests = [
                 (server, Header(verb, number, version, flat[a:b].nbytes * (verb is Verb.PUSH), rate), flat[a:b])
                 for (server, a, b), version in zip(ranges, versions, strict=True)

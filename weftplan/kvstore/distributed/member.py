@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from weftplan import config
 from weftplan.device.context import cpu, cpu_pinned
 from weftplan.engine import FnProperty
@@ -50,6 +52,7 @@ class KVStoreDist(KVStoreLocal):
         """What travels of an array on a device, in host memory."""
         self._at_exit = _once_at_exit(self._end)
         self._meet(f"create the store {name!r}")
+        self._sequencer.call(Group.share_memory)
 
     def init(self, key: Any, value: Any) -> None:
         """Make keys with the values of rank 0; every rank gives its own, of the same shape and dtype.
@@ -93,6 +96,10 @@ class KVStoreDist(KVStoreLocal):
                 share = sources[0].raw()
             elif sources:
                 self._add([source.raw() for source in sources], total)
+            failed = wire.var.failure
+            if failed is not None and failed.observed_seq is None:  # it stays failed until somebody was told
+                part.arrive(share, total, None, lambda error=None: on_complete(error or failed.exception()))
+                return
             part.arrive(share, total, None, on_complete)
 
         # It runs even when the sum has failed: the others wait for this process, and must be told.
@@ -107,9 +114,11 @@ class KVStoreDist(KVStoreLocal):
         """Queue that ``array`` becomes what rank ``root`` has."""
         part = self._part(description, array, 0)
 
-        def exchange(group: Group, share: Array, values: Array, what: str, failure: str | None) -> Steps[None]:
-            del share  # the same array
-            return group.broadcast(values, root, what, failure)
+        def exchange(
+            group: Group, shares: Sequence[Array], arrays: Sequence[Array], what: str, failure: str | None
+        ) -> Steps[None]:
+            del shares  # the same array
+            return group.broadcast(arrays[0] if arrays else np.empty(0, np.uint8), root, what, failure)
 
         self._sequencer.put(Ticket(description, [part], exchange))
 

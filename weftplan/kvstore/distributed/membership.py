@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 from weftplan.errors import KVStoreError, WorkerLostError
@@ -101,7 +101,7 @@ class Members:
         """
         requests = [*receives, *sends]
         try:
-            left, begun, warned = list(range(len(requests))), 0.0, False
+            left, watch = list(range(len(requests))), Watch(self, what)
             while True:
                 still = []
                 for index in left:
@@ -112,18 +112,7 @@ class Members:
                 if not still:
                     break
                 if len(still) == len(left):
-                    now = time.monotonic()
-                    begun = begun or now
-                    waited = now - begun
-                    if waited > _PATIENCE_S and now - self._looked > _LOOK_S:
-                        self._look_for_losses()
-                        self._looked = now
-                        if waited > self._stall_s and not warned:
-                            warned = True
-                            log.warning("%s", self._stalled(what, {ranks[index] for index in left}, waited))
-                        if waited > self.timeout_s:
-                            missing = self._stalled(what, {ranks[index] for index in left}, waited)
-                            raise WorkerLostError(f"{missing}; gave up")
+                    watch.in_vain(ranks[index] for index in left)
                     yield
                 left = still
             self._mpi.Request.Waitall(requests)  # all are complete, and now MPI may forget them
@@ -291,6 +280,33 @@ class Members:
             return bool(request.Test())
         except self._mpi.Exception:
             return not request
+
+
+class Watch:
+    """Keeps an eye on a wait: raises where a member is lost or does not come in time, and warns before."""
+
+    __slots__ = ("_begun", "_members", "_warned", "_what")
+
+    def __init__(self, members: Members, what: str) -> None:
+        self._members, self._what = members, what
+        self._begun, self._warned = 0.0, False
+
+    def in_vain(self, missing: Iterable[int]) -> None:
+        """Nothing has come since the last look."""
+        now, members = time.monotonic(), self._members
+        if not self._begun:
+            self._begun = now
+            return
+        waited = now - self._begun
+        if waited <= _PATIENCE_S or now - members._looked <= _LOOK_S:
+            return
+        members._look_for_losses()
+        members._looked = now
+        if waited > members._stall_s and not self._warned:
+            self._warned = True
+            log.warning("%s", members._stalled(self._what, set(missing), waited))
+        if waited > members.timeout_s:
+            raise WorkerLostError(f"{members._stalled(self._what, set(missing), waited)}; gave up")
 
 
 class _Losses:

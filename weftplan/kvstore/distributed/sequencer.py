@@ -26,8 +26,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from weftplan.engine.edges.shield import shielded
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.group import Group
@@ -37,8 +35,8 @@ from weftplan.kvstore.reduce import Array
 from weftplan.locks import Lock
 
 OnComplete = Callable[..., None]
-Exchange = Callable[[Group, Array, Array, str, "str | None"], Steps[Any]]
-"""Called as (group, contiguous share, contiguous array for the result, description, failure or None) by the driver."""
+Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Steps[Any]]
+"""Called as (group, contiguous shares, contiguous arrays for results, description, failure or None) by the driver."""
 
 _SPINS = 2000
 """Looks at what is to come before the store's thread sleeps between them."""
@@ -111,28 +109,9 @@ class Ticket:
         """Exchange the arrays of all parts as one."""
         failed = next((part.failure for part in self.parts if part.failure is not None), None)
         failure = None if failed is None else f"{type(failed).__name__}: {failed}"
-        pairs = [(part.share, part.array) for part in self.parts if part.share is not None and part.array is not None]
-        if failure is None and len(pairs) == 1:
-            yield from self.exchange(group, *pairs[0], self.description, None)
-            return
-        total = side_by_side([array for _, array in pairs])
-        if total is None:
-            joined = np.concatenate([share.reshape(-1) for share, _ in pairs]) if pairs else np.empty(0, np.uint8)
-            group.joined += joined.nbytes
-            yield from self.exchange(group, joined, joined, self.description, failure)
-            start = 0
-            for _, array in pairs:
-                array.reshape(-1)[...] = joined[start : start + array.size]
-                start += array.size
-            return
-        share = side_by_side([share for share, _ in pairs])
-        if share is None:
-            for source, array in pairs:
-                if source is not array:
-                    array[...] = source
-                    group.joined += array.nbytes
-            share = total
-        yield from self.exchange(group, share, total, self.description, failure)
+        shares = [part.share for part in self.parts if part.share is not None]
+        arrays = [part.array for part in self.parts if part.array is not None]
+        return self.exchange(group, shares, arrays, self.description, failure)
 
     def tell(self, error: BaseException | None) -> None:
         """Tell every part's operation."""
@@ -161,28 +140,6 @@ class _Call:
     def tell(self, error: BaseException | None) -> None:
         self.error = error
         self.done.set()
-
-
-def side_by_side(arrays: Sequence[Array]) -> Array | None:
-    """One array over all of these, contiguous ones, where each begins in memory where the one before ends; else None.
-
-    The result does not keep their memory.
-    """
-    arrays = [array for array in arrays if array.size]
-    if not arrays:
-        return None
-    place, size = _address(arrays[0]), 0
-    for array in arrays:
-        if _address(array) != place or array.dtype != arrays[0].dtype:
-            return None
-        place += array.nbytes
-        size += array.size
-    return np.lib.stride_tricks.as_strided(arrays[0].reshape(-1), (size,), (arrays[0].itemsize,))
-
-
-def _address(array: Array) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 class Sequencer:

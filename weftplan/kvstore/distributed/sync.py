@@ -12,13 +12,13 @@ backward computes gradients, and keys are joined into buckets (``buckets.py``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from weftplan.device.context import cpu
+from weftplan.device.context import Context, cpu
 from weftplan.engine import get as get_engine
 from weftplan.errors import MXNetError
 from weftplan.kvstore.buckets import BucketRule
@@ -72,7 +72,7 @@ class KVStoreDistSync(KVStoreDist):
         with self._turn:
             self._sequencer.check()
             within = self._collected is not None
-            if any(key not in self._merged for key, _ in groups):
+            if not self._group.whole and any(key not in self._merged for key, _ in groups):
                 self._lay_out(self._stored if within else [key for key, _ in groups])
             if within:
                 super()._push(groups, priority)
@@ -88,8 +88,8 @@ class KVStoreDistSync(KVStoreDist):
     def _lay_out(self, keys: Iterable[Key]) -> None:
         """Make the merge buffers of keys that are pushed together side by side, in the order in which they travel.
 
-        A bucket is then one range of memory, and joining its gradients copies nothing. In a ``together()`` block the
-        program says that its pushes belong together, and all keys are laid out with the first of them.
+        A bucket is then one range of memory, and MPI can have its gradients without a copy. In a ``together()`` block
+        the program says that its pushes belong together, and all keys are laid out with the first of them.
         """
         new = sorted((key for key in keys if key not in self._merged), key=self._keys.number, reverse=True)
         for dtype, run in groupby(new, key=lambda key: self._stored[key].dtype):
@@ -103,7 +103,20 @@ class KVStoreDistSync(KVStoreDist):
                 offset += array.nbytes
 
     def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
-        return False  # what is stored must not change before the sum over processes is there
+        # What is stored must not change before the sum over processes is there, and stay whole should that fail.
+        return (
+            self._group.whole
+            and len(arrays) == 1
+            and self._dist_compression is None
+            and super()._sums_straight(arrays, stored)
+        )
+
+    def _stores_straight(self, contexts: Sequence[Context]) -> bool:
+        return self._group.whole and len(contexts) == 1 and super()._stores_straight(contexts)
+
+    def _store_sum(self, key: Key, arrays: list[NDArray], stored: NDArray, priority: int) -> None:
+        assert self._collected is not None, "a sum outside of a push"
+        self._collected.append((key, stored, self._part(key, stored, priority, arrays)))
 
     def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
         assert self._collected is not None, "a sum outside of a push"
@@ -154,7 +167,10 @@ class KVStoreDistSync(KVStoreDist):
         compression = self._dist_compression
         assert compression is not None
 
-        def exchange(group: Group, share: Array, values: Array, what: str, failure: str | None) -> Steps[None]:
+        def exchange(
+            group: Group, shares: Sequence[Array], totals: Sequence[Array], what: str, failure: str | None
+        ) -> Steps[None]:
+            share, values = (shares[0], totals[0]) if failure is None else (np.empty(0, DTYPE), np.empty(0, DTYPE))
             if values.dtype != DTYPE:
                 failure = failure or f"only {DTYPE} gradients are compressed, got {values.dtype}"
             packed = np.empty(compression.packed_size(values.size), np.uint8)
@@ -202,9 +218,10 @@ class KVStoreDistSync(KVStoreDist):
             updater.set_states(data.tobytes())
 
     def statistics(self) -> dict[str, int]:
-        """As of ``local``, and bytes for the exchange: parts of other processes' arrays, copies of what a GPU holds.
+        """As of ``local``, and bytes for the exchange: parts of other processes' arrays, shares in memory that the
+        processes of a host have in common, copies of what a GPU holds.
 
-        ``joined_bytes`` counts what has been copied so far to join gradients into buckets.
+        ``joined_bytes`` counts what has been copied so far to join gradients into buckets for MPI.
         """
         return {
             **super().statistics(),

@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from typing import NamedTuple
 
 from weftplan.errors import KVStoreError
 
@@ -20,7 +21,10 @@ _MAGIC = b"WFT1"
 _LAYOUT = struct.Struct("<4sHHQQ8s")
 """Magic, kind, length of the payload, sequence number, bytes of data that follow, digest."""
 
-SIZE = _LAYOUT.size + INLINE
+HEADER = _LAYOUT.size
+"""Bytes of a message before its payload."""
+
+SIZE = HEADER + INLINE
 """Bytes of the longest message."""
 
 
@@ -35,10 +39,11 @@ class Kind(IntEnum):
     """It takes part in no exchange any more."""
     TEXT = 4
     """The payload describes what it wanted to exchange: asked for when digests differ."""
+    SUMMED = 5
+    """Its range of a sum is there, in memory that all share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One decoded message.
 
     Attributes:

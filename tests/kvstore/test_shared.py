@@ -1,0 +1,162 @@
+"""Memory that processes of one host share: messages, areas, and what a store does with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kvstore.ranks import run_ranks
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.joining import pieces
+from weftplan.kvstore.distributed.shared import Area, Areas, SharedMemory
+from weftplan.kvstore.distributed.wire import SIZE
+
+shares_memory = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64") or not hasattr(os, "memfd_create"),
+    reason="processes share no memory on this kind of machine",
+)
+
+
+def two() -> tuple[SharedMemory, SharedMemory]:
+    """Two ends, as two processes have them."""
+    first, second = Areas.new(), Areas.new()
+    assert first is not None
+    assert second is not None
+    return (
+        SharedMemory(first, {1: Areas.accept(second.offer())}),
+        SharedMemory(second, {0: Areas.accept(first.offer())}),
+    )
+
+
+@shares_memory
+def test_messages_come_in_order():
+    """A message is missing until it was sent, is what was sent, and stays while its sender sends one more."""
+    first, second = two()
+    for step in range(5):
+        told = bytes([step]) * (step * 1000)
+        first.send(told)
+        assert first.missing([1]) == [1]
+        second.send(b"x" + told[:10])
+        assert first.missing([1]) == [] == second.missing([0])
+        assert bytes(first.received(1)) == b"x" + told[:10]
+        kept = second.received(0)
+        first.send(b"later")
+        assert bytes(kept) == told
+        second.send(b"later")
+        assert bytes(second.received(0)) == b"later"
+    first.begin(1)
+    second.begin(1)
+    first.send(b"anew")
+    second.send(b"anew too")
+    assert first.missing([1]) == []
+    assert bytes(first.received(1)) == b"anew too"
+    first.begin(2)  # the other has not agreed yet: what it sends now belongs to nothing
+    first.send(b"after a loss")
+    second.send(b"before it")
+    assert first.missing([1]) == [1]
+
+
+@shares_memory
+def test_room_grows_and_is_read_only_for_others():
+    """Arrays of any size are seen by the other process, which cannot change them; what is too small is an error."""
+    first, second = two()
+    for size in (10, 3_000_000, 5):
+        area = first.own.shares
+        area.reach(size)
+        area.room[:size] = np.arange(size) % 251
+        seen = second.shares(0, size)
+        assert (seen[:size] == np.arange(size) % 251).all()
+        with pytest.raises(ValueError, match="read-only"):
+            seen[0] = 1
+    with pytest.raises(KVStoreError, match="rank 0 shares less memory"):
+        second.sums(0, 1 << 22)
+
+
+@shares_memory
+def test_hostile_lengths_are_errors():
+    """A length beyond a message is an error that names the rank."""
+    first, second = two()
+    first.send(b"")
+    second.send(b"")
+    second.own.shares.words[1 + 8192 // 8] = SIZE + 1
+    with pytest.raises(KVStoreError, match=f"rank 1 sent {SIZE + 1} bytes"):
+        first.received(1)
+
+
+@shares_memory
+def test_areas_of_others_are_recognised():
+    """Another host, another file under the same number, no such process, other words: refused."""
+    area = Area.new()
+    host, process, file, mark = area.offer().decode().split()
+    for words in ([host + "x", process, file, mark], [host, process, file, "00" * 16], [host, process, file]):
+        with pytest.raises(ValueError, match=r"host|another file|unpack"):
+            Area.accept(words)
+    with pytest.raises(OSError, match="proc"):
+        Area.accept([host, "0", file, mark])
+    assert Area.accept([host, process, file, mark]).data[48:64].hex() == mark
+
+
+def test_pieces_cover_a_range_once():
+    """What is cut out of arrays in a row is that range of the row, whatever the bounds."""
+    arrays = [np.arange(3), np.arange(0), np.arange(3, 9).reshape(2, 3), np.arange(9, 10)]
+    for first in range(11):
+        for end in range(first, 11):
+            found = list(pieces(arrays, first, end))
+            assert [value for _, piece in found for value in piece] == list(range(first, end))
+            assert all(place == piece[0] for place, piece in found)
+
+
+@shares_memory
+@pytest.mark.shows("WEFTPLAN_KVSTORE_SHARED_MEMORY")
+@pytest.mark.parametrize("shared", ["0", "1"])
+def test_sums_of_growing_and_shrinking_arrays(tmp_path: Path, shared: str):
+    """Sums follow each other without a pause: nobody writes over what another still reads, and nothing is left over.
+
+    With shared memory there are no merge buffers, and what is stored stays whole when a gradient fails.
+    """
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        shared = os.environ["WEFTPLAN_KVSTORE_SHARED_MEMORY"] == "1"
+        assert kv._group.whole == shared
+        sizes = [3000, 70000, 5, 2000, 200001, 1]
+        for i, n in enumerate(sizes):
+            kv.init(i, mx.nd.zeros((n,)))
+        chance = np.random.default_rng(5)
+        rounds = [chance.permutation(len(sizes)).tolist() for _ in range(12)]
+        for step, order in enumerate(rounds):
+            grads = {i: np.arange(sizes[i]) % 97 + 1000 * rank + step for i in order}
+            for i in order:
+                kv.push(i, mx.nd.array(grads[i].astype("f4")))
+            outs = {i: mx.nd.empty((sizes[i],)) for i in order}
+            for i in reversed(order):
+                kv.pull(i, out=outs[i])
+            for i in order:
+                assert (outs[i].asnumpy() == 3 * (grads[i] - 1000 * rank) + 3000).all(), (step, i)
+        figures = kv.statistics()
+        planned = kv.buffer_bytes([(n, 4 * n) for n in sizes], [mx.cpu()], updates=False)
+        assert figures["merged_bytes"] == (0 if shared else 4 * sum(sizes)), figures
+        assert not shared or planned["merged"] == 0
+        before = value(0, (3000,))
+        broken = mx.nd.ones((3000,))
+        if rank == 1:
+            def fail():
+                raise ValueError("no data left")
+            mx.engine.get().push(fail, mutable_vars=[broken.var])
+        kv.push(0, broken)
+        kv.push(0, mx.nd.ones((3000,)))  # nobody has been told yet
+        try:
+            value(0, (3000,))
+            raise AssertionError("no error")
+        except (KVStoreError, ValueError) as error:
+            assert "no data left" in str(error), error
+        kv.push(0, mx.nd.ones((3000,)))
+        assert (value(0, (3000,)) == 3).all()
+        """,
+        WEFTPLAN_KVSTORE_SHARED_MEMORY=shared,
+    )

@@ -1,0 +1,45 @@
+"""Arrays that travel as one: joined in place where they lie side by side, cut where a range of them is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from weftplan.kvstore.reduce import Array
+
+
+def side_by_side(arrays: Sequence[Array]) -> Array | None:
+    """One array over all of these, contiguous ones, where each begins in memory where the one before ends; else None.
+
+    The result does not keep their memory.
+    """
+    arrays = [array for array in arrays if array.size]
+    if not arrays:
+        return None
+    place, size = _address(arrays[0]), 0
+    for array in arrays:
+        if _address(array) != place or array.dtype != arrays[0].dtype:
+            return None
+        place += array.nbytes
+        size += array.size
+    return np.lib.stride_tricks.as_strided(arrays[0].reshape(-1), (size,), (arrays[0].itemsize,))
+
+
+def pieces(arrays: Sequence[Array], first: int, end: int) -> Iterator[tuple[int, Array]]:
+    """Elements ``first`` to ``end`` of the arrays in a row: (place, piece of one of them), in order.
+
+    >>> [(place, piece.tolist()) for place, piece in pieces([np.arange(3), np.arange(10, 14)], 1, 5)]
+    [(1, [1, 2]), (3, [10, 11])]
+    """
+    place = 0
+    for array in arrays:
+        low, high = max(first, place), min(end, place + array.size)
+        if low < high:
+            yield low, array.reshape(-1)[low - place : high - place]
+        place += array.size
+
+
+def _address(array: Array) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
