@@ -92,6 +92,26 @@ def test_mistakes(tmp_path: Path):
     )
 
 
+def test_a_barrier_is_behind_pushes(tmp_path: Path):
+    """What was pushed before a barrier has been applied behind it, also where its sum takes a while."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
+        for step in range(1, 4):
+            grad = mx.nd.ones((3,))
+            mx.engine.get().push(lambda: time.sleep(0.05), mutable_vars=[grad.var])
+            kv.push("w", grad)
+            kv.barrier()
+            assert value("w").tolist() == [-2 * step] * 3
+            kv.barrier()
+        """,
+        STORE="dist_async",
+    )
+
+
 def test_module_trains(tmp_path: Path):
     """Module.fit over dist_async learns a separable task on every rank."""
     run_ranks(

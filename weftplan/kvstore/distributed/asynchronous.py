@@ -143,6 +143,14 @@ class KVStoreDistAsync(KVStoreDist):
         self._optimizer = optimizer
         self._meet("begin with this optimizer")
 
+    def barrier(self) -> None:
+        """As of ``dist_sync``; servers have applied all that any process pushed before."""
+        for stored in list(self._stored.values()):  # a push is queued when its sum is there, so it must be over first
+            get_engine().wait_until_written(stored.var)
+        super().barrier()
+
+    _barrier = barrier
+
     def statistics(self) -> dict[str, int]:
         """As of ``local``, and of this process's server: bytes, pushes, and how many updates those were behind."""
         return {
