@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from weftplan import device
+from weftplan.device.amounts import bytes_of
 from weftplan.device.file_device import FileDevice
 from weftplan.device.homes import HomeSpec, parse
 from weftplan.errors import ConfigError, DeviceError, OutOfMemoryError
@@ -19,15 +20,22 @@ GIB = 1 << 30
 
 def test_homes_are_read_in_every_spelling():
     """Sizes in units, folders with and without one, what stands for host memory, and for none."""
-    assert parse("host:8GB, file:/a/b:50GB ,peer") == (
-        HomeSpec("host", 8 * GIB),
+    assert parse("host:8GB, file:/a/b:50GiB ,peer") == (
+        HomeSpec("host", 8 * 10**9),
         HomeSpec("file", 50 * GIB, "/a/b"),
         HomeSpec("peer"),
     )
     assert parse("file:/a:b") == (HomeSpec("file", None, "/a:b"),)
-    assert parse("file:/a:512kb") == (HomeSpec("file", 512 << 10, "/a"),)
+    assert parse("file:/a:512kb") == (HomeSpec("file", 512_000, "/a"),)
     assert parse("true") == parse("1") == (HomeSpec("host"),)
     assert parse("false") == parse("0") == parse("") == ()
+
+
+@pytest.mark.parametrize("size", ["1GB", "1GiB", "1.5 MB", "64KiB", "4096B", "2tb"])
+def test_a_size_means_the_same_in_every_setting(size):
+    """A home's limit, and a budget are read by one rule: GB is 10^9, GiB is 2^30."""
+    assert parse(f"host:{size}") == (HomeSpec("host", bytes_of(size)),)
+    assert parse(f"file:/a:{size}") == (HomeSpec("file", bytes_of(size), "/a"),)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,7 @@ def test_homes_are_read_in_every_spelling():
         ("host:-1GB", "the size '-1GB'"),
         ("host:8", "the size '8'"),
         ("peer:0GB", "is 0: leave the home out"),
+        ("host:1.2.3GB", "the size '1.2.3GB'"),
         ("file", "names no folder: write file:FOLDER"),
         ("file::5GB", "names no folder"),
         ("host,,peer", "'' in 'host,,peer' is no home"),

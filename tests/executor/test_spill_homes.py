@@ -105,7 +105,7 @@ def test_half_the_memory_gives_the_same_bits(kind, place, home, folder):
 def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
     """Storage of the device and of every home gives out what the plan says; where one is full the next is taken."""
     net, ctx = network(), getattr(mx, place)(next(DEVICES))
-    first = "host:160KB" if place == "sim" else f"file:{folder}:160KB"
+    first = "host:160KiB" if place == "sim" else f"file:{folder}:160KiB"
     second = f"file:{folder}" if place == "sim" else "peer"
     peer = getattr(mx, place)(next(DEVICES))
     half = plain_peak(net, ctx) // 2
@@ -135,7 +135,7 @@ def test_plans_and_arrays_share_the_limit_of_a_home(folder):
     it is there again when they are gone."""
     net, ctx = network(), mx.cpu(next(DEVICES))
     half = plain_peak(net, ctx) // 2
-    text = f"file:{folder}:1MB"
+    text = f"file:{folder}:1MiB"
     home = HomeSpec("file", 1 << 20, str(folder))
     peer = {"peers": (str(mx.cpu(next(DEVICES))),)}
     _, want = trained(net, ctx)
@@ -163,7 +163,7 @@ def test_a_plan_that_was_made_for_more_than_is_left_is_refused(folder):
     """Its memory is not taken, and the home has what it had."""
     net, ctx, home = network(), mx.cpu(next(DEVICES)), HomeSpec("file", 2 << 20, str(folder))
     half = plain_peak(net, ctx) // 2
-    executor, _ = trained(net, ctx, budget=half, spill=f"file:{folder}:2MB")
+    executor, _ = trained(net, ctx, budget=half, spill=f"file:{folder}:2MiB")
     planned = executor.planned
     pool, there = SlabPool(), homes.taken(home)
     kept = homes.keep(np.zeros(home.nbytes - there - 4096, np.uint8), ctx, (home,), "an array")

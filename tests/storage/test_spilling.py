@@ -37,7 +37,7 @@ def many(ctx, count):
         (mx.sim(60), "host:32MB"),
         (mx.sim(61), "file:/any"),
         (mx.sim(62), "peer"),
-        (mx.sim(63), "host:64KB,file:/any:32MB"),
+        (mx.sim(63), "host:64KiB,file:/any:32MB"),
     ],
     ids=str,
 )
@@ -128,7 +128,7 @@ def test_no_room_in_any_home_is_part_of_the_report(folder, monkeypatch):
 def test_the_limit_of_a_home_is_kept():
     """Beyond it the next home is asked; with none the request fails, and says so."""
     ctx = mx.sim(68)
-    with spilling.using("host:32KB"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
+    with spilling.using("host:32KiB"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         held = []
         for value in range(4):  # one after the other: with so little room two cannot change places
             held.append(mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx))

@@ -1,8 +1,8 @@
 """Homes: where bytes wait that a device has no room for, as ``WEFTPLAN_SPILL`` lists them.
 
 ``host`` is page-locked memory of the host, ``file:FOLDER`` a file of which the name is gone as soon as it is open, and
-``peer`` another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GB,peer``. This file reads text
-alone and touches no device.
+``peer`` another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GiB,peer``; ``sizes.py`` says
+what the units mean. This file reads text alone and touches no device.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from weftplan.errors import ConfigError
+from weftplan.device.sizes import parse_bytes
+from weftplan.errors import ConfigError, PlanError
 
 FORM = "true, false, or homes such as host:8GB,file:/tmp:50GB,peer"
-_UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?B)", re.IGNORECASE)
+_SIZE = re.compile(r"[0-9.]+ *(?:[KMGT]i?)?B", re.IGNORECASE)
+"""What is a size, and not the end of a folder's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def parse(text: str) -> tuple[HomeSpec, ...]:
     """The homes that a setting lists, in order; ``true`` and ``1``: ``host``; ``false``, ``0`` and no text: none.
 
     >>> parse("host:1.5GB,file:/tmp:50GB,peer")[:2]
-    (HomeSpec(kind='host', nbytes=1610612736, folder=''), HomeSpec(kind='file', nbytes=53687091200, folder='/tmp'))
+    (HomeSpec(kind='host', nbytes=1500000000, folder=''), HomeSpec(kind='file', nbytes=50000000000, folder='/tmp'))
 
     Raises:
         ConfigError: the text is no such list; says which part is wrong.
@@ -47,9 +48,8 @@ def _home(part: str, text: str) -> HomeSpec:
     kind, _, rest = part.partition(":")
     nbytes: int | None = None
     place, _, size = rest.rpartition(":") if kind == "file" else ("", "", rest)
-    found = _SIZE.fullmatch(size)
-    if found is not None:
-        nbytes = int(float(found[1]) * _UNITS[found[2].upper()])
+    if _SIZE.fullmatch(size):
+        nbytes = _bytes(size, part, text)
     elif kind == "file":
         place = rest  # a folder without a limit, whatever colons it has
     elif size:
@@ -58,6 +58,16 @@ def _home(part: str, text: str) -> HomeSpec:
         raise ConfigError(f"{part!r} in {text!r} is no home: expected {FORM}")
     if kind == "file" and not place:
         raise ConfigError(f"{part!r} in {text!r} names no folder: write file:FOLDER or file:FOLDER:SIZE")
-    if nbytes == 0:
-        raise ConfigError(f"the size of {part!r} in {text!r} is 0: leave the home out instead")
     return HomeSpec(kind, nbytes, place)
+
+
+def _bytes(size: str, part: str, text: str) -> int:
+    """The bytes that a size means; 0 would be a home that takes nothing."""
+    try:
+        return parse_bytes(size)
+    except PlanError:
+        if re.search("[1-9]", size):
+            raise ConfigError(
+                f"the size {size!r} of {part!r} in {text!r} is not legal: write one such as 8GB"
+            ) from None
+        raise ConfigError(f"the size of {part!r} in {text!r} is 0: leave the home out instead") from None

@@ -1,0 +1,65 @@
+"""Networks, and runs of them under the executor strategy ``dynamic``, for several files of tests."""
+
+import gc
+import itertools
+import time
+
+import numpy as np
+
+import weftplan as mx
+from weftplan import device
+from weftplan.ndarray.release import drain
+
+SIMULATED = itertools.count(4500)
+"""A simulated device of its own for each use."""
+CONTEXTS = [device.cpu(45), device.sim(45)]
+
+
+def network():
+    """Branches, an identity in place, dropout, batch normalisation with states, two outputs."""
+    data = mx.sym.Variable("data")
+    net = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=40, name="one"), act_type="tanh", name="tanh")
+    left = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=30, name="left"), act_type="relu", name="relu")
+    right = mx.sym.Dropout(mx.sym.FullyConnected(net, num_hidden=30, name="right"), p=0.5, name="drop")
+    both = mx.sym.BatchNorm(mx.sym.identity(left + right), fix_gamma=False, name="norm")
+    last = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(both, num_hidden=10, name="two"), name="softmax")
+    return mx.sym.Group([last, mx.sym.BlockGrad(both, name="shown")])
+
+
+def deep():
+    """A long chain: most results are dead soon in a run without a backward part."""
+    net = mx.sym.Variable("data")
+    for k in range(20):
+        net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=50, name=f"fc{k}"), act_type="tanh")
+    return mx.sym.sum(net, name="total")
+
+
+def run(ctx, symbol=network, steps=3, **bind):
+    """What a few steps compute: outputs, gradients and states, bit for bit."""
+    mx.random.seed(7)
+    executor = symbol().simple_bind(ctx, data=(20, 30), **bind)
+    rng = np.random.RandomState(0)
+    for name, array in sorted(executor.arg_dict.items()):
+        array[:] = rng.randint(0, 9, array.shape) if "label" in name else rng.rand(*array.shape) - 0.5
+    found = []
+    for _ in range(steps):
+        executor.forward(is_train=True)
+        executor.backward(*([mx.nd.ones(o.shape, ctx=ctx) for o in executor.outputs],) if symbol is deep else ())
+        found += [a.asnumpy() for a in (*executor.outputs, *executor.aux_arrays)]
+        found += [a.asnumpy() for a in executor.grad_arrays if a is not None]
+        executor.forward(is_train=False)
+        found += [a.asnumpy() for a in executor.outputs]
+    return executor, found
+
+
+def settled(resource):
+    """Statistics once nothing is live any more, or after a minute: what a worker drops last goes a moment later."""
+    end = time.monotonic() + 60
+    while True:
+        gc.collect()
+        drain()
+        mx.nd.waitall()
+        drain()
+        found = resource.statistics()
+        if found.requested_bytes == 0 or time.monotonic() > end:
+            return found

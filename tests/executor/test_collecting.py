@@ -1,0 +1,169 @@
+"""What a dynamic executor gives back when: the flags of Paddle's collector, peaks, and orders."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.executor.dynamic_runs import CONTEXTS, deep, run, settled
+from weftplan import device, storage
+from weftplan.executor.collecting import Collector
+from weftplan.executor.dynamic import DynamicExecutor
+from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
+
+
+@pytest.fixture
+def dynamic(monkeypatch):
+    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("ctx", CONTEXTS, ids=str)
+@pytest.mark.parametrize("gb", ["0", "-1", "1e-5", "5"])
+@pytest.mark.parametrize("fraction", ["1", "0.4", "0"])
+@pytest.mark.parametrize("scope", ["1", "0"])
+def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
+    """Outputs, gradients and states are those of the static plan, in training and inference, run after run."""
+    _, expected = run(ctx)
+    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
+    monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", gb)
+    monkeypatch.setenv("FLAGS_memory_fraction_of_eager_deletion", fraction)
+    monkeypatch.setenv("FLAGS_eager_delete_scope", scope)
+    resource = StatisticsResource(AutoGrowth(device.get(ctx)))
+    with storage.using(resource):
+        executor, found = run(ctx)
+        assert type(executor) is DynamicExecutor
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        del executor
+        assert settled(resource).requested_bytes == 0
+
+
+def held_by(symbol=deep, is_train=True, backward=True):
+    """(peak, at the end) of planned memory in one run on a context of its own."""
+    ctx = mx.cpu(46)
+    resource = StatisticsResource(RawResource(device.get(ctx)))
+    # One after the other: on other engines the peak depends on how operations overlap.
+    with storage.using(resource), mx.engine.using(mx.engine.create("NaiveEngine")):
+        executor = symbol().simple_bind(ctx, data=(20, 30), grad_req="write" if backward else "null")
+        mx.nd.waitall()
+        before = resource.statistics().requested_bytes
+        resource.reset_peaks()
+        executor.forward(is_train=is_train)
+        if backward and is_train:
+            executor.backward([mx.nd.ones(o.shape, ctx=ctx) for o in executor.outputs])
+        mx.nd.waitall()
+        now = resource.statistics()
+        peak, end, total = now.peak_requested_bytes - before, now.requested_bytes - before, executor.memory_plan.peak
+        del executor
+        assert settled(resource).requested_bytes == 0
+    return peak, end, total
+
+
+@pytest.mark.shows("WEFTPLAN_EXECUTOR_STRATEGY")
+def test_each_result_goes_back_after_its_last_reader(dynamic):
+    """A chain without a backward part holds two results at a time, of 4,000 bytes each, not twenty."""
+    peak, end, total = held_by(backward=False, is_train=False)
+    assert total >= 20 * 4000
+    assert peak <= 3 * 4000 + 200
+    assert end <= 100, "a small output and nothing else"
+
+
+def test_the_peak_is_below_the_plan_without_sharing(dynamic):
+    """In training too, and nothing but outputs is held between runs."""
+    peak, end, total = held_by()
+    assert peak < 0.95 * total
+    assert end <= 4100
+
+
+@pytest.mark.shows("FLAGS_eager_delete_tensor_gb")
+def test_eager_delete_tensor_gb(dynamic):
+    """Below 0 nothing goes back within the run; at 0 at once; above 0 in batches, which lie between the two."""
+    peaks = []
+    for gb in ("0", str(30_000 / 2**30), "-1"):
+        dynamic.setenv("FLAGS_eager_delete_tensor_gb", gb)
+        peaks.append(held_by(backward=False, is_train=False)[0])
+    at_once, batches, never = peaks
+    assert at_once < batches <= never
+    assert never >= 20 * 4000
+
+
+@pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")
+def test_memory_fraction_of_eager_deletion(dynamic):
+    """0 collects nothing, 1 everything, and half of the bytes lies between."""
+    peaks = []
+    for fraction in ("1", "0.5", "0"):
+        dynamic.setenv("FLAGS_memory_fraction_of_eager_deletion", fraction)
+        peaks.append(held_by(backward=False, is_train=False)[0])
+    assert peaks[0] < peaks[1] < peaks[2]
+
+
+def test_the_largest_are_collected_first(dynamic):
+    """With a small share only the one large result goes back, whole; the small ones stay until the run is over."""
+    dynamic.setenv("FLAGS_memory_fraction_of_eager_deletion", "0.01")
+
+    def symbol():
+        wide = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=5000, name="wide")
+        net = mx.sym.FullyConnected(wide, num_hidden=10, name="narrow")
+        for k in range(5):
+            net = mx.sym.FullyConnected(net, num_hidden=10, name=f"fc{k}")
+        return net
+
+    ctx = mx.cpu(47)
+    executor = symbol().simple_bind(ctx, data=(20, 30), grad_req="null")
+    executor._prepare()
+    chosen = {chunk.name for ends in executor._memory.local[False].values() for chunk in ends}
+    assert chosen == {"wide"}
+
+
+@pytest.mark.shows("FLAGS_eager_delete_scope")
+def test_eager_delete_scope(dynamic):
+    """What is not collected goes back at the end of the run, or stays for the next."""
+    dynamic.setenv("FLAGS_eager_delete_tensor_gb", "-1")
+    ends = []
+    for scope in ("1", "0"):
+        dynamic.setenv("FLAGS_eager_delete_scope", scope)
+        ends.append(held_by(backward=False, is_train=False)[1])
+    assert ends[0] <= 100
+    assert ends[1] >= 20 * 4000
+
+
+def test_what_goes_back_inside_a_segment_has_no_other_user_then():
+    """Programs of random segments: whoever gives a chunk back inside comes behind every other user in all orders that
+    the engine may take, which are those of a serial search; and a chain gives everything back inside."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        chunks = [SimpleNamespace(var=object(), nbytes=1) for _ in range(5)]
+        segments = []
+        for number in range(rng.randint(1, 8)):
+            used = rng.sample(chunks, rng.randint(1, 3))
+            writes = [chunk.var for chunk in used if rng.random() < 0.5]
+            reads = [chunk.var for chunk in used if chunk.var not in writes]
+            step = SimpleNamespace(nid=number, bind=1, used=used)
+            segments.append(SimpleNamespace(steps=[step], reads=reads, writes=writes, pushed=rng.random() < 0.9))
+        local = Collector().settle(segments, [], lambda step: step.used, inside=True)
+        before = [set() for _ in segments]  # whom each must wait for, found without masks
+        for later, segment in enumerate(segments):
+            for earlier in range(later):
+                other = segments[earlier]
+                clash = set(map(id, other.writes)) & set(map(id, [*segment.reads, *segment.writes]))
+                clash |= set(map(id, other.reads)) & set(map(id, segment.writes))
+                if clash and other.pushed and segment.pushed:
+                    before[later] |= {earlier} | before[earlier]
+        for number, dropped in local[True].items():
+            for chunk in dropped:
+                users = {k for k, segment in enumerate(segments) if chunk in segment.steps[0].used}
+                assert users <= before[number] | {number}, seed
+    chain = [SimpleNamespace(var=object(), nbytes=1) for _ in range(4)]
+    segments = [
+        SimpleNamespace(
+            steps=[SimpleNamespace(nid=k, bind=1, used=chain[k : k + 2])],
+            reads=[chain[k].var],
+            writes=[chain[k + 1].var],
+            pushed=True,
+        )
+        for k in range(3)
+    ]
+    assert sum(map(len, Collector().settle(segments, [], lambda step: step.used, inside=True)[True].values())) == 4
