@@ -36,7 +36,12 @@ class Step:
 
 
 def program_of_steps(
-    given: Mapping[str, int], steps: Sequence[Step], outputs: Sequence[str], *, gradients: Sequence[str] = ()
+    given: Mapping[str, int],
+    steps: Sequence[Step],
+    outputs: Sequence[str],
+    *,
+    gradients: Sequence[str] = (),
+    forward: int | None = None,
 ) -> Program:
     """The steps as the planner's input; entry and node of a result have the same number, in the order of the lists."""
     names = [*given, *(step.name for step in steps)]
@@ -63,6 +68,7 @@ def program_of_steps(
     return program_of(
         graph,
         [number[step.name] for step in steps],
+        num_forward=len(steps) if forward is None else forward,
         shapes=[(size,) for size in sizes],
         dtypes=[BYTE] * len(names),
         elements=np.array(sizes, dtype=np.int64),
@@ -90,9 +96,9 @@ def plan_steps(
     The first ``forward`` steps make ``outputs``, which the caller reads. They may be run again for the others, or their
     results wait on the host; the others write ``gradients`` to arrays of the caller's.
     """
-    program = program_of_steps(given, steps, outputs, gradients=gradients)
+    program = program_of_steps(given, steps, outputs, gradients=gradients, forward=forward)
     seconds = [0.0] * len(given) + [step.seconds for step in steps]
-    draft = Drafts(program, len(steps) if forward is None else forward).plan(
+    draft = Drafts(program).plan(
         PlanOptions() if options is None else options,
         cost=lambda program: [seconds[origin] if origin >= 0 else 0.0 for origin in program.graph.origin],
     )

@@ -98,6 +98,7 @@ def _program(stored: dict[str, Any]) -> Program:
     return program_of(
         graph,
         [n for n, node in enumerate(nodes) if node.op is not None],
+        num_forward=sum(node.op is not None for node in nodes),
         shapes=[(n,) for n in elements],
         dtypes=[np.dtype(np.float32)] * len(elements),
         elements=counts,

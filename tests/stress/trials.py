@@ -187,7 +187,7 @@ def spill_trial(seed: str) -> bool:
     rng = random.Random(seed)
     fast = Link(bandwidth=1e12, latency=1e-8)  # or nothing of such small networks would be worth a copy
     with ExitStack() as stack:
-        for name, value in (("place.FILE", fast), ("place.PEER", fast), ("budget.PCIE", fast), ("search.SMALLEST", 64)):
+        for name, value in (("place.FILE", fast), ("place.PEER", fast), ("place.PCIE", fast), ("search.SMALLEST", 64)):
             stack.enter_context(mock.patch(f"weftplan.planner.spill.{name}", value))
         file = f"file:{_folder()}"
         homes: tuple[Any, ...] = (file, "host", f"host:2KB,{file}")

@@ -16,16 +16,10 @@ from weftplan.planner.strategies import Draft, plan_graph
 
 
 class Drafts:
-    """Plans of one graph.
+    """Plans of one graph, which ``program`` has in the order in which it is written."""
 
-    Args:
-        program: the graph in the order in which it is written.
-        num_forward: how many steps of it are the forward part.
-    """
-
-    def __init__(self, program: Program, num_forward: int) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
-        self._num_forward = num_forward
         self._plain: dict[PlanOptions, Draft] = {}
 
     def plan(self, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
@@ -50,15 +44,15 @@ class Drafts:
         return found
 
     def _ordered(self, options: PlanOptions) -> Draft:
-        program, num_forward = self._program, self._num_forward
-        draft = plan_graph(program, num_forward, options)
+        program = self._program
+        draft = plan_graph(program, options)
         peak = draft.memory.peak
         if not options.reorder or not peak:
             return draft
-        better = replace(program, order=choose_order(program, num_forward, options))
+        better = replace(program, order=choose_order(program, options))
         if better.order is program.order:
             return draft
-        moved = plan_graph(better, num_forward, options)
+        moved = plan_graph(better, options)
         if moved.memory.peak >= peak:
             return draft
         note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"

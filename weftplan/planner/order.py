@@ -23,14 +23,11 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 
 
-def choose_order(program: Program, forward: int, options: PlanOptions) -> list[int]:
-    """The best order found. ``forward`` is the number of steps of the forward part.
-
-    The result is ``program.order`` itself when nothing better was found.
-    """
+def choose_order(program: Program, options: PlanOptions) -> list[int]:
+    """The best order found; ``program.order`` itself when nothing better was found."""
     graph = _Dependencies(program)
     best, least = program.order, lower_bound(program, program.order, options)
-    for start, end in ((0, forward), (forward, len(program.order))):
+    for start, end in ((0, program.num_forward), (program.num_forward, len(program.order))):
         if end - start < 3:
             continue
         for candidate in (_greedy_forwards, _greedy_backwards):

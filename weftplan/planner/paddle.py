@@ -27,13 +27,13 @@ NOT_ON_CPU = frozenset(("_backward_broadcast_add", "_backward_broadcast_sub", "_
 """Gradients of sums and differences, which ``paddle_pir`` does not compute in place on a CPU."""
 
 
-def breadth_first(program: Program, forward: int) -> list[int]:
+def breadth_first(program: Program) -> list[int]:
     """The steps in the order in which Paddle's pass walks them: whatever is ready, first come, first served.
 
-    The first ``forward`` steps stay in front. Nodes that touch one auxiliary state keep their order.
+    The forward part stays in front. Nodes that touch one auxiliary state keep their order.
     """
     needs, arrivals = dependencies(program), count()
-    parts = (program.order[:forward], program.order[forward:])
+    parts = (program.forward, program.backward)
     return [nid for part in parts for nid in scheduled(part, needs, value=lambda nid: next(arrivals))]
 
 

@@ -63,7 +63,7 @@ def planned_steps(draft: Draft, outputs: list[int], gradients: Mapping[str, tupl
     return PlannedSteps(
         graph=program.graph,
         order=program.order,
-        num_forward_nodes=draft.num_forward,
+        num_forward_nodes=program.num_forward,
         shapes=program.shapes,
         dtypes=program.dtypes,
         devices=[program.contexts[index] for index in program.device],

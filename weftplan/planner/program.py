@@ -24,6 +24,8 @@ class Program:
     graph: Graph
     order: list[int]
     """Operator nodes as they run."""
+    num_forward: int
+    """How many steps of :attr:`order` are the forward part; the others are the backward part."""
     shapes: list[Shape]
     dtypes: list[DType]
     elements: list[int]
@@ -46,11 +48,22 @@ class Program:
     external_bytes: dict[str, int]
     """Bytes of the caller's arrays by purpose."""
 
+    @property
+    def forward(self) -> list[int]:
+        """The nodes of the forward part, as they run."""
+        return self.order[: self.num_forward]
+
+    @property
+    def backward(self) -> list[int]:
+        """The nodes of the backward part, as they run."""
+        return self.order[self.num_forward :]
+
 
 def program_of(
     graph: Graph,
     order: list[int],
     *,
+    num_forward: int,
     shapes: list[Shape],
     dtypes: list[DType],
     elements: IntArray,
@@ -96,6 +109,7 @@ def program_of(
     return Program(
         graph=graph,
         order=order,
+        num_forward=num_forward,
         shapes=shapes,
         dtypes=dtypes,
         elements=sizes,

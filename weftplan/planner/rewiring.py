@@ -61,8 +61,8 @@ class Rewrite:
         self.inputs.append(inputs)
         return made
 
-    def done(self, order: Iterable[int]) -> Program:
-        """The rewritten program, whose steps are ``order``."""
+    def done(self, order: Iterable[int], *, more_forward: int = 0) -> Program:
+        """The rewritten program, whose steps are ``order``; its forward part has so many steps more."""
         program, old, like = self._program, self._program.graph, self._like
         ends = [*self._row[1:], len(like)]
         makers = self.makers
@@ -112,6 +112,7 @@ class Rewrite:
             program,
             graph=graph,
             order=[number[n] for n in order],
+            num_forward=program.num_forward + more_forward,
             contexts=tuple(contexts),
             device=device,
             shapes=[program.shapes[e] for e in source],

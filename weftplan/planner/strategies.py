@@ -26,14 +26,12 @@ class Draft:
 
     Attributes:
         program: the graph with sizes.
-        num_forward: how many steps of its order are the forward part; the others are the backward part.
         memory: the plan.
         assignment: which entries share a storage.
         notes: what was decided, in words.
     """
 
     program: Program
-    num_forward: int
     memory: MemoryPlan
     assignment: Assignment
     notes: tuple[str, ...] = ()
@@ -43,9 +41,9 @@ class Draft:
         return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
-def plan_graph(program: Program, num_forward: int, options: PlanOptions) -> Draft:
+def plan_graph(program: Program, options: PlanOptions) -> Draft:
     """The graph with the plan that ``options`` give it."""
-    return Draft(program, num_forward, *plan_memory(program, options))
+    return Draft(program, *plan_memory(program, options))
 
 
 def plan_memory(program: Program, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:

@@ -23,7 +23,6 @@ class Training:
     """What the planner knew just before it would have applied a policy."""
 
     program: Program
-    num_forward: int
     assignment: Assignment
     options: PlanOptions
     planned: Any
@@ -31,7 +30,7 @@ class Training:
     def tape(self, seconds: Any = None) -> Tape:
         """A tape with the modelled costs, or with given ones."""
         costs = node_seconds(self.program) if seconds is None else seconds
-        return Tape(self.program, self.num_forward, found=self.assignment, options=self.options, seconds=costs)
+        return Tape(self.program, found=self.assignment, options=self.options, seconds=costs)
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(symbol: Any, shapes: dict[str, Any], group2ctx: Any = None, **options: Any) -> Training:
         chosen = PlanOptions(**options)
         planned = plan_symbol(symbol, shapes, grad_req="write", group2ctx=group2ctx, options=chosen)
-        return Training(seen[-1].program, planned.num_forward_nodes, seen[-1].assignment, chosen, planned)
+        return Training(seen[-1].program, seen[-1].assignment, chosen, planned)
 
     return make
 

@@ -65,9 +65,9 @@ def test_networks(training: Any, nets: Any, kind: str) -> None:
 def test_another_order(training: Any) -> None:
     """The order of a tape is not that of the node numbers."""
     made = training(models.get("lstm"), models.input_shapes("lstm", 4))
-    program = stepwise_forward(made.program, made.num_forward)
+    program = stepwise_forward(made.program)
     assert program.order != made.program.order
-    tape = Tape(program, made.num_forward, found=made.assignment, options=made.options, seconds=node_seconds(program))
+    tape = Tape(program, found=made.assignment, options=made.options, seconds=node_seconds(program))
     assert agree(tape, random.Random(1), 4) > 100
 
 

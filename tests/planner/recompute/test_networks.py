@@ -84,10 +84,8 @@ def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> flo
     peaks = []
     for size in sizes:
         made = training(make(size), shapes(size), strategy="match_range", workspaces=False)
-        program = reversed_backward(made.program, made.num_forward)
-        tape = Tape(
-            program, made.num_forward, found=made.assignment, options=made.options, seconds=node_seconds(program)
-        )
+        program = reversed_backward(made.program)
+        tape = Tape(program, found=made.assignment, options=made.options, seconds=node_seconds(program))
         price = square_root(tape)
         peaks.append(price.peak)
     assert price.peak < tape.price(()).peak / 4

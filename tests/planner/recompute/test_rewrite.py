@@ -47,9 +47,9 @@ def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(trainin
     made = chain(training)
     graph = made.program.graph
     act0 = next(nid for nid in made.program.order if graph.nodes[nid].name == "act0")
-    after = repeat(made.program, made.num_forward, {act0})
+    after = repeat(made.program, {act0})
     order = names(after)
-    assert order[: made.num_forward] == names(made.program)[: made.num_forward]
+    assert order[: after.num_forward] == names(made.program)[: made.program.num_forward]
     twin = after.order[order.index("act0_mirror")]
     reader = after.order[order.index("act0_mirror") + 1]
     node = realised(graph, after.graph).nodes[twin]
@@ -65,7 +65,7 @@ def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any
     made = chain(training)
     graph = made.program.graph
     both = {nid for nid in made.program.order if graph.nodes[nid].name in ("fc0", "act0")}
-    after = repeat(made.program, made.num_forward, both)
+    after = repeat(made.program, both)
     order = names(after)
     at = order.index("fc0_mirror")
     assert order[at + 1] == "act0_mirror"
@@ -77,8 +77,8 @@ def test_nothing_is_made_for_results_that_the_backward_part_never_reads(training
     made = chain(training)
     graph = made.program.graph
     fc0 = {nid for nid in made.program.order if graph.nodes[nid].name == "fc0"}
-    assert needed_twins(made.program, made.num_forward, fc0) == []
-    assert repeat(made.program, made.num_forward, fc0) is made.program
+    assert needed_twins(made.program, fc0) == []
+    assert repeat(made.program, fc0) is made.program
 
 
 def test_the_given_graph_stays_as_it_is(training: Any) -> None:
@@ -86,7 +86,7 @@ def test_the_given_graph_stays_as_it_is(training: Any) -> None:
     made = chain(training)
     before = [(node.name, list(node.inputs), list(node.control_deps)) for node in made.program.graph.nodes]
     order = list(made.program.order)
-    repeat(made.program, made.num_forward, repeatable(made.program, made.num_forward))
+    repeat(made.program, repeatable(made.program))
     assert [(node.name, list(node.inputs), list(node.control_deps)) for node in made.program.graph.nodes] == before
     assert made.program.order == order
 
@@ -96,7 +96,7 @@ def test_outputs_losses_and_variables_are_not_repeatable(training: Any) -> None:
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
     made = training(sym.Group([sym.SoftmaxOutput(x, name="softmax"), sym.tanh(x, name="head")]), {"data": (2, 3)})
     nodes = made.program.graph.nodes
-    assert [nodes[nid].name for nid in repeatable(made.program, made.num_forward)] == ["fc"]
+    assert [nodes[nid].name for nid in repeatable(made.program)] == ["fc"]
 
 
 def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
     y = sym.zeros_like(x, name="nothing") + sym.Variable("other")
     made = training(sym.sum(y * y, name="total"), {"data": (4, 6), "other": (4, 6)})
     nodes = made.program.graph.nodes
-    after = repeat(made.program, made.num_forward, repeatable(made.program, made.num_forward))
+    after = repeat(made.program, repeatable(made.program))
     assert nodes[made.program.order[0]].name == "first"
     assert "nothing_mirror" in names(after)
     assert "first_mirror" not in names(after)
@@ -129,7 +129,7 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
     rng = random.Random(seed)
     for share in (0.0, 0.3, 0.6, 1.0):
         chosen = {nid for nid in tape.repeatable if rng.random() < share}
-        after = repeat(made.program, made.num_forward, chosen)
+        after = repeat(made.program, chosen)
         price = tape.price(chosen)
         assert price.peak == real_bound(after, made.options)
         assert list(price.twins) == [after.graph.origin[nid] for nid in after.order if nid in after.graph.again]
@@ -146,7 +146,7 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
     assert tape.price(()).peak == made.planned.memory.lower_bound
     for step in (2, 3):
         chosen = set(tape.repeatable[::step])
-        memory, found = plan_memory(repeat(made.program, made.num_forward, chosen), made.options)
+        memory, found = plan_memory(repeat(made.program, chosen), made.options)
         if found.skipped:
             assert tape.price(chosen).peak == memory.lower_bound
 

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from weftplan.planner.spill import Idle, Link, timetable
+from weftplan.device.context import Context
+from weftplan.planner.spill import Idle, Link, Place, timetable
 from weftplan.planner.spill.link import StepTimes
 
-UNIT = Link(bandwidth=1.0, latency=0.0)
+UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None)
 """A byte a second."""
 
 
@@ -22,6 +23,7 @@ def idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
         wanted,
         turn if by is None else by,
         turn if since is None else since,
+        UNIT,
     )
 
 
@@ -31,7 +33,7 @@ def test_one_copy_that_nobody_waits_for():
     step     0     1     2  |  3     4     5     6     7     8
              made  used--copy out   away...........back--copy  wanted
     """
-    table = timetable([idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10), UNIT)
+    table = timetable([idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10))
     assert table.out == (3,)
     assert table.back == (6,)
     assert table.away == ((3, 6),)
@@ -40,7 +42,7 @@ def test_one_copy_that_nobody_waits_for():
 
 def test_copies_of_one_direction_take_turns():
     """The second result is there at 2, but the link is busy until 3; back, the one wanted last goes last."""
-    table = timetable([idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)], StepTimes([1.0] * 10), UNIT)
+    table = timetable([idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)], StepTimes([1.0] * 10))
     assert table.out == (3, 5)
     assert table.back == (7, 5)
     assert table.stall == 0.0
@@ -48,7 +50,7 @@ def test_copies_of_one_direction_take_turns():
 
 def test_what_is_not_over_at_the_turn_holds_the_computation_up():
     """Ten bytes end at 11 instead of 5, and have to start back at -2 instead of 5: 6 and 7 seconds of waiting."""
-    table = timetable([idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10), UNIT)
+    table = timetable([idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10))
     assert (table.out, table.back) == ((5,), (5,))
     assert table.stall == pytest.approx(13.0)
 
@@ -56,10 +58,10 @@ def test_what_is_not_over_at_the_turn_holds_the_computation_up():
 def test_who_is_hurried_is_waited_for():
     """Away by step 2 instead of 4: a second of waiting, which the next copy gains."""
     times = StepTimes([1.0] * 10)
-    hurried = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], times, UNIT)
+    hurried = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], times)
     assert hurried.out[0] == 2
     assert hurried.stall == pytest.approx(1.0)
-    late = timetable([idle(0, 2, made=0, wanted=9, since=8)], times, UNIT)
+    late = timetable([idle(0, 2, made=0, wanted=9, since=8)], times)
     assert late.back == (8,)
     assert late.stall == pytest.approx(1.0)
 
@@ -98,7 +100,7 @@ def test_the_model_of_waiting_is_what_a_simulation_waits(seed):
         results.append(idle(entry, rng.choice([1, 2, 5]), made, wanted, turn=turn, by=by, since=since))
     times = StepTimes(seconds)
     for leaving in (True, False):
-        got, waited = times.leaving(results, UNIT) if leaving else times.returning(results, UNIT)
+        got, waited = times.leaving(results) if leaving else times.returning(results)
         if leaving:
             jobs = [(one.made + 1, one.by, float(one.nbytes)) for one in results]
             ends_at, clockwise = got, seconds

@@ -10,7 +10,7 @@ from weftplan.errors import BudgetError
 from weftplan.ops.schema import Req
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.planned_steps import planned_steps
-from weftplan.planner.spill import Spill, spilled
+from weftplan.planner.spill import Spill, host_of, spilled
 from weftplan.planner.spill.search import SMALLEST
 from weftplan.planner.strategies import plan_graph
 
@@ -76,11 +76,11 @@ def test_a_fetched_term_is_not_added_by_its_copy() -> None:
         Step("sum", ("total", "f0"), size, over=0, adds=True, device=SIM),
         Step("g", ("sum",), 64, device=SIM),
     ]
-    program = program_of_steps({"x": 64}, steps, ["f1"], gradients=["g"])
+    program = program_of_steps({"x": 64}, steps, ["f1"], gradients=["g"], forward=2)
     f0 = program.graph.row[1]
     assert program.graph.entry_name(f0) == "f0_output"
-    after, num_forward = spilled(program, 2, [Spill(f0, out=2, back=3)])
-    draft = plan_graph(after, num_forward, PlanOptions(compat="mxnet"))
+    after = spilled(program, [Spill(f0, out=2, back=3, home=host_of(SIM))])
+    draft = plan_graph(after, PlanOptions(compat="mxnet"))
     outputs = after.graph.outputs.tolist()
     planned = planned_steps(draft, outputs[:1], {"g": (outputs[1], Req.WRITE)})
     validate(planned)

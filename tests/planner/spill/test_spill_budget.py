@@ -55,7 +55,7 @@ def cost(plan: Any) -> float:
 @pytest.mark.parametrize("bandwidth", [1.2e10, 3e8])
 def test_budgets_hold_and_are_monotone(monkeypatch: pytest.MonkeyPatch, bandwidth: float) -> None:
     """From large to small budgets: never above, bytes fall and time rises, and every plan is valid."""
-    monkeypatch.setattr("weftplan.planner.spill.budget.PCIE", Link(bandwidth=bandwidth))
+    monkeypatch.setattr("weftplan.planner.spill.place.PCIE", Link(bandwidth=bandwidth))
     before = None
     for share in SHARES:
         try:

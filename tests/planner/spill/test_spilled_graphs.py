@@ -22,20 +22,21 @@ from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 
 SIM = mx.sim(0)
+HOST = spill.host_of(SIM)
 
 
 def searched(start: Draft) -> spill.Search:
     """The search over a graph."""
     buffers = Buffers(start.program, start.assignment, start.memory.options)
-    return spill.Search(start.program, start.num_forward, buffers=buffers, seconds=node_seconds(start.program))
+    return spill.Search(buffers, node_seconds(start.program))
 
 
 def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
     """Let ``choose(search, num_forward)`` name what goes to the host in every plan with a budget."""
 
     def apply(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
-        chosen = choose(searched(start), start.num_forward)
-        return strategies.plan_graph(*spill.spilled(start.program, start.num_forward, chosen), options)
+        chosen = choose(searched(start), start.program.num_forward)
+        return strategies.plan_graph(spill.spilled(start.program, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
     monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
@@ -55,7 +56,7 @@ def test_random_graphs_with_random_spills(
         candidates = [one for row in states._idle for one in row]
         chosen = rng.sample(candidates, rng.randint(0, len(candidates)))
         return [
-            spill.Spill(one.entry, rng.randint(one.made + 1, num_forward), rng.randint(num_forward, one.wanted))
+            spill.Spill(one.entry, rng.randint(one.made + 1, num_forward), rng.randint(num_forward, one.wanted), HOST)
             for one in chosen
         ]
 
@@ -101,8 +102,8 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
     def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         states = searched(start).states()
         for state in states[:: max(1, len(states) // 5)]:
-            made = spill.spilled(start.program, start.num_forward, state.spills)
-            seen.append((state, start, strategies.plan_graph(*made, options)))
+            made = spill.spilled(start.program, state.spills)
+            seen.append((state, start, strategies.plan_graph(made, options)))
         assert all(a.peak > b.peak for a, b in pairwise(states))
         return start
 
@@ -115,7 +116,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
         plan = after.memory
         near = [k for k, context in enumerate(plan.contexts) if context.device_type != "cpu_pinned"]
         assert state.peak == sum(int(plan.timeline(k).max()) for k in near)
-        assert after.num_forward - before.num_forward == len(state.spills)
+        assert after.program.num_forward - before.program.num_forward == len(state.spills)
         assert len(after.program.order) - len(before.program.order) == 2 * len(state.spills)
 
 
@@ -131,7 +132,7 @@ def planned_with(monkeypatch: pytest.MonkeyPatch, count: int = 99) -> Any:
     """The chain with up to ``count`` results on the host, out at once and back at the last moment."""
 
     def choose(states: Any, num_forward: int) -> list[spill.Spill]:
-        return [spill.Spill(one.entry, num_forward, one.wanted) for one in states._idle[0][:count]]
+        return [spill.Spill(one.entry, num_forward, one.wanted, HOST) for one in states._idle[0][:count]]
 
     with monkeypatch.context() as patch:
         intercepted(patch, choose)

@@ -20,27 +20,27 @@ from weftplan.planner.liveness import dependencies, scheduled
 from weftplan.planner.program import Program
 
 
-def stepwise_forward(program: Program, num_forward: int) -> Program:
+def stepwise_forward(program: Program) -> Program:
     """``program`` with the forward part in depth-first order, deepest input first.
 
     Nodes that touch one auxiliary state keep their given order. Returns ``program`` itself where that is its order.
     """
-    part = program.order[:num_forward]
+    part = program.forward
     order = deepest_first(part, dependencies(program))
-    return program if order == part else replace(program, order=[*order, *program.order[num_forward:]])
+    return program if order == part else replace(program, order=[*order, *program.backward])
 
 
-def reversed_backward(program: Program, num_forward: int) -> Program:
+def reversed_backward(program: Program) -> Program:
     """``program`` with the backward part sorted by the forward nodes it belongs to, the last one first.
 
     A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``program`` itself
     when that is the given order.
     """
     graph = program.graph
-    part = program.order[num_forward:]
+    part = program.backward
     if any(graph.works[nid].writes for nid in part):
         return program  # who writes a state, and when, is not for this pass to change
-    place = {nid: step for step, nid in enumerate(program.order[:num_forward])}
+    place = {nid: step for step, nid in enumerate(program.forward)}
     needs = dependencies(program)
     urgency: dict[int, int] = {}
     for nid in part:
@@ -48,8 +48,8 @@ def reversed_backward(program: Program, num_forward: int) -> Program:
         if controls and controls[0] in place:
             urgency[nid] = -place[controls[0]]
         else:
-            urgency[nid] = max((urgency[m] for m in needs[nid] if m in urgency), default=-num_forward)
+            urgency[nid] = max((urgency[m] for m in needs[nid] if m in urgency), default=-program.num_forward)
     order = scheduled(part, needs, value=urgency.__getitem__)
     if order == part:
         return program
-    return replace(program, order=[*program.order[:num_forward], *order])
+    return replace(program, order=[*program.forward, *order])

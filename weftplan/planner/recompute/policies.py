@@ -54,7 +54,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost) -> Draft:
     memory = start.memory
     if options.budget is not None and memory.peak <= options.budget:
         return start
-    if start.num_forward == len(start.program.order):
+    if not start.program.backward:
         if options.budget is None:
             return start
         raise BudgetError(
@@ -82,17 +82,14 @@ def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
 
     The given one; with the backward part in reverse forward order; with both parts step by step.
     """
-    num_forward = start.num_forward
     seconds = cost(start.program)
-    tapes = [Tape(start.program, num_forward, found=start.assignment, options=options, seconds=seconds)]
+    tapes = [Tape(start.program, found=start.assignment, options=options, seconds=seconds)]
     orders = [start.program.order]
-    for program in (start.program, stepwise_forward(start.program, num_forward)):
-        program = reversed_backward(program, num_forward)
+    for program in (start.program, stepwise_forward(start.program)):
+        program = reversed_backward(program)
         if program.order not in orders:
             orders.append(program.order)
-            tapes.append(
-                Tape(program, num_forward, found=assignment(program, options), options=options, seconds=seconds)
-            )
+            tapes.append(Tape(program, found=assignment(program, options), options=options, seconds=seconds))
     return tapes
 
 
@@ -119,10 +116,10 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
 
 
 def _planned(start: Draft, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Draft:
-    program = repeat(tape.program, len(tape.forward), frozenset(chosen))
+    program = repeat(tape.program, frozenset(chosen))
     if program is start.program:
         return start
-    return plan_graph(program, start.num_forward, options)
+    return plan_graph(program, options)
 
 
 def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Draft:

@@ -17,17 +17,17 @@ from weftplan.planner.rewiring import Rewrite
 SUFFIX = "_mirror"
 
 
-def repeatable(program: Program, num_forward: int) -> list[int]:
+def repeatable(program: Program) -> list[int]:
     """Forward nodes that may be computed twice, in execution order.
 
     Losses and makers of the graph's outputs are left out: their results stay alive to the end in any case.
     """
     graph = program.graph
     kept = {int(graph.entry_node[e]) for e in graph.outputs.tolist()}
-    return [nid for nid in program.order[:num_forward] if graph.works[nid].may_repeat and nid not in kept]
+    return [nid for nid in program.forward if graph.works[nid].may_repeat and nid not in kept]
 
 
-def needed_twins(program: Program, num_forward: int, chosen: Collection[int]) -> list[int]:
+def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
     """Nodes of ``chosen`` that some backward node needs, directly or through other twins; in execution order."""
     reads = program.reads
     maker = program.graph.entry_node
@@ -35,23 +35,22 @@ def needed_twins(program: Program, num_forward: int, chosen: Collection[int]) ->
     chosen = frozenset(chosen)
     for step in range(len(program.order) - 1, -1, -1):
         nid = program.order[step]
-        if step >= num_forward or nid in wanted:
+        if step >= program.num_forward or nid in wanted:
             wanted.update(source for e in reads[nid] if (source := int(maker[e])) in chosen)
-    return [nid for nid in program.order[:num_forward] if nid in wanted]
+    return [nid for nid in program.forward if nid in wanted]
 
 
-def repeat(program: Program, num_forward: int, chosen: Collection[int]) -> Program:
+def repeat(program: Program, chosen: Collection[int]) -> Program:
     """The program in which the backward part recomputes the nodes ``chosen``.
 
     Args:
         program: a training graph.
-        num_forward: how many steps of ``program.order`` are the forward part.
         chosen: node ids out of :func:`repeatable`; those that nothing backward needs get no twin.
 
     Returns:
-        A new program; ``program`` itself when nothing is repeated. The first ``num_forward`` steps are the same nodes.
+        A new program, with the same forward part; ``program`` itself when nothing is repeated.
     """
-    twins = needed_twins(program, num_forward, chosen)
+    twins = needed_twins(program, chosen)
     if not twins:
         return program
     graph = program.graph
@@ -70,15 +69,14 @@ def repeat(program: Program, num_forward: int, chosen: Collection[int]) -> Progr
 
     for nid in twins:
         made[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, redirected(nid))
-    backward = program.order[num_forward:]
-    for nid in backward:
+    for nid in program.backward:
         changed.inputs[nid] = redirected(nid)
-    return changed.done([*program.order[:num_forward], *_scheduled(changed, program, num_forward, made)])
+    return changed.done([*program.forward, *_scheduled(changed, program, made)])
 
 
-def _scheduled(changed: Rewrite, program: Program, num_forward: int, made: dict[int, int]) -> list[int]:
+def _scheduled(changed: Rewrite, program: Program, made: dict[int, int]) -> list[int]:
     """The backward part in the given order, with every twin just before its first reader."""
-    place = {nid: step for step, nid in enumerate(program.order[:num_forward])}
+    place = {nid: step for step, nid in enumerate(program.forward)}
     rank = {twin: place[nid] for nid, twin in made.items()}
     makers = changed.makers
     done: set[int] = set()
@@ -96,7 +94,7 @@ def _scheduled(changed: Rewrite, program: Program, num_forward: int, made: dict[
                     stack.append(twin)
         return sorted(found, key=rank.__getitem__)
 
-    for nid in program.order[num_forward:]:
+    for nid in program.backward:
         twins = missing(nid)
         done.update(twins)
         order.extend(twins)

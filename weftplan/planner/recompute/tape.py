@@ -36,20 +36,17 @@ class Tape:
 
     Args:
         program: the graph without recomputation.
-        num_forward: how many steps of its order are the forward part.
         found: the assignment of its plan: which gradient sums are accumulated in place.
         options: the options of that plan.
         seconds: cost of every node.
     """
 
-    def __init__(
-        self, program: Program, num_forward: int, *, found: Assignment, options: PlanOptions, seconds: Sequence[float]
-    ) -> None:
+    def __init__(self, program: Program, *, found: Assignment, options: PlanOptions, seconds: Sequence[float]) -> None:
         self.program = program
         self.seconds = seconds
-        self.forward = program.order[:num_forward]
-        self.backward = program.order[num_forward:]
-        self.repeatable = repeatable(program, num_forward)
+        self.forward = program.forward
+        self.backward = program.backward
+        self.repeatable = repeatable(program)
         graph = program.graph
         self.num_entries = graph.num_entries
         self.makers: list[int] = graph.entry_node.tolist()

@@ -17,7 +17,6 @@ from weftplan.planner import recompute
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.spill.link import PCIE
 from weftplan.planner.spill.place import places
 from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.spill.search import Search
@@ -70,8 +69,8 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     # Nothing is faster than copies that nobody waits for, so these need not be compared with anything.
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
-        if start.num_forward < len(program.order) <= MOST_STEPS:
-            tape = recompute.Tape(program, start.num_forward, found=start.assignment, options=options, seconds=seconds)
+        if program.num_forward < len(program.order) <= MOST_STEPS:
+            tape = recompute.Tape(program, found=start.assignment, options=options, seconds=seconds)
             for point in _spread(recompute.curve(tape)):
                 choices += _curve(start, options, point.twins, cost, point.seconds)
         best, low = _first_that_fits(start, options, _undominated(choices))
@@ -106,14 +105,11 @@ def _curve(
     extra: float = 0.0,
 ) -> list[_Choice]:
     """Choices that send results elsewhere from the graph that repeats ``twins``, which takes ``extra`` seconds."""
-    program, num_forward, found = start.program, start.num_forward, start.assignment
+    program, found = start.program, start.assignment
     if twins:
-        program = recompute.repeat(program, num_forward, twins)
+        program = recompute.repeat(program, twins)
         found = assignment(program, options)
-    seconds = cost(program)
-    search = Search(
-        program, num_forward, buffers=Buffers(program, found, options), seconds=seconds, link=PCIE, options=options
-    )
+    search = Search(Buffers(program, found, options), cost(program))
     choices = [
         _Choice(
             state.peak,
@@ -164,18 +160,18 @@ def _first_that_fits(
 
 
 def _planned(start: Draft, options: PlanOptions, choice: _Choice) -> Draft:
-    program, num_forward = start.program, start.num_forward
+    program = start.program
     if choice.twins:
-        program = recompute.repeat(program, num_forward, choice.twins)
+        program = recompute.repeat(program, choice.twins)
     if choice.spills:
-        program, num_forward = spilled(program, num_forward, choice.spills)
-    return plan_graph(program, num_forward, options)
+        program = spilled(program, choice.spills)
+    return plan_graph(program, options)
 
 
 def _note(plain: MemoryPlan, draft: Draft, choice: _Choice, more: float) -> str:
     need = draft.memory.peak - draft.memory.in_homes
     less = 100.0 * (1.0 - need / plain.peak)
-    homes = sorted({str(spill.home) for spill in choice.spills if spill.home is not None})
+    homes = sorted({str(spill.home) for spill in choice.spills})
     on_host = draft.memory.in_homes == draft.memory.on_host
     where = "on the host" if on_host else f"in {', '.join(homes)}"
     waits = f"{counted(len(choice.spills), 'result')} wait{'s' * (len(choice.spills) == 1)} {where}"

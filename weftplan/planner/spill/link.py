@@ -54,7 +54,7 @@ class Idle:
         wanted: the first backward step that reads it.
         by: the step before which it has to be away; the turn at the latest.
         since: the step before which it may not be back; the turn at the earliest.
-        place: where it goes; None as long as nobody has chosen.
+        place: where it goes, and over which link; None as long as nobody has chosen.
     """
 
     entry: int
@@ -67,10 +67,11 @@ class Idle:
     since: int
     place: Any = None
 
-    def seconds(self, link: Link) -> float:
-        """Seconds of one copy, over ``link`` where its place has no link of its own."""
-        own = None if self.place is None else self.place.link
-        return (own or link).seconds(self.nbytes)
+    @property
+    def seconds(self) -> float:
+        """Seconds of one copy."""
+        seconds: float = self.place.link.seconds(self.nbytes)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +103,22 @@ class StepTimes:
         self.end = len(self.starts) - 1
         self._mirrored = [self.starts[-1] - moment for moment in reversed(self.starts)]
 
-    def leaving(self, idle: Sequence[Idle], link: Link) -> tuple[list[int], float]:
+    def leaving(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
         """(step before which each copy out has ended, seconds that the computation waits for them)."""
-        jobs = [(one.made + 1, one.by, one.seconds(link)) for one in idle]
+        jobs = [(one.made + 1, one.by, one.seconds) for one in idle]
         return _one_way(jobs, self.starts)
 
-    def returning(self, idle: Sequence[Idle], link: Link) -> tuple[list[int], float]:
+    def returning(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
         """(step before which each copy back starts, seconds that the computation waits for them)."""
-        jobs = [(self.end - one.wanted, self.end - one.since, one.seconds(link)) for one in idle]
+        jobs = [(self.end - one.wanted, self.end - one.since, one.seconds) for one in idle]
         done, waited = _one_way(jobs, self._mirrored)
         return [self.end - step for step in done], waited
 
 
-def timetable(idle: Sequence[Idle], times: StepTimes, link: Link = PCIE) -> Timetable:
+def timetable(idle: Sequence[Idle], times: StepTimes) -> Timetable:
     """The copies of the results ``idle`` of one device, in both directions."""
-    out, late = times.leaving(idle, link)
-    back, early = times.returning(idle, link)
+    out, late = times.leaving(idle)
+    back, early = times.returning(idle)
     away = tuple((max(one.used + 1, o), b) for one, o, b in zip(idle, out, back, strict=True))
     return Timetable(away, tuple(out), tuple(back), late + early)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from weftplan.device.context import Context
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.spill.link import FILE, PEER, Link
+from weftplan.planner.spill.link import FILE, PCIE, PEER, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,13 @@ class Place:
 
     Attributes:
         context: its memory.
-        link: the way there and back; None: the way to page-locked memory.
+        link: the way there and back.
         home: which of the homes it belongs to.
         limit: most bytes that may go to that home now, None: as many as there are.
     """
 
     context: Context
-    link: Link | None
+    link: Link
     home: int
     limit: int | None
 
@@ -46,7 +46,7 @@ def places(context: Context, options: PlanOptions) -> list[Place]:
             peers = [peer for peer in options.peer_contexts if peer.device_type == context.device_type]
             found += [Place(peer, PEER, number, limit) for peer in peers if peer != context]
         elif context.has_streams:
-            found.append(Place(host_of(context), None, number, limit))
+            found.append(Place(host_of(context), PCIE, number, limit))
     return found if context.device_type in ("cpu", "gpu", "sim") else []
 
 

@@ -17,7 +17,6 @@ from weftplan.device.context import Context
 from weftplan.planner.graph import Work
 from weftplan.planner.program import Program
 from weftplan.planner.rewiring import Rewrite
-from weftplan.planner.spill.place import host_of
 
 OUT, BACK = "_spill", "_fetch"
 COPY_OUT = Work(label="_CrossDeviceCopy", only_overwrites=True)
@@ -34,17 +33,17 @@ class Spill:
         entry: its id.
         out: the copy out stands before this step, at most the number of forward steps.
         back: the copy back stands before this step.
-        home: where it waits; None: in page-locked host memory.
+        home: where it waits.
     """
 
     entry: int
     out: int
     back: int
-    home: Context | None = None
+    home: Context
 
 
-def spilled(program: Program, num_forward: int, spills: Sequence[Spill]) -> tuple[Program, int]:
-    """The graph in which ``spills`` go to their homes, and the number of its forward steps."""
+def spilled(program: Program, spills: Sequence[Spill]) -> Program:
+    """The graph in which ``spills`` go to their homes; copies to them are part of its forward part."""
     graph = program.graph
     changed = Rewrite(program)
     outs: dict[int, list[int]] = {}
@@ -52,18 +51,18 @@ def spilled(program: Program, num_forward: int, spills: Sequence[Spill]) -> tupl
     fetched: dict[int, int] = {}
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
-        name, home = graph.entry_name(e), program.contexts[program.device[int(graph.entry_node[e])]]
-        out, waiting = changed.copy(e, name + OUT, COPY_OUT, context=spill.home or host_of(home), like=e)
-        back, fetched[e] = changed.copy(waiting, name + BACK, COPY_BACK, context=home, like=e)
+        name, device = graph.entry_name(e), program.contexts[program.device[int(graph.entry_node[e])]]
+        out, waiting = changed.copy(e, name + OUT, COPY_OUT, context=spill.home, like=e)
+        back, fetched[e] = changed.copy(waiting, name + BACK, COPY_BACK, context=device, like=e)
         outs.setdefault(spill.out, []).append(out)
         backs.setdefault(spill.back, []).append(back)
-    for nid in program.order[num_forward:]:
+    for nid in program.backward:
         ignored = graph.works[nid].ignored
         changed.inputs[nid] = [e if slot in ignored else fetched.get(e, e) for slot, e in enumerate(graph.inputs[nid])]
     steps: list[int] = []
     for step, nid in enumerate(program.order):
-        if step <= num_forward:
+        if step <= program.num_forward:
             steps.extend(outs.get(step, ()))
         steps.extend(backs.get(step, ()))
         steps.append(nid)
-    return changed.done(steps), num_forward + len(spills)
+    return changed.done(steps, more_forward=len(spills))

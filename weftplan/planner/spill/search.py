@@ -21,9 +21,8 @@ import numpy as np
 
 from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
-from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
-from weftplan.planner.spill.link import PCIE, Idle, Link, StepTimes, timetable
+from weftplan.planner.spill.link import PCIE, Idle, StepTimes, timetable
 from weftplan.planner.spill.place import Place, places
 from weftplan.planner.spill.rewrite import Spill
 from weftplan.planner.stopping import asked
@@ -51,31 +50,17 @@ class Search:
     """A training graph and what may leave its devices.
 
     Args:
-        program: the graph in execution order.
-        num_forward: how many steps are the forward part.
-        buffers: its buffers with their lifetimes.
+        buffers: those of the graph with their lifetimes; their options say where results may wait.
         seconds: cost of every node.
-        link: between each device and page-locked host memory.
-        options: where results may wait; default: in that memory.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        num_forward: int,
-        *,
-        buffers: Buffers,
-        seconds: Sequence[float],
-        link: Link = PCIE,
-        options: PlanOptions | None = None,
-    ) -> None:
-        chosen = PlanOptions() if options is None else options
-        homes = [places(context, chosen) for context in program.contexts]
+    def __init__(self, buffers: Buffers, seconds: Sequence[float]) -> None:
+        program, options = buffers.program, buffers.options
+        homes = [places(context, options) for context in program.contexts]
         self._room = {place.home: place.limit for row in homes for place in row}
         """Bytes that each home still takes; None: as many as there are."""
-        self._alignment = chosen.alignment
-        self._num_forward = num_forward
-        self._link = link
+        self._alignment = options.alignment
+        self._num_forward = program.num_forward
         self._times = StepTimes(seconds[nid] for nid in program.order)
         self._live = buffers.live()
         self._devices = [i for i, row in enumerate(homes) if row]
@@ -145,11 +130,11 @@ class Search:
         spills: list[Spill] = []
         stall = 0.0
         for device, idle in zip(self._devices, chosen, strict=True):
-            table = timetable(idle, self._times, self._link)
+            table = timetable(idle, self._times)
             for one, (start, end), out, back in zip(idle, table.away, table.out, table.back, strict=True):
                 if start < end:  # others have delayed it so much that it would never be away
                     live[device, start:end] -= self._held[one.group]
-                    spills.append(Spill(one.entry, out, back, None if one.place is None else one.place.context))
+                    spills.append(Spill(one.entry, out, back, one.place.context))
             stall += table.stall
         return State(self._peak(live), stall, tuple(spills)), live
 
@@ -171,7 +156,7 @@ class Search:
                     return True
             # Who is on the way already, but not in time, may be waited for too.
             one_way = self._times.leaving if moment < self._num_forward else self._times.returning
-            steps, waited = one_way(chosen[k], self._link)
+            steps, waited = one_way(chosen[k])
             slow = [
                 one
                 for one, step in zip(chosen[k], steps, strict=True)
@@ -184,7 +169,7 @@ class Search:
                     continue
                 place = gone.get(one.entry, len(chosen[k]))
                 trial = [*chosen[k][:place], forced, *chosen[k][place + 1 :]]
-                price = ((one_way(trial, self._link)[1] - waited) / one.nbytes, one.entry)
+                price = ((one_way(trial)[1] - waited) / one.nbytes, one.entry)
                 if best is None or price < best[:2]:
                     best = (*price, place, trial)
             if best is not None and self._leaves(best[3], best[2], moment):
@@ -227,10 +212,10 @@ class Search:
     def _leaves(self, trial: Sequence[Idle], place: int, moment: int) -> bool:
         """Whether the result at ``place`` is away at ``moment``, which no use of it has."""
         if moment < self._num_forward:
-            return self._times.leaving(trial, self._link)[0][place] <= moment
-        return self._times.returning(trial, self._link)[0][place] > moment
+            return self._times.leaving(trial)[0][place] <= moment
+        return self._times.returning(trial)[0][place] > moment
 
     def _worth(self, one: Idle) -> float:
         """Byte-seconds freed per second of copying."""
         gap = self._times.starts[one.wanted] - self._times.starts[one.used + 1]
-        return gap * one.nbytes / one.seconds(self._link)
+        return gap * one.nbytes / PCIE.seconds(one.nbytes)

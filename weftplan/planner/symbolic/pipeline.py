@@ -104,11 +104,11 @@ def size_symbol(
             group2ctx=group2ctx or {},
             variable_contexts=variable_contexts or {},
         )
-        program, num_forward, choices = _sized(found, shapes, dtypes or {}, options=options)
+        program, choices = _sized(found, shapes, dtypes or {}, options=options)
         if options.compat == "paddle":
-            program = replace(program, order=breadth_first(program, num_forward))
+            program = replace(program, order=breadth_first(program))
         apart = partial(sized, options.replace(fusion=False)) if found.joined else None
-        return SizedGraph(found, program, num_forward=num_forward, options=options, choices=choices, apart=apart)
+        return SizedGraph(found, program, options=options, choices=choices, apart=apart)
 
     return sized(chosen)
 
@@ -118,7 +118,6 @@ class SizedGraph:
 
     Attributes:
         program: the graph with sizes, in the order in which it is written.
-        num_forward: how many steps of it are the forward part.
         options: how to plan.
     """
 
@@ -127,18 +126,16 @@ class SizedGraph:
         found: Differentiated,
         program: Program,
         *,
-        num_forward: int,
         options: PlanOptions,
         choices: dict[int, Choice],
         apart: Callable[[], SizedGraph] | None = None,
     ) -> None:
         self.program = program
-        self.num_forward = num_forward
         self.options = options
         self._found = found
         self._choices = choices
         self._size_apart = apart
-        self._drafts = Drafts(program, num_forward)
+        self._drafts = Drafts(program)
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
         """The graph with its plan.
@@ -191,7 +188,7 @@ class SizedGraph:
             steps.memory,
             options=chosen,
             outputs=tuple(outputs),
-            num_forward=draft.num_forward,
+            num_forward=draft.program.num_forward,
             notes=notes,
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
@@ -220,8 +217,8 @@ class SizedGraph:
 
 def _sized(
     found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, options: PlanOptions
-) -> tuple[Program, int, dict[int, Choice]]:
-    """Sizes and what operators declare, the number of forward steps, and who computes each node."""
+) -> tuple[Program, dict[int, Choice]]:
+    """Sizes and what operators declare, and who computes each node."""
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
     inferred, types = complete_graph(graph, outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
@@ -241,6 +238,7 @@ def _sized(
     program = program_of(
         graph,
         steps,
+        num_forward=bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1),
         shapes=inferred,
         dtypes=types,
         elements=elements,
@@ -252,4 +250,4 @@ def _sized(
         workspaces=workspaces,
         external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
     )
-    return program, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1), choices
+    return program, choices
