@@ -15,8 +15,8 @@ from weftplan.errors import DeviceError, OutOfMemoryError, PlanError
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.pool import SlabPool
 from weftplan.planner import PlanOptions
-from weftplan.planner.spill import Link
 from weftplan.planner.spill.link import FILE as DISK
+from weftplan.planner.spill.link import Link
 from weftplan.storage import RawResource, homes
 
 DEVICES = itertools.count(9300)

@@ -62,7 +62,7 @@ def program_of_steps(
         inputs=[[] for _ in given] + [[number[name] for name in step.reads] for step in steps],
         controls=[[] for _ in names],
         counts=[1] * len(names),
-        outputs=[number[name] for name in (*outputs, *gradients)],
+        heads=[number[name] for name in (*outputs, *gradients)],
     )
     contexts = tuple(dict.fromkeys(step.device for step in steps))
     return program_of(

@@ -45,11 +45,6 @@ class Bar:
     use: str
     """What it is for: one of :data:`USES`."""
 
-    @property
-    def label(self) -> str:
-        """What a picture writes on it."""
-        return self.name
-
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""
         return asdict(self)

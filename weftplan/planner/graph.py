@@ -9,7 +9,7 @@ they are made, so any thread may read them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,81 +50,48 @@ VARIABLE = Work(label="variable", may_repeat=False, rules=frozenset())
 """The work of a node that holds what the caller gives."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Graph:
-    """Nodes in numbers.
-
-    Args:
-        names: of the nodes.
-        works: what each node does.
-        inputs: entries that each node reads.
-        controls: nodes that each node must follow although it reads nothing of them.
-        counts: how many outputs each node has; 1 for a variable.
-        outputs: entries that the caller gets.
-        origin: for a rewritten graph the node of the front end's graph that each node is, or runs again; -1 for a node
-            that the rewrite added.
-        again: nodes that run a second time what their origin is.
-        base: for a rewritten graph the front end's.
-    """
-
-    __slots__ = (
-        "again",
-        "base",
-        "controls",
-        "entry_node",
-        "inputs",
-        "is_variable",
-        "names",
-        "origin",
-        "outputs",
-        "row",
-        "row_ptr",
-        "works",
-    )
+    """Nodes in numbers."""
 
     names: Sequence[str]
     works: Sequence[Work]
     inputs: list[list[int]]
+    """Entries that each node reads."""
     controls: list[list[int]]
-    row: list[int]
+    """Nodes that each node must follow although it reads nothing of them."""
+    counts: InitVar[Sequence[int]]
+    """How many outputs each node has; 1 for a variable."""
+    heads: InitVar[Iterable[int]]
+    """Entries that the caller gets."""
+    origin: Sequence[int] = ()
+    """For a rewritten graph the node of the front end's graph that each node is, or runs again; -1 for a node that the
+    rewrite added."""
+    again: frozenset[int] = frozenset()
+    """Nodes that run a second time what their origin is."""
+    base: Graph = None  # type: ignore[assignment]
+    """For a rewritten graph the front end's; for that one itself."""
+    row: list[int] = field(init=False)
     """First entry of each node, and behind them the number of entries."""
-    row_ptr: IntArray
+    row_ptr: IntArray = field(init=False)
     """:attr:`row` as an array."""
-    entry_node: IntArray
+    entry_node: IntArray = field(init=False)
     """Node id that makes each entry."""
-    is_variable: NDArray[np.bool_]
-    outputs: IntArray
+    is_variable: NDArray[np.bool_] = field(init=False)
+    outputs: IntArray = field(init=False)
     """Entry ids of the heads, in the order given (duplicates kept)."""
-    origin: Sequence[int]
-    again: frozenset[int]
-    base: Graph
 
-    def __init__(
-        self,
-        *,
-        names: Sequence[str],
-        works: Sequence[Work],
-        inputs: list[list[int]],
-        controls: list[list[int]],
-        counts: Sequence[int],
-        outputs: Iterable[int],
-        origin: Sequence[int] | None = None,
-        again: frozenset[int] = frozenset(),
-        base: Graph | None = None,
-    ) -> None:
-        self.names = names
-        self.works = works
-        self.inputs = inputs
-        self.controls = controls
+    def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
+        """Number the entries."""
         widths = np.array(counts, dtype=np.int64)
         self.row_ptr = np.zeros(len(widths) + 1, dtype=np.int64)
         np.cumsum(widths, out=self.row_ptr[1:])
         self.row = self.row_ptr.tolist()
         self.entry_node = np.repeat(np.arange(len(widths), dtype=np.int64), widths)
-        self.is_variable = np.array([work is VARIABLE for work in works], dtype=np.bool_)
-        self.outputs = np.array(list(outputs), dtype=np.int64)
-        self.origin = range(len(works)) if origin is None else origin
-        self.again = again
-        self.base = self if base is None else base
+        self.is_variable = np.array([work is VARIABLE for work in self.works], dtype=np.bool_)
+        self.outputs = np.array(list(heads), dtype=np.int64)
+        self.origin = self.origin or range(len(self.works))
+        self.base = self.base or self
 
     @property
     def num_nodes(self) -> int:

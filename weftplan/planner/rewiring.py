@@ -97,7 +97,7 @@ class Rewrite:
             inputs=[[entry[e] for e in self.inputs[was]] for was in kept],
             controls=[[number[n] for n in self._controls[was]] for was in kept],
             counts=[ends[was] - self._row[was] for was in kept],
-            outputs=[entry[e] for e in old.outputs.tolist()],
+            heads=[entry[e] for e in old.outputs.tolist()],
             origin=[-1 if original is None else old.origin[original] for original in stands_for],
             again=frozenset(nid for nid, was in enumerate(kept) if was in self._twin_of or was in old.again),
             base=old.base,

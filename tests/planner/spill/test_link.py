@@ -5,8 +5,8 @@ import random
 import pytest
 
 from weftplan.device.context import Context
-from weftplan.planner.spill import Idle, Link, Place, timetable
-from weftplan.planner.spill.link import StepTimes
+from weftplan.planner.spill.link import Idle, Link, StepTimes, timetable
+from weftplan.planner.spill.place import Place
 
 UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None)
 """A byte a second."""

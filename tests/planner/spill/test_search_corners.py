@@ -10,7 +10,8 @@ from weftplan.errors import BudgetError
 from weftplan.ops.schema import Req
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.planned_steps import planned_steps
-from weftplan.planner.spill import Spill, host_of, spilled
+from weftplan.planner.spill.place import host_of
+from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.spill.search import SMALLEST
 from weftplan.planner.strategies import plan_graph
 

@@ -11,7 +11,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.spill import Link
+from weftplan.planner.spill.link import Link
 
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 

@@ -15,20 +15,22 @@ from hypothesis import strategies as st
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
-from weftplan.planner import PlanOptions, plan_symbol, spill, strategies, validate
+from weftplan.planner import PlanOptions, plan_symbol, strategies, validate
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.spill import search
+from weftplan.planner.spill.place import host_of
+from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 
 SIM = mx.sim(0)
-HOST = spill.host_of(SIM)
+HOST = host_of(SIM)
 
 
-def searched(start: Draft) -> spill.Search:
+def searched(start: Draft) -> search.Search:
     """The search over a graph."""
     buffers = Buffers(start.program, start.assignment, start.memory.options)
-    return spill.Search(buffers, node_seconds(start.program))
+    return search.Search(buffers, node_seconds(start.program))
 
 
 def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
@@ -36,7 +38,7 @@ def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
 
     def apply(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         chosen = choose(searched(start), start.program.num_forward)
-        return strategies.plan_graph(spill.spilled(start.program, chosen), options)
+        return strategies.plan_graph(spilled(start.program, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
     monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
@@ -52,11 +54,11 @@ def test_random_graphs_with_random_spills(
     """Any choice of results, copied at any legal moment, on poisoned memory: the bits of the plain graph."""
     rng = random.Random(seed)
 
-    def choose(states: Any, num_forward: int) -> list[spill.Spill]:
+    def choose(states: Any, num_forward: int) -> list[Spill]:
         candidates = [one for row in states._idle for one in row]
         chosen = rng.sample(candidates, rng.randint(0, len(candidates)))
         return [
-            spill.Spill(one.entry, rng.randint(one.made + 1, num_forward), rng.randint(num_forward, one.wanted), HOST)
+            Spill(one.entry, rng.randint(one.made + 1, num_forward), rng.randint(num_forward, one.wanted), HOST)
             for one in chosen
         ]
 
@@ -97,12 +99,12 @@ def test_prices_count_devices_that_nothing_leaves() -> None:
 
 def check_prices(net: Any, shapes: Any, **named: Any) -> None:
     """Peaks of states fall and are those of plans; a state's graph is the given one with two copies per result."""
-    seen: list[tuple[spill.State, Draft, Draft]] = []
+    seen: list[tuple[search.State, Draft, Draft]] = []
 
     def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         states = searched(start).states()
         for state in states[:: max(1, len(states) // 5)]:
-            made = spill.spilled(start.program, state.spills)
+            made = spilled(start.program, state.spills)
             seen.append((state, start, strategies.plan_graph(made, options)))
         assert all(a.peak > b.peak for a, b in pairwise(states))
         return start
@@ -131,8 +133,8 @@ def chain() -> Any:
 def planned_with(monkeypatch: pytest.MonkeyPatch, count: int = 99) -> Any:
     """The chain with up to ``count`` results on the host, out at once and back at the last moment."""
 
-    def choose(states: Any, num_forward: int) -> list[spill.Spill]:
-        return [spill.Spill(one.entry, num_forward, one.wanted, HOST) for one in states._idle[0][:count]]
+    def choose(states: Any, num_forward: int) -> list[Spill]:
+        return [Spill(one.entry, num_forward, one.wanted, HOST) for one in states._idle[0][:count]]
 
     with monkeypatch.context() as patch:
         intercepted(patch, choose)
@@ -149,10 +151,10 @@ def test_the_graph_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
         nodes.items(), key=lambda item: item[1][1].attrs["__spill__"], reverse=True
     )
     assert out_name.removesuffix("_spill") == back_name.removesuffix("_fetch")
-    assert planned.devices[out] == spill.host_of(SIM) == mx.Context("cpu_pinned", 0)
+    assert planned.devices[out] == host_of(SIM) == mx.Context("cpu_pinned", 0)
     assert planned.devices[back] == SIM
     assert planned.order.index(out) == planned.num_forward_nodes - 1
-    assert planned.memory.on_host == planned.memory.peak_by_device[spill.host_of(SIM)] == 64 * 64 * 4
+    assert planned.memory.on_host == planned.memory.peak_by_device[host_of(SIM)] == 64 * 64 * 4
     again = type(planned.memory).from_json(planned.memory.to_json())
     validate(again)
     assert again.on_host == planned.memory.on_host

@@ -7,26 +7,5 @@ On devices that have a home, a budget has this choice for each result beside kee
 from __future__ import annotations
 
 from weftplan.planner.spill.budget import apply, wanted
-from weftplan.planner.spill.link import PCIE, Idle, Link, Timetable, timetable
-from weftplan.planner.spill.place import Place, host_of, places
-from weftplan.planner.spill.rewrite import COPY_BACK, COPY_OUT, Spill, spilled
-from weftplan.planner.spill.search import Search, State
 
-__all__ = [
-    "COPY_BACK",
-    "COPY_OUT",
-    "PCIE",
-    "Idle",
-    "Link",
-    "Place",
-    "Search",
-    "Spill",
-    "State",
-    "Timetable",
-    "apply",
-    "host_of",
-    "places",
-    "spilled",
-    "timetable",
-    "wanted",
-]
+__all__ = ["apply", "wanted"]

@@ -102,7 +102,6 @@ raise it to that, or use a smaller batch
     known, overrides = _sorted_out(symbol, shapes or {}, more)
     chosen = (PlanOptions.from_environment() if options is None else options).replace(**overrides)
     chosen = chosen.replace(workspaces=workspaces and chosen.workspaces, **_chosen(strategy, order, recompute))
-    _check_names(symbol, known)
     dtypes, notes = _dtypes(dtype, known)
     question = Question(
         symbol,
@@ -191,10 +190,20 @@ def is_parameter(name: str, shapes: Mapping[str, Shape]) -> bool:
 def _sorted_out(
     symbol: Any, shapes: Mapping[str, Shape], more: Mapping[str, Any]
 ) -> tuple[dict[str, Shape], dict[str, Any]]:
-    """(shapes by name, plan options) among the keywords; raises PlanError for one that is neither."""
+    """(shapes by name, plan options) among the keywords.
+
+    Raises:
+        PlanError: a keyword is neither, or a shape is given for what the symbol, if it is one, does not have.
+    """
     inputs: list[str] = []
     if hasattr(symbol, "list_arguments"):
         inputs = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+        for name in shapes:
+            if name not in inputs:
+                hint = did_you_mean(name, inputs)
+                raise PlanError(
+                    f"a shape is given for {name!r}, which is no argument of the symbol; {hint}it has: {_some(inputs)}"
+                )
     options = [field.name for field in fields(PlanOptions)]
     known, overrides = dict(shapes), {}
     for name, value in more.items():
@@ -208,9 +217,13 @@ def _sorted_out(
             hint = did_you_mean(name, [*OPTIONS, *inputs, *options])
             raise PlanError(
                 f"plan has no option and the symbol no argument {name!r}; {hint}options: {', '.join(OPTIONS)}; "
-                f"arguments: {', '.join(inputs[:8])}{', …' * (len(inputs) > 8)}"
+                f"arguments: {_some(inputs)}"
             )
     return known, overrides
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 OPTIONS = (
@@ -226,18 +239,6 @@ def _chosen(strategy: str | None, order: str | None, recompute: str | None) -> d
         raise PlanError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
     named = {"strategy": strategy, "recompute": recompute, "reorder": None if order is None else ORDERS[order]}
     return {name: value for name, value in named.items() if value is not None}
-
-
-def _check_names(symbol: Any, shapes: Mapping[str, Shape]) -> None:
-    """Refuse shapes of variables that the symbol does not have; only a Symbol can say which it has."""
-    if not hasattr(symbol, "list_arguments"):
-        return
-    known = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
-    for name in shapes:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            some = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-            raise PlanError(f"a shape is given for {name!r}, which is no argument of the symbol; {hint}it has: {some}")
 
 
 def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tuple[str, ...]]:

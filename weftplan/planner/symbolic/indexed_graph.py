@@ -30,8 +30,6 @@ class IndexedGraph(Graph):
             attribute that forces a node to be repeated has an illegal value.
     """
 
-    __slots__ = ("nid", "nodes")
-
     nodes: list[Node]
     nid: dict[Node, int]
 
@@ -61,7 +59,7 @@ class IndexedGraph(Graph):
             inputs=[flat[a:b] for a, b in pairwise(ends)],
             controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],
             counts=counts,
-            outputs=[int(row[nid[entry.node]]) + entry.index for entry in heads],
+            heads=[int(row[nid[entry.node]]) + entry.index for entry in heads],
         )
 
     def entry(self, eid: int) -> Entry:
