@@ -84,12 +84,12 @@ class Buffers:
         self.nbytes = np.concatenate([nbytes, np.array([workspace[nid] for nid in where], dtype=np.int64)])
         self.device = np.concatenate([device, np.array([program.device[nid] for nid in where], dtype=np.int64)])
 
-    def live(self) -> IntArray:
-        """Bytes alive per device and step."""
+    def live(self, nbytes: IntArray | None = None) -> IntArray:
+        """Bytes alive per device and step, of buffers of these sizes (default: as they are)."""
         return live_bytes(
             self.first,
             self.last,
-            nbytes=self.nbytes,
+            nbytes=self.nbytes if nbytes is None else nbytes,
             device=self.device,
             num_devices=len(self.program.contexts),
             num_steps=len(self.program.order),
@@ -97,8 +97,16 @@ class Buffers:
 
     def lower_bound(self) -> int:
         """Most bytes alive at once, summed over devices."""
-        live = self.live()
-        return int(live.max(axis=1).sum()) if live.shape[1] else 0
+        return _most(self.live())
+
+    def least_peak(self) -> int:
+        """As :meth:`lower_bound`, of sizes in whole multiples of the alignment, as every plan in slabs takes them.
+
+        What whole blocks of their own take (``compat="mxnet"``) may be less.
+        """
+        if self.options.compat == "mxnet":
+            return self.lower_bound()
+        return _most(self.live(self.rounded(self.nbytes, self.device)))
 
     def order(self) -> Precedence | None:
         """Which nodes use each buffer, and which its first writer waits for anyway.
@@ -130,6 +138,11 @@ class Buffers:
         for nid, nbytes in self.workspace.items():
             largest[program.device[nid]] = max(largest[program.device[nid]], nbytes)
         return total + sum(largest)
+
+
+def _most(live: IntArray) -> int:
+    """The most of each row, summed."""
+    return int(live.max(axis=1).sum()) if live.shape[1] else 0
 
 
 def _users(program: Program, found: Assignment, group: Sequence[int], count: int) -> list[int]:

@@ -58,7 +58,7 @@ def plan_memory(program: Program, options: PlanOptions) -> tuple[MemoryPlan, Ass
     bounds = [(buffers, buffers.lower_bound() if len(variants) > 1 else 0) for buffers in variants]
     best: tuple[MemoryPlan, Assignment] | None = None
     for buffers, bound in sorted(bounds, key=lambda pair: pair[1]):
-        if best is not None and bound >= best[0].peak:
+        if best is not None and (bound >= best[0].peak or buffers.least_peak() >= best[0].peak):
             break
         for plan in _plans(buffers, options, reported, color):
             if best is None or plan.peak < best[0].peak:
