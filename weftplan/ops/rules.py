@@ -219,11 +219,18 @@ def grad(
     for use in uses:
         if use[0] not in "gxy" or not use[1:].isdigit():
             raise ValueError(f"gradient by {op}: {use!r} is not g<k>, x<k> or y<k>")
+    fetched = [(use[0], int(use[1:])) for use in uses]
 
     def rule(builder: GradientBuilder) -> list[EntryRef | None]:
-        fetch = {"g": builder.ograd, "x": builder.input, "y": builder.output}
         chosen = params(builder.params) if callable(params) else params
-        made = builder.node(op, [fetch[use[0]](int(use[1:])) for use in uses], chosen)
+        made = builder.node(
+            op,
+            [
+                builder.ograd(k) if kind == "g" else builder.input(k) if kind == "x" else builder.output(k)
+                for kind, k in fetched
+            ],
+            chosen,
+        )
         result: list[EntryRef | None] = [None] * builder.num_inputs
         for entry, position in zip(made, range(len(made)) if into is None else into, strict=True):
             result[position] = entry
@@ -251,10 +258,16 @@ def backward(
     ``params`` must be the forward operator's whenever its gradient rule passes the forward parameters on.
     """
 
-    def output_names(values: Params) -> tuple[str, ...]:
-        wanted = grad_inputs(values) if callable(grad_inputs) else grad_inputs
+    def names_of(wanted: tuple[int, ...]) -> tuple[str, ...]:
         return ("output",) if len(wanted) == 1 else tuple(f"output{k}" for k in range(len(wanted)))
 
+    # Passes over a graph ask every node for them, so they are worked out here where they are always the same.
+    names: tuple[str, ...] | Callable[[Params], tuple[str, ...]]
+    if callable(grad_inputs):
+        asked = grad_inputs
+        names = lambda values: names_of(asked(values))  # noqa: E731
+    else:
+        names = names_of(grad_inputs)
     return register(
         Op(
             name=name or f"_backward_{forward.lstrip('_')}",
@@ -263,7 +276,7 @@ def backward(
             infer_dtype=pass_dtype,
             params=params,
             inputs=inputs,
-            outputs=output_names,
+            outputs=names,
             inplace=inplace,
             ignored_inputs=ignored_inputs,
             aux=aux,

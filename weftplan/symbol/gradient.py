@@ -19,7 +19,7 @@ from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import EntryRef, Op, Params
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import depth_first_order
+from weftplan.symbol.traversal import Order, depth_first_order
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
 INHERITED = ("__ctx_group__", "ctx_group")
@@ -43,6 +43,7 @@ def add_gradients(
     sum_cap: int = 8,
     accumulated: Collection[Node] = (),
     like_mxnet: bool = False,
+    order: Order | None = None,
 ) -> Gradients:
     """Gradient entries of ``outputs`` with respect to the variables ``wanted``.
 
@@ -52,21 +53,22 @@ def add_gradients(
         sum_cap: sums of this many terms or more become a chain of ``_grad_add``, which can run in place.
         accumulated: variables whose gradient is added to (grad_req add): their gradient entry has no other reader.
         like_mxnet: pass head gradients through ``_identity_with_attr_like_rhs``, as MXNet 1.9.1 does.
+        order: the depth-first order of ``outputs``, when the caller has it.
 
     Raises:
         PlanError: a wanted variable is not reachable, an operator on the way is not differentiable, or a gradient rule
             returns the wrong number of gradients.
     """
-    return _Pass(outputs, sum_cap, like_mxnet).run(wanted, accumulated)
+    return _Pass(outputs, sum_cap, like_mxnet, order).run(wanted, accumulated)
 
 
 class _Pass:
     """State of one run of the pass."""
 
-    def __init__(self, outputs: Sequence[Entry], sum_cap: int, like_mxnet: bool) -> None:
+    def __init__(self, outputs: Sequence[Entry], sum_cap: int, like_mxnet: bool, order: Order | None) -> None:
         self.outputs = outputs
         self.sum_cap = max(2, sum_cap)
-        self.order, self.nid = depth_first_order((entry.node for entry in outputs), PlanError)
+        self.order, self.nid = depth_first_order((entry[0] for entry in outputs), PlanError) if order is None else order
         if not like_mxnet:
             self._visit_step_by_step()
         self.like_mxnet = like_mxnet
@@ -155,7 +157,7 @@ class _Pass:
         for source, answer in zip(node.inputs, answers, strict=True):
             if answer is None or not needed[nid[source[0]]]:
                 continue
-            entry = cast(Entry, answer)
+            entry: Entry = answer  # type: ignore[assignment]  # what `make` gave to the rule
             maker = entry[0].op
             if maker is not None and maker.name in ZERO_OPS:
                 continue
@@ -238,31 +240,35 @@ class _Pass:
         parsed: dict[str, Any] | None = None,
     ) -> list[Entry]:
         """A new node; all its outputs."""
-        op = op_name if isinstance(op_name, Op) else self._ops.get(op_name)
-        op_name = op.name if op is not None else str(op_name)
-        if op is None:
-            op = self._ops[op_name] = registry.get(op_name)
+        if isinstance(op_name, Op):
+            op = op_name
+        else:
+            known = self._ops.get(op_name)
+            op = registry.get(op_name) if known is None else known
+            self._ops[op_name] = op
         if parsed is None:
             if params:
                 parsed = registry.parse_params(op, params, node=name)
             else:
-                parsed = self._no_params.get(op_name)
+                parsed = self._no_params.get(op.name)
                 if parsed is None:
-                    parsed = self._no_params[op_name] = registry.parse_params(op, {}, node=name)
+                    parsed = self._no_params[op.name] = registry.parse_params(op, {}, node=name)
         attrs: dict[str, str] = {key: str(value) for key, value in params.items()} if params else {}
         controls: list[Node] = []
         created_at = None
         if forward is not None:
-            for key in INHERITED:
-                if key in forward.attrs:
-                    attrs[key] = forward.attrs[key]
+            if forward.attrs:
+                for key in INHERITED:
+                    if key in forward.attrs:
+                        attrs[key] = forward.attrs[key]
             controls.append(forward)
             created_at = forward.created_at
         node = Node(
             op, name, attrs=attrs, params=parsed, inputs=list(inputs), control_deps=controls, created_at=created_at
         )
         self.when[node] = self.visit
-        return [Entry(node, k) for k in range(node.num_outputs)]
+        count = op.num_outputs(parsed)
+        return [Entry(node)] if count == 1 else [Entry(node, k) for k in range(count)]
 
 
 class _Builder:

@@ -24,9 +24,11 @@ _LAYER = "__layer__"
 """The attribute of a joined node that is the name of its layer."""
 
 
-def join(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-    """(entries of a graph in which such pairs are one node, number of pairs)."""
-    order = topological_order(entries)
+def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], int]:
+    """(entries of a graph in which such pairs are one node, number of pairs).
+
+    ``order`` is the depth-first order of ``entries``.
+    """
     candidates = [node for node in order if _may_follow(node)]
     if not candidates:
         return list(entries), 0

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from weftplan.errors import FormatError, MXNetError
 from weftplan.symbol.node import Entry, Node
 
+Order = tuple[list[Node], dict[Node, int]]
+"""Nodes, each after what it needs, and the position of each."""
+
 
 def topological_order(entries: Iterable[Entry]) -> list[Node]:
     """The order of :func:`depth_first_order`, without the positions.
@@ -26,9 +29,7 @@ def topological_order(entries: Iterable[Entry]) -> list[Node]:
     return depth_first_order(entry[0] for entry in entries)[0]
 
 
-def depth_first_order(
-    heads: Iterable[Node], error: type[MXNetError] = FormatError
-) -> tuple[list[Node], dict[Node, int]]:
+def depth_first_order(heads: Iterable[Node], error: type[MXNetError] = FormatError) -> Order:
     """Every node that ``heads`` need, each after what it needs, and its position: MXNet's depth-first post-order.
 
     Heads come in the order given; for each node first its inputs in order, then its control dependencies.

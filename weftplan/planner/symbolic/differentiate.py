@@ -25,7 +25,7 @@ from weftplan.symbol.joining import join
 from weftplan.symbol.merging import eliminate
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.placement import place
-from weftplan.symbol.traversal import depth_first_order, split_variables
+from weftplan.symbol.traversal import Order, depth_first_order, split_variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,8 @@ def differentiate(
     heads: list[Entry] = list(getattr(symbol, "entries", symbol))
     if not heads:
         raise PlanError("there is nothing to plan: the symbol has no outputs")
-    order, _ = depth_first_order((entry.node for entry in heads), PlanError)
+    order, numbers = depth_first_order((entry[0] for entry in heads), PlanError)
+    forward: Order | None = order, numbers
     placeholder.require_known(order, "plan")
     arguments, states = _variables(order)
     requests = _requests(grad_req, arguments)
@@ -86,6 +87,7 @@ def differentiate(
     if options.eliminate_common_expr:
         heads, removed = eliminate(heads, order)
         if removed:
+            forward = None
             notes = (f"merged {counted(removed, 'node')} into others that compute the same",)
     wanted = [name for name in arguments if requests[name] != Req.NULL]
     gradients = Gradients([], [])
@@ -96,18 +98,23 @@ def differentiate(
             sum_cap=options.inplace_grad_sum_cap,
             accumulated={arguments[name] for name in wanted if requests[name] == Req.ADD},
             like_mxnet=options.compat == "mxnet",
+            order=forward,
         )
     entries = [*heads, *gradients.entries]
     for position, name in enumerate(wanted, len(heads)):
         if name in grad_dtypes:
             entries[position] = _cast(entries[position], name, np.dtype(grad_dtypes[name]))
     joined = 0
+    found: Order | None = None
     if options.fusion and options.compat == "none" and context.is_host and not group2ctx:
-        entries, joined = join(entries)
+        found = depth_first_order((entry[0] for entry in entries), PlanError)
+        entries, joined = join(entries, found[0])
         if joined:
+            found = None
             notes = (*notes, f"joined {counted(joined, 'pair')} of nodes that follow one another (MXNET_USE_FUSION)")
     where: dict[Node, Context] = {}
     if group2ctx or variable_contexts:
+        found = None
         homes = {
             position: _home(arguments[name], context, group2ctx, variable_contexts)
             for position, name in enumerate(wanted, len(heads))
@@ -121,7 +128,7 @@ def differentiate(
             wanted=homes,
             added=added,
         )
-    graph = IndexedGraph(entries)
+    graph = IndexedGraph(entries, found)
     return Differentiated(
         graph=graph,
         devices=[where[node] for node in graph.nodes] if where else [context] * graph.num_nodes,

@@ -19,11 +19,15 @@ from weftplan.ops.schema import Op
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.symbolic.mirroring import forced, rules
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import depth_first_order
+from weftplan.symbol.traversal import Order, depth_first_order
 
 
 class IndexedGraph(Graph):
     """The nodes reachable from ``entries``, numbered; a snapshot that later changes of the nodes do not touch.
+
+    Args:
+        entries: the heads.
+        order: their depth-first order, when the caller has it; it becomes this graph's.
 
     Raises:
         PlanError: the graph has a cycle, an entry names an output that its node lacks, a variable has inputs, or the
@@ -33,12 +37,14 @@ class IndexedGraph(Graph):
     nodes: list[Node]
     nid: dict[Node, int]
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[Entry], order: Order | None = None) -> None:
         heads = list(entries)
-        self.nodes, self.nid = nodes, nid = depth_first_order((entry.node for entry in heads), PlanError)
+        if order is None:
+            order = depth_first_order((entry[0] for entry in heads), PlanError)
+        self.nodes, self.nid = nodes, nid = order
         counts = [1 if (op := node.op) is None else op.num_outputs(node.params) for node in nodes]
         row = np.array([0, *accumulate(counts)], dtype=np.int64)
-        ends = [0, *accumulate(len(node.inputs) for node in nodes)]
+        ends = [0, *accumulate([len(node.inputs) for node in nodes])]
         owner = np.array([nid[entry[0]] for node in nodes for entry in node.inputs], dtype=np.int64)
         index = np.array([entry[1] for node in nodes for entry in node.inputs], dtype=np.int64)
         bad = np.flatnonzero((index < 0) | (index >= np.diff(row)[owner]))
