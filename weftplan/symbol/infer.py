@@ -17,7 +17,7 @@ from typing import Any
 from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
 from weftplan.ops.params import p_dtype, p_shape
 from weftplan.ops.rules import is_known, merge_dtype, merge_shape
-from weftplan.ops.schema import DType, Shape
+from weftplan.ops.schema import DType, Op, Shape
 from weftplan.symbol.node import Node
 
 _News = list[tuple[int, Any]]
@@ -42,6 +42,7 @@ def infer_shapes(
     *,
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
+    numbers: dict[Node, int] | None = None,
     settled: Sequence[Shape] = (),
 ) -> list[Shape | None]:
     """The shape of every entry; None, or 0 for a dimension, where it stays unknown.
@@ -52,12 +53,13 @@ def infer_shapes(
             ``__shape__`` of a variable may say.
         rows: :func:`entry_rows` of ``nodes``, when the caller has them.
         inputs: entry ids that each node reads, when the caller has them.
+        numbers: positions of the nodes in ``nodes``, when the caller has them.
         settled: what is already known, completely, of the entries of the first nodes: these are not visited.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, _SHAPES).solve(known, settled)
+    return _Solver(nodes, rows, inputs, numbers, _SHAPES).solve(known, settled)
 
 
 def infer_dtypes(
@@ -66,6 +68,7 @@ def infer_dtypes(
     *,
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
+    numbers: dict[Node, int] | None = None,
     settled: Sequence[DType] = (),
 ) -> list[DType | None]:
     """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
@@ -73,7 +76,7 @@ def infer_dtypes(
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, _DTYPES).solve(known, settled)
+    return _Solver(nodes, rows, inputs, numbers, _DTYPES).solve(known, settled)
 
 
 class _Kind:
@@ -114,13 +117,20 @@ class _Solver:
     """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
 
     def __init__(
-        self, nodes: Sequence[Node], rows: Sequence[int] | None, inputs: Sequence[Sequence[int]] | None, kind: _Kind
+        self,
+        nodes: Sequence[Node],
+        rows: Sequence[int] | None,
+        inputs: Sequence[Sequence[int]] | None,
+        numbers: dict[Node, int] | None,
+        kind: _Kind,
     ) -> None:
         self.nodes = nodes
         self.kind = kind
         self.rows = entry_rows(nodes) if rows is None else rows
-        self.nid: dict[Node, int] = {}
-        if inputs is None or any(node.op is not None and node.op.backward_of is not None for node in nodes):
+        self.nid: dict[Node, int] = numbers or {}
+        if not self.nid and (
+            inputs is None or any(node.op is not None and node.op.backward_of is not None for node in nodes)
+        ):
             self.nid = {node: i for i, node in enumerate(nodes)}
         if inputs is None:
             first = {node: self.rows[i] for node, i in self.nid.items()}
@@ -195,8 +205,11 @@ class _Solver:
             reads = inputs[i]
             start, end = rows[i], rows[i + 1]
             if op.backward_of is not None and node.control_deps:
-                again |= self._backward(node, start)
-                seen[start:end] = b"\1" * (end - start)
+                again |= self._backward(node, op, start)
+                if end - start == 1:
+                    seen[start] = 1
+                else:
+                    seen[start:end] = b"\1" * (end - start)
                 continue
             ins = [values[e] for e in reads]
             outs = values[start:end]
@@ -253,21 +266,21 @@ class _Solver:
             raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from own(error)
         return _news(ins, new_ins), _news(outs, new_outs)
 
-    def _backward(self, node: Node, start: int) -> bool:
+    def _backward(self, node: Node, op: Op, start: int) -> bool:
         """Outputs of a backward node are like the inputs of its forward node whose gradients they are."""
-        op = node.op
-        assert op is not None
         forward = self.nid.get(node.control_deps[0])
         if forward is None:
             raise FormatError(f"backward node {node.name!r}: its forward node is not in the graph")
-        source, values, again = self.inputs[forward], self.values, False
-        for k, position in enumerate(op.gradient_inputs(node.params)):
+        source, values, seen, again = self.inputs[forward], self.values, self.seen, False
+        positions = op.grad_inputs
+        for k, position in enumerate(positions(node.params) if callable(positions) else positions, start):
             # What the forward node learns of this input later in the pass makes another visit here necessary.
-            self.seen[source[position]] = 1
-            new = values[source[position]]
-            if new is not None and _differ(values[start + k], new):
-                values[start + k] = new
-                again |= self.seen[start + k] == 1
+            e = source[position]
+            seen[e] = 1
+            new, old = values[e], values[k]
+            if new is not None and new is not old and _differ(old, new):
+                values[k] = new
+                again |= seen[k] == 1
         return again
 
 

@@ -40,7 +40,7 @@ def complete_shapes(
     for name, shape in known.items():
         _check_given(name, shape)
     nodes, rows, inputs = _first(graph, stop)
-    shapes = infer.infer_shapes(nodes, known, rows=rows, inputs=inputs, settled=settled)
+    shapes = infer.infer_shapes(nodes, known, rows=rows, inputs=inputs, numbers=graph.nid, settled=settled)
     for eid in range(len(settled), len(shapes)):
         shape = shapes[eid]
         if shape is None or 0 in shape:
@@ -57,11 +57,11 @@ def complete_dtypes(
         DTypeError: dtypes conflict, or one cannot be inferred.
     """
     nodes, rows, inputs = _first(graph, stop)
-    dtypes = infer.infer_dtypes(nodes, known, rows=rows, inputs=inputs, settled=settled)
+    dtypes = infer.infer_dtypes(nodes, known, rows=rows, inputs=inputs, numbers=graph.nid, settled=settled)
     open_variables = [node for node, at in zip(nodes, rows, strict=False) if node.op is None and dtypes[at] is None]
     if open_variables:
         completed = {**known, **dict.fromkeys(open_variables, FLOAT32)}
-        dtypes = infer.infer_dtypes(nodes, completed, rows=rows, inputs=inputs, settled=settled)
+        dtypes = infer.infer_dtypes(nodes, completed, rows=rows, inputs=inputs, numbers=graph.nid, settled=settled)
     for eid in range(len(settled), len(dtypes)):
         if dtypes[eid] is None:
             raise DTypeError(_unknown(graph, eid, dtypes, "dtype"))
