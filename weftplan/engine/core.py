@@ -35,6 +35,7 @@ from weftplan.engine.operation import (
     label_of,
     nothing,
     room,
+    runs,
     searchable,
 )
 from weftplan.engine.sites import OWN, origin, push_site
@@ -301,8 +302,16 @@ class Engine(Waiting):
         """
         if not callable(fn):
             raise EngineError(f"an operation needs a function of on_complete, got {type(fn).__name__}")
-        check_runs(fn, label_of(fn, name))  # it would never say that it is done
-        reads, writes = checked_vars(self, const_vars, mutable_vars, name)
+        if not runs(fn):
+            check_runs(fn, label_of(fn, name))  # it would never say that it is done
+        reads: Sequence[Var] = const_vars
+        writes: Collection[Var] = mutable_vars
+        try:
+            plain = type(reads) is tuple and type(writes) is tuple and self._plain(reads, writes)
+        except AttributeError:  # no var at all
+            plain = False
+        if not plain or len(writes) > 8:
+            reads, writes = checked_vars(self, const_vars, mutable_vars, name)
         if self._bulking:
             self._flush_bulk()
         priority = _check_place(ctx, priority)

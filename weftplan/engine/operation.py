@@ -226,6 +226,11 @@ def label_of(fn: Any, name: str | None) -> str:
     return _class_name(type(fn))
 
 
+def runs(fn: Any) -> bool:
+    """True where ``fn`` is a plain function, of which :func:`check_runs` would say nothing."""
+    return type(fn) is FunctionType and not fn.__code__.co_flags & _RUNS_NOTHING
+
+
 def check_runs(fn: Any, label: str) -> None:
     """Refuse functions of which a call runs nothing: it only makes a coroutine or a generator.
 

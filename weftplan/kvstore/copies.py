@@ -70,8 +70,12 @@ def copy_to_all(
             apart.append(target)
     if together:
         where = source if len(together) > 1 else together[0]
-        fill = partial(_fill, source, together, spread)
-        small = inline and len(together) * source.nbytes <= SMALL
+        nbytes = len(together) * source.nbytes
+        small = inline and nbytes <= SMALL
+        if len(together) == 1 and nbytes <= SMALL:
+            fill = partial(_fill_one, source, where)
+        else:
+            fill = partial(_fill, source, together, spread)
         get_engine().push(
             fill,
             (own,),

@@ -57,7 +57,7 @@ class Group(Members):
     @property
     def whole(self) -> bool:
         """True where a sum changes its result only once nothing can fail any more."""
-        return self._shared is not None
+        return self._shared is not None or len(self.members) == 1
 
     def share_memory(self) -> Steps[None]:
         """Use memory that all members share, where all run on one host and are willing; every member calls this."""

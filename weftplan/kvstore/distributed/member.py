@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import config
-from weftplan.device.context import cpu, cpu_pinned
+from weftplan.device.context import cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.engine.waiting import helpers
@@ -83,8 +83,7 @@ class KVStoreDist(KVStoreLocal):
             wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
             copy(array, wire, priority)
         part = Part()
-
-        reads = tuple(dict.fromkeys(source.var for source in sources))
+        reads = (sources[0].var,) if len(sources) == 1 else tuple(dict.fromkeys(source.var for source in sources))
 
         def start(on_complete: OnComplete) -> None:
             failure = next((var.failure for var in reads or (wire.var,) if var.failure is not None), None)
@@ -104,7 +103,7 @@ class KVStoreDist(KVStoreLocal):
 
         # It runs even when the sum has failed: the others wait for this process, and must be told.
         get_engine().push_async(
-            start, reads, (wire.var,), cpu(0), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"
+            start, reads, (wire.var,), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"
         )
         if wire is not array:
             copy(wire, array, priority)

@@ -130,9 +130,13 @@ class KVStoreDistSync(KVStoreDist):
 
     def _put(self, collected: list[tuple[Key, NDArray, Part]]) -> None:
         """Queue exchanges for what a call has pushed: in an order that only depends on the calls."""
+        compressing = self._dist_compression is not None
+        if len(collected) == 1 and not compressing:
+            key, merged, part = collected[0]
+            self._sequencer.put(Ticket(f"sum {self._described(key, merged)}", (part,), Group.sum))
+            return
         if len(collected) > 1:
             collected = [item for _, item in sorted(enumerate(collected), key=lambda pair: self._place(*pair))]
-        compressing = self._dist_compression is not None
         rule = BucketRule(1, None) if compressing else self._rule
         for bucket in rule.cut([(item, item[1].nbytes, item[1].dtype) for item in collected]):
             what = ", ".join(self._described(key, merged) for key, merged, _ in bucket)
