@@ -11,7 +11,7 @@ import collections
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,20 +49,22 @@ class Host:
 
     Args:
         seeds: orders of threads and blocks; a launch is run in each of them and must leave the same bits.
+        rewrite: what becomes of a source before it is compiled, for tests that put a mistake into it.
 
     Attributes:
         executed: how often each (source, kernel) was launched.
     """
 
-    def __init__(self, seeds: Sequence[int] = (0,)) -> None:
+    def __init__(self, seeds: Sequence[int] = (0,), rewrite: Callable[[str], str] = str) -> None:
         self.seeds = seeds
+        self.rewrite = rewrite
         self.executed: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def launch(
         self, code: str, name: str, grid: Any, block: Any, parameters: Sequence[Any], args: Sequence[Any]
     ) -> None:
         """One launch: ``args`` are arrays of the stand-in and numbers, of the types of the parameters."""
-        compiled = _compiled(code, name)
+        compiled = _compiled(self.rewrite(code), name)
         wanted = [f"{'const ' * (p.const and p.pointer)}{p.type}{'*' * p.pointer}" for p in parameters]
         if compiled.parameters != wanted:
             raise KernelError(f"{name}: the compiler sees parameters {compiled.parameters}, the stand-in {wanted}")
@@ -148,9 +150,9 @@ def expanded(kernel: Any, kind: str) -> str:
 
 
 @contextlib.contextmanager
-def on_host(seeds: Sequence[int] = (0,)) -> Iterator[Host]:
-    """Within it the stand-in's kernels are machine code of the host."""
-    host = Host(seeds)
+def on_host(seeds: Sequence[int] = (0,), rewrite: Callable[[str], str] = str) -> Iterator[Host]:
+    """Within it the stand-in's kernels are machine code of the host; arguments as in :class:`Host`."""
+    host = Host(seeds, rewrite)
     before, RawKernel.host = RawKernel.host, host
     try:
         yield host

@@ -104,6 +104,9 @@ CASES = {
        for name, axis in itertools.product(("SequenceMask", "SequenceLast", "SequenceReverse"), (0, 1))
        if not (name == "SequenceReverse" and axis)},
     "dropout": ("Dropout", [numbers(33, 9)], {"p": 0.4}),
+    "an image in columns": ("im2col", [numbers(3, 2, 11, 13)], {"kernel": (3, 2), "stride": (1, 2), "pad": (1, 0)}),
+    "columns in an image": (
+        "col2im", [numbers(1, 2 * 9, 36)], {"output_size": (8, 8), "kernel": (3, 3), "stride": (1, 1)}),
     "dropout of all": ("Dropout", [numbers(40)], {"p": 1.0}),
 }  # fmt: skip
 VECTORS = {"BatchNorm": slice(1, None)}

@@ -1,0 +1,113 @@
+"""Kernels in CUDA C as a plan may call them: in place, with outputs that nobody wants, again, and to predict."""
+
+import numpy as np
+import ops_cuda_sources as cuda
+import pytest
+from ops_harness import differentiate, garbage, prepare, spec_of
+
+from tests.contract.devices import place
+from tests.cuda_on_host import build
+from tests.cuda_on_host.kernels import on_host
+from tests.ops.test_cuda_on_host import CASES, of
+from tests.ops.test_on_devices import fetch, put, same
+from weftplan import device
+from weftplan.ops.implementations import choose, provided
+from weftplan.ops.schema import OpContext
+
+pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing")
+
+
+@pytest.fixture(scope="module")
+def where():
+    """The stand-in's first GPU, whose kernels are machine code of the host."""
+    texts = cuda.texts(every=False)
+    build.build(text for label, text in texts.items() if not label.startswith(("philox", "updates")))
+    with place("standin") as context, on_host((0, 1)):
+        yield device.get(context(0))
+
+
+def calls_of(case, *, is_train=True):
+    """The forward call of a case and the calls of its gradient that have a kernel for GPUs."""
+    name, arrays, params = of(case, "float32")
+    call = prepare(name, arrays, params, is_train=is_train)
+    call()
+    made = [call]
+    if is_train and call.op.gradient is not None:
+        heads = [np.linspace(-1, 2, int(np.prod(s.shape))).reshape(s.shape).astype(s.dtype) for s in call.out_specs]
+        made += differentiate(call, heads)[1].calls
+    return [call for call in made if call.op.name in provided("gpu")]
+
+
+def run(where, call, *, alias=None, wanted=None, recompute=False):
+    """Outputs and auxiliary states after one call on the device; the arguments are those of a call of the harness."""
+    op, params = call.op, call.params
+    specs = [spec_of(x) for x in call.inputs]
+    chosen = choose(op, params, specs, call.out_specs, "auto", on="gpu").implementation
+    assert chosen.name == "cuda", op.name
+    ignored = set(op.ignored(params))
+    given = [None if k in ignored else put(where, x) for k, x in enumerate(call.inputs)]
+    outputs = [put(where, garbage(s)) if wanted is None or wanted[k] else None for k, s in enumerate(call.out_specs)]
+    if alias is not None:
+        source, target = alias
+        memory = put(where, call.inputs[source])
+        outputs[target] = memory.view(call.out_specs[target].dtype).reshape(call.out_specs[target].shape)
+        if source not in ignored:
+            given[source] = memory
+    size = chosen.workspace(params, specs, call.out_specs)
+    ctx = OpContext(
+        where.xp, is_train=call.is_train, workspace=put(where, np.full(size, 0xFF, np.uint8)) if size else None,
+        random_key=call.key, recompute=recompute,
+        output_shapes=() if wanted is None else [s.shape for s in call.out_specs],
+    )  # fmt: skip
+    where.launch(lambda: chosen.kernel(ctx, params, given, outputs))
+    return [None if y is None else fetch(where, y) for y in outputs], [fetch(where, given[k]) for k in op.aux]
+
+
+def bits(arrays):
+    """For comparison: NaN is equal to itself."""
+    return [None if x is None else x.tobytes() for x in arrays]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_place_and_with_unwanted_outputs(where, case):
+    """What an operator declares for its kernel of the host holds for the one in CUDA C: the bits do not change."""
+    for call in calls_of(case):
+        expected, states = run(where, call)
+        for pair in call.op.inplace_pairs(call.params):
+            if pair.input >= len(call.inputs) or pair.output >= len(call.out_specs):
+                continue
+            if call.inputs[pair.input].nbytes != expected[pair.output].nbytes:
+                continue
+            found, after = run(where, call, alias=(pair.input, pair.output))
+            assert bits(found) == bits(expected), f"{call.op.name}: output {pair.output} in input {pair.input}"
+            assert bits(after) == bits(states)
+        for k in range(len(expected)):
+            for wanted in ([n != k for n in range(len(expected))], [n == k for n in range(len(expected))]):
+                if len(expected) > 1 and call.op.has_work(
+                    [y if w else None for y, w in zip(expected, wanted, strict=True)]
+                ):
+                    found, after = run(where, call, wanted=wanted)
+                    assert bits(found) == bits([y if w else None for y, w in zip(expected, wanted, strict=True)])
+                    assert bits(after) == bits(states)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_to_predict(where, case):
+    """Outside of training: statistics that were learnt are used and stay, nothing is dropped."""
+    for call in calls_of(case, is_train=False):
+        before = [call.inputs[k].copy() for k in call.op.aux]
+        expected = [y.copy() for y in call()]
+        found, after = run(where, call)
+        assert bits(after) == bits(before)
+        for mine, theirs in zip(found, expected, strict=True):
+            same(mine, theirs, call.op.name)
+
+
+def test_statistics_are_learnt_once(where):
+    """A forward pass that is computed again for backward gives the same bits and leaves the statistics alone."""
+    for case in CASES:
+        for call in calls_of(case) if CASES[case][0] == "BatchNorm" else ():
+            expected, _ = run(where, call)
+            found, after = run(where, call, recompute=True)
+            assert bits(found) == bits(expected)
+            assert bits(after) == bits([call.inputs[k] for k in call.op.aux])

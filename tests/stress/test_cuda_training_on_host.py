@@ -1,0 +1,27 @@
+"""The suites of executors, stores and training on GPUs, with kernels that are machine code of the host."""
+
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from tests.contract.elsewhere.test_executors import *  # noqa: F403
+from tests.contract.elsewhere.test_stores import *  # noqa: F403
+from tests.contract.elsewhere.test_training import *  # noqa: F403
+from tests.cuda_on_host import build
+from tests.cuda_on_host.kernels import on_host
+from weftplan import device
+
+pytestmark = [
+    pytest.mark.stress,
+    pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing"),
+]
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch):
+    """A stand-in whose GPUs are called CPUs, as in tests/contract/elsewhere."""
+    with place("standin") as context, on_host((0, 1)):
+        for module in (mx, device):
+            monkeypatch.setattr(module, "cpu", lambda index=0: context(index % 4))
+        with context(0):
+            yield context
