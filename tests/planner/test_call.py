@@ -20,7 +20,7 @@ def _network(name: str = "lenet", batch: int = 4) -> tuple[Any, dict[str, tuple[
     return models.get(name), models.input_shapes(name, batch)
 
 
-def _chain(depth: int = 6) -> Any:
+def _chain(depth: int = 4) -> Any:
     """Wide layers one after the other: recomputation has something to win."""
     net = mx.sym.Variable("data")
     for i in range(depth):
