@@ -65,6 +65,16 @@ def test_the_chain_makes_terms_one_at_a_time() -> None:
     assert many.lower_bound - outputs[1] <= few.lower_bound - outputs[0]
 
 
+@pytest.mark.parametrize("cap", [0, 1, 2, 3])
+def test_the_fewest_terms_that_are_added_one_at_a_time(cap: int) -> None:
+    """Two terms are a chain with a cap of 2, and with any below it; with 3 they are one sum."""
+    x = sym.Variable("x")
+    planned = _plan(sym.exp(x) * sym.sin(x), options=PlanOptions(inplace_grad_sum_cap=cap))
+    made = [node.op.name for node in planned.graph.nodes if node.op is not None]
+    assert made.count("_grad_add") == (cap <= 2)
+    assert made.count("add_n") == (cap > 2)
+
+
 def test_chain_edges_close_no_cycle() -> None:
     """A term that another term is computed from must not wait for the sum of that other term.
 

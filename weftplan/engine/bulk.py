@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BulkMember:
-    """One push that was absorbed."""
+    """One push that a bulk has absorbed."""
 
     fn: Any
     reads: Sequence[Var]
@@ -37,7 +37,7 @@ class BulkMember:
 
 
 class BulkState(threading.local):
-    """Per thread: the bulk size (0: off) and what was absorbed since the last flush."""
+    """The bulk of one thread: its size (0: off), and what was absorbed since the last flush."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -48,7 +48,7 @@ class BulkState(threading.local):
 
 
 class BulkGuard:
-    """Lives in the bulk state of one thread and dies with it: what was collected is pushed, the thread forgotten."""
+    """Lives in the bulk state of one thread. When it dies, what was collected is pushed and the thread is forgotten."""
 
     def __init__(self, engine: Core, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)

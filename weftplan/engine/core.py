@@ -1,4 +1,8 @@
-"""The engine as its users see it: one class with all public verbs, hence long; ``push`` calls nothing to check vars."""
+"""The engine as its users see it: one class with all public verbs.
+
+It relies on the region for every change of state. Any thread may call a verb, unless its docstring says otherwise. The
+file is long because the class is one, and because ``push`` checks vars without calling anything.
+"""
 
 from __future__ import annotations
 
@@ -270,7 +274,7 @@ class Engine(Waiting):
             self._wait_idle(few=self._region.few)
 
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-        """True when the vars need nothing done to them: all of this engine, alive, none twice."""
+        """True when nothing has to be done to the vars: all are alive and of this engine, and none comes twice."""
         for var in writes:
             if var.engine is not self:
                 return False
@@ -380,7 +384,7 @@ class Engine(Waiting):
         """
 
     def _forget_threads(self) -> None:
-        """In a forked child, where they do not exist."""
+        """Forget the threads, which do not exist in a forked child."""
 
     def start(self) -> None:
         """Undo :meth:`stop`; threads are made when an operation needs them."""
@@ -396,8 +400,10 @@ class Engine(Waiting):
         )
 
     def others_first(self, patience_s: float) -> Iterator[None]:
-        """For who lacks memory: yields whenever pending operations have ended, while there are any. Inside an operation
-        its thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds."""
+        """For a caller that lacks memory: yields whenever pending operations have ended, while there are any.
+
+        Inside an operation its thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds.
+        """
         return others_first(self, patience_s)
 
     @property
@@ -419,7 +425,7 @@ class Engine(Waiting):
 
     @property
     def tracer(self) -> Tracer | None:
-        """Called after each operation with (name, ctx, queue, worker, push_ns, start_ns, end_ns, number)."""
+        """What is called after each operation with (name, ctx, queue, worker, push_ns, start_ns, end_ns, number)."""
         return self._tracer
 
     @tracer.setter
@@ -430,7 +436,7 @@ class Engine(Waiting):
         self._note_unusual()
 
     def statistics(self) -> Statistics:
-        """Counts so far, and per queue."""
+        """The counts so far, in all and per queue."""
         return self._exclusively(self._count)
 
     def _count(self) -> Statistics:

@@ -137,11 +137,11 @@ class Execution(Driver):
         self._admitted(op)
 
     def _admitted(self, op: OprBlock) -> None:
-        """``op`` has just been put into the region's ``requests``."""
+        """Called when ``op`` has just been put into the region's ``requests``."""
         self._region.apply(self)
 
     def _complete(self, op: OprBlock, failure: Any) -> None:
-        """``op`` has run, on whatever thread."""
+        """Complete ``op``, which has run on whatever thread."""
         op.failure = failure
         self._region.requests.append(op)
         self._region.apply(self)
@@ -234,7 +234,7 @@ class Execution(Driver):
                 self._exclusively(lambda: self._add_unobserved(failure))
 
     def _add_unobserved(self, failure: Failure) -> None:
-        """Inside the region: a failure that is on no var."""
+        """Inside the region: note a failure that is on no var."""
         self._failed += 1
         self._unobserved[failure] = None
 
@@ -290,7 +290,7 @@ class Execution(Driver):
         return replaced
 
     def _all_well(self) -> None:
-        """Inside the region: no var holds a failure."""
+        """Inside the region: note that no var holds a failure."""
         self._any_failure = self._careful = False
         # Looked at after the change: whoever sets one of these sets `_careful` afterwards.
         if self._debug or self._shutdown or self._streams_used:

@@ -237,7 +237,7 @@ def _workers_at_work() -> int:
 
 
 def _keep(*args: Any, **options: Any) -> None:
-    """Deletes nothing."""
+    """Delete nothing."""
 
 
 cores.count_workers(_workers_at_work)

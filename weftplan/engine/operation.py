@@ -28,10 +28,10 @@ class FnProperty(IntEnum):
     ASYNC = 4
     """The function only starts asynchronous work; it may run on the pushing thread."""
     DELETE_VAR = 5
-    """Destruction of a var: jumps queues, is never skipped, runs during shutdown too."""
+    """The destruction of a var: it jumps queues, is never skipped, and runs during shutdown, too."""
     GPU_PRIORITIZED = 6
     NO_SKIP = 7
-    """Runs even when an input has failed."""
+    """The operation runs even when an input has failed."""
     TASK = 8
     """A function on plain arrays (not MXNet's): it has workers of its own, as many as there are cores."""
 
@@ -56,8 +56,10 @@ def nothing() -> None:
 
 
 def _around(inner: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls ``inner``; with code of its own, since the interpreter is quick where a line of code calls
-    always the same function."""
+    """A function that calls ``inner``.
+
+    It has code of its own, since the interpreter is quick where a line of code always calls the same function.
+    """
 
     def call() -> None:
         inner()
@@ -72,12 +74,12 @@ for _ in range(30):
     _NESTED.append(_around(_NESTED[-1]))
 
 room = _NESTED[3]
-"""Make four calls within each other, this one included: what carries out a request needs no more. RecursionError: the
-thread is too close to its limit, and nothing has happened yet."""
+"""Make four calls within each other, this one included, since what carries out a request needs no more. It raises
+RecursionError where the thread is too close to its limit, and then nothing has happened yet."""
 
 
 def ample_room(calls: int = 20) -> None:
-    """The same with as many calls (at most 30) as something else needs."""
+    """Make as many calls within each other (at most 30) as something else than a request needs; see :data:`room`."""
     _NESTED[calls]()
 
 
@@ -141,21 +143,21 @@ class OprBlock:
 
 
 class OwnBlock(OprBlock):
-    """The same, pushed by the package for itself."""
+    """A push of the package for itself."""
 
     __slots__ = ()
     own = True
 
 
 class TaskBlock(OprBlock):
-    """The same, for a function that has workers of its own."""
+    """A push of a function that has workers of its own."""
 
     __slots__ = ()
     prop = FnProperty.TASK
 
 
 class TracedBlock(OprBlock):
-    """The same while there is a tracer: with the time of the push."""
+    """A push while there is a tracer; it notes the time."""
 
     __slots__ = ("own", "push_ns")
 

@@ -25,7 +25,7 @@ _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 
 
 class ThreadedEnginePerDevice(ThreadedBase):
-    """Worker, task, copy and priority threads per device."""
+    """An engine with worker, task, copy and priority threads for each device."""
 
     kind = "ThreadedEnginePerDevice"
     _short_inline = True

@@ -22,7 +22,7 @@ Choose = Callable[[Sequence[OprBlock]], int]
 
 
 class Simulator(Engine):
-    """One thread, any legal order.
+    """An engine on one thread that runs operations in any legal order.
 
     Args:
         seed: of the choices; the same seed and program give the same order.
@@ -91,7 +91,7 @@ class Simulator(Engine):
         return self.step()
 
     def _arrive(self, op: OprBlock, start_ns: int, failure: Any) -> None:
-        """An asynchronous operation is over, on whatever thread."""
+        """Note that an asynchronous operation is over; any thread may call this."""
         if start_ns:
             self._trace(op, "simulated", threading.current_thread().name, start_ns)
         self._complete(op, failure)

@@ -275,7 +275,7 @@ class StreamWorker:
             block = False
 
     def close(self, core: Runs | None) -> None:
-        """The worker ends; with the last one of the device go its streams, except those of which a var has a mark."""
+        """End the worker. The streams of a device go with its last worker, except those of which a var has a mark."""
         with _lock:
             self._pool.users -= 1
             if core is not None and not self._pool.users:
@@ -290,25 +290,25 @@ class BrokenDevice:
         self._error = error
 
     def run(self, core: Runs, op: OprBlock) -> Any:
-        """The failure."""
+        """Return the failure."""
         if op.prop is FnProperty.DELETE_VAR:
             return core._execute_carefully(op)
         return Failure.of(op, self._error)
 
     def start(self, core: Runs, op: OprBlock, done: Callable[[Any], None]) -> None:
-        """The failure."""
+        """Return the failure."""
         done(Failure.of(op, self._error))
 
     def has_graves(self) -> bool:
-        """Never."""
+        """False: no delete ever waits for an event."""
         return False
 
     def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
-        """Nothing."""
+        """Do nothing."""
         return iter(())
 
     def close(self, core: Runs | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def enter(core: Runs, context: Context | None) -> StreamWorker | BrokenDevice | None:

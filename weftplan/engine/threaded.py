@@ -278,7 +278,7 @@ class ThreadedBase(Engine):
 
 
 def _end(queues: list[WorkerQueue]) -> None:
-    """Nobody holds the engine: nothing runs, nothing is pending, all workers are parked or about to be."""
+    """End the workers. Nobody holds the engine, so nothing runs or is pending, and all are parked or about to be."""
     for queue in queues:
         queue.end()
 

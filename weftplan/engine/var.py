@@ -66,14 +66,14 @@ class Var:
         """Stream events of the last write and of the reads since, on asynchronous devices only."""
 
     def add_read(self, op: Any) -> None:
-        """Register a read: granted at once, or behind the write."""
+        """Register a read, which is granted at once or waits behind the write."""
         if self.write is None:
             self.readers += 1
         else:
             self.append(op)
 
     def add_write(self, op: Any) -> None:
-        """Register a write: as ``write``, granted if there are no readers, or behind another one."""
+        """Register a write. It becomes ``write``, granted if there are no readers, or waits behind another one."""
         if self.write is None:
             self.write = op
         else:
@@ -87,7 +87,7 @@ class Var:
             self.waiting.append(op)
 
     def finish_read(self, ready: deque[Any]) -> None:
-        """A granted read is over."""
+        """End a granted read."""
         self.readers -= 1
         if not self.readers and self.write is not None:
             op = self.write
@@ -96,14 +96,14 @@ class Var:
                 ready.append(op)
 
     def finish_write(self, ready: deque[Any]) -> None:
-        """The granted write is over: grant what comes next."""
+        """End the granted write, and grant what comes next."""
         self.version += 1
         self.write = None
         if self.waiting:
             self.grant(ready)
 
     def grant(self, ready: deque[Any]) -> None:
-        """Nothing holds the var: grant from ``waiting``. Begun again after an interrupt, it goes on where it was."""
+        """Grant from ``waiting``: nothing holds the var. Called again after an interrupt, it goes on where it was."""
         waiting: list[Any] = self.waiting  # type: ignore[assignment]
         head, count = self.head, len(waiting)
         while head < count:
@@ -130,13 +130,13 @@ class Var:
             del waiting[:head]
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """``await var`` in a coroutine: until it is readable; raises its failure. The event loop goes on meanwhile."""
+        """``await var``, in a coroutine: wait until it is readable, and raise its failure. The event loop goes on."""
         if self.deleted:
             raise EngineError(f"await: {self!r} has been deleted; nothing will ever write it")
         return (yield from self.engine._await(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Neither copied nor pickled: a twin would let operations past the ones that wait here.
+        """A var is neither copied nor pickled: a twin would let operations past the ones that wait here.
 
         Raises:
             EngineError: always.

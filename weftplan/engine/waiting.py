@@ -22,7 +22,7 @@ without waiting for long itself. Not where WEFTPLAN_ENGINE_WAITERS_HELP is 0."""
 
 
 class Waiting(Execution):
-    """Every way to wait."""
+    """All ways to wait, as a base of the engine."""
 
     def _before_wait(self, var: Var | None = None) -> None:
         """Before a wait for ``var`` (None: all) blocks: a driver may run operations here."""
@@ -161,7 +161,7 @@ class Waiting(Execution):
                     self._look_after_workers()
 
     def _look_after_workers(self) -> None:
-        """Now and then during a wait: carry out what nobody has."""
+        """Carry out what nobody else has; called now and then during a wait."""
         ample_room(6)
         self._region.apply(self)
 

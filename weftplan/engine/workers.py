@@ -142,7 +142,7 @@ class WorkerQueue:
             worker.park.release()
 
     def revive(self, engine: Threads) -> None:
-        """Nobody held the engine, its workers went; then a finalizer brought it back, for one more delete.
+        """Let workers come again: nobody held the engine, they went, and a finalizer brought it back for a delete.
 
         Not for a queue that ``stop`` has taken away: its workers run what is left and must see ``stopping``.
         """
@@ -179,7 +179,7 @@ class WorkerQueue:
             raise
 
     def measure(self, start_ns: int) -> None:
-        """An operation that began at ``start_ns`` has ended."""
+        """Count an operation that began at ``start_ns`` and has ended."""
         self.quick = perf_counter_ns() - start_ns < QUICK_NS
 
     def standing_in(self) -> bool:
@@ -212,13 +212,13 @@ class WorkerQueue:
                     time.sleep(0.0001)
 
     def statistics(self) -> QueueStatistics:
-        """Counts."""
+        """The counts of the queue."""
         completed = self.helped + sum(worker.completed for worker in self.workers)
         return QueueStatistics(self.context, self.name, completed, len(self.items), len(self.started))
 
 
 def _work(queue: WorkerQueue, box: list[Threads]) -> None:
-    """A worker's life. Threads other than the main one get no signals: any place here may call anything."""
+    """A worker's life. Threads other than the main one get no signals, so any place here may call anything."""
     engine: Threads = box.pop()
     me = Worker()
     queue.workers.append(me)

@@ -1,7 +1,7 @@
 """What has to be placed: groups of entries and the scratch of nodes, as buffers with sizes and lifetimes.
 
-Made of an assignment of storages; ``slabs.py`` gives buffers their places. A :class:`Buffers` is not changed once it is
-made, so any thread may read it.
+They are made of an assignment of storages; ``slabs.py`` gives them their places. A :class:`Buffers` is not changed once
+it is made, so any thread may read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MXNet's sharing: whole blocks, reused by entries of similar size.
+"""MXNet's rule of sharing: whole blocks are used again by entries of similar size.
 
 A released block of ``b`` bytes may serve a request of ``s`` bytes when ``s // R <= b <= s * R`` (R: the match range).
 The smallest block that is large enough is taken; failing that the largest that is too small, which then grows. With

@@ -1,4 +1,4 @@
-"""Who lives where, when: a memory plan's arrays, look-ups in them, and what one asks of a plan.
+"""A memory plan: where every entry lies and when it is alive, look-ups in its arrays, and what one asks of a plan.
 
 Words: an *entry* is one output of one node. A *storage* is what entries share, either because one is computed in place
 of another or because their lifetimes do not meet. A *slab* is one allocation on one device; a storage is a byte range
@@ -41,7 +41,7 @@ from weftplan.planner.options import PlanOptions
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryPlan:
-    """Who lives where, when. Arrays are read-only; their index is an entry, storage, slab or node id."""
+    """Where every entry lies, and when. The arrays are read-only; their index is an entry, storage, slab or node id."""
 
     strategy: str
     """The strategy that made the plan (``match_range``, ``arena`` or ``none``; never ``auto``)."""

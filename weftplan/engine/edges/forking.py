@@ -166,7 +166,11 @@ def engines() -> list[Any]:
 
 
 def _enter_all(held: list[Any]) -> None:
-    """A loop of its own: the interpreter (3.14) looks for signals at its end, which no ``try`` around it covers."""
+    """Be inside every engine.
+
+    The loop has a function of its own, since the interpreter (3.14) looks for signals at its end, which no ``try``
+    around it would cover.
+    """
     new = engines()
     while new:
         for engine in new:
@@ -237,7 +241,7 @@ def _raise_next(error: BaseException) -> None:
 
 
 def _in_forked_child() -> None:
-    """Threads are gone, and so are all operations: the fork waited.
+    """Put all engines right: their threads are gone, and so are all operations, for which the fork has waited.
 
     New engines of the child use the MP worker count.
     """

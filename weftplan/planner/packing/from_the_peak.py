@@ -183,7 +183,7 @@ class _Space:
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT * patience)
 
     def release(self, buffer: int, low: int, high: int) -> None:
-        """A buffer died: its bytes join the holes that they touch."""
+        """Give back the bytes of a buffer that died; they join the holes that they touch."""
         self._dead.append((buffer, low, high))
         lows, highs = self._low, self._high
         k = bisect_left(lows, low)

@@ -69,7 +69,7 @@ class Incumbent:
             self.offsets, self.peak, self.waits = offsets, peak, None
 
     def hurry(self, floor: int) -> None:
-        """Have some packing, when time was over before there was any."""
+        """Make some packing, where time was over before there was any."""
         if not self.assignment:
             quick = pack_outwards(
                 self.part, floor=floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
@@ -102,7 +102,7 @@ class Incumbent:
                     self.waits = None if order is None else found[1]
 
     def swept(self, floor: int, spending: Spending, deadline: Deadline) -> bool:
-        """Sweep where that is worth it; whether the packing is low enough now. Few buffers are to reach the floor."""
+        """Sweep where that is worth it, and say whether the packing is low enough. Few buffers must reach the floor."""
         enough = floor if len(self.part) <= MANY else enough_for(self.part, floor, spending)
         if self.peak > enough:
             self.sweep(floor, enough, deadline)

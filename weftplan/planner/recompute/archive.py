@@ -1,4 +1,4 @@
-"""Everything priced during a search, and what of it is not dominated.
+"""All choices that a search has priced, and those among them that no other beats.
 
 It owns the number of prices that a search may still ask for, and relies on a tape for each price. One search, in one
 thread, uses an archive.

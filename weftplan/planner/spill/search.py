@@ -189,7 +189,7 @@ class Search:
         return None
 
     def _settle(self, one: Idle) -> None:
-        """``one`` takes its room."""
+        """Take the room of ``one`` from its home."""
         place: Place = one.place
         room = self._room[place.home]
         if room is not None:

@@ -1,4 +1,4 @@
-"""Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and who is where when.
+"""Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and what is alive at each step.
 
 They share no code with the strategies. Entries and scratch are replayed in the order of their first steps on a model of
 memory: whoever is written may only meet what is dead by then, or what it was computed in place of.
