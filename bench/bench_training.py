@@ -30,7 +30,7 @@ def call(python, threads, script, *args, **more):
         "OMP_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        "WEFTPLAN_BLAS_NTHREADS": str(threads),
+        "WEFTPLAN_BLAS_NTHREADS": "1",  # weftplan cuts its operations itself, over OMP_NUM_THREADS cores
         "MXNET_SUBGRAPH_VERBOSE": "0",
     }
     command = [python, os.path.join(PEERS, script), *map(str, args)]

@@ -180,3 +180,70 @@ def test_every_bare_form_is_called_in_this_file():
     names = registry.names(aliases=False)
     bare = {name for name in names if type(registry.get(name).forward).__name__ == "KernelWithBare"}
     assert {name for name in bare if not name.startswith("_")} - {"min"} <= {registry.get(name).name for name in CALLS}
+
+
+UPDATES = {
+    "sgd_update": (0, {"lr": 0.1, "wd": 0.01, "clip_gradient": 0.5}),
+    "sgd_mom_update": (1, {"lr": 0.1, "momentum": 0.9, "wd": 0.01}),
+    "adam_update": (2, {"lr": 0.1}),
+    "rmsprop_update": (1, {"lr": 0.1}),
+    "exp": (-1, {}),
+    "softmax": (-1, {"axis": 0}),
+}
+
+
+@pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "elsewhere"])
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_call_with_out_again_gives_the_bits_of_a_pushed_one(name, inplace):
+    """Writing into an array that is there, over an input or beside all, with the states of optimizers."""
+    states, params = UPDATES[name]
+    function = operators.function(name)
+    mine, other = ([nd.array(values("data", "float32")) for _ in range(2 + states)] for _ in range(2))
+    for one, copy in zip(mine, other, strict=True):
+        copy[:] = one
+    outs = (mine[0], other[0]) if inplace else (nd.zeros((8, 16)), nd.zeros((8, 16)))
+    for _ in range(4):
+        assert function(*mine, out=outs[0], **params) is outs[0]
+        nd.invoke(name, other, params, out=outs[1])
+    for found, wanted in zip((*mine, outs[0]), (*other, outs[1]), strict=True):
+        np.testing.assert_array_equal(found.asnumpy(), wanted.asnumpy())
+
+
+def test_a_call_with_out_waits_for_readers_of_it():
+    """Who reads the old value, pushed before the call, gets the old value."""
+    gate, seen = threading.Event(), []
+    function = operators.function("exp")
+    a, out = nd.zeros((4, 4)), nd.zeros((4, 4))
+    for _ in range(2):
+        function(a, out=out).wait_to_read()
+    if engine.get().kind != "NaiveEngine":
+        engine.get().push(lambda: (gate.wait(), seen.append(out.raw().copy())), [out.var], [])
+    function(a + 1, out=out)
+    gate.set()
+    np.testing.assert_allclose(out.asnumpy(), np.e, rtol=1e-6)
+    nd.waitall()
+    assert all((one == 1).all() for one in seen)
+
+
+def test_a_call_with_out_that_overlaps_an_input_computes_with_the_old_values():
+    """Rows 1 to 4 of what rows 0 to 3 were."""
+    function = operators.function("exp")
+    base = nd.array(np.arange(20.0).reshape(5, 4) / 20)
+    old = base.asnumpy()
+    for _ in range(2):
+        base[:] = old
+        function(base[0:4], out=base[1:5])
+    np.testing.assert_allclose(base.asnumpy()[1:], np.exp(old[:4]), rtol=1e-6)
+    np.testing.assert_array_equal(base.asnumpy()[0], old[0])
+
+
+def test_a_call_with_out_of_another_context_or_shape_is_refused_every_time():
+    """A kept call checks what the first one checked."""
+    function = operators.function("exp")
+    a = nd.zeros((2, 2))
+    for _ in range(2):
+        function(a, out=nd.zeros((2, 2)))
+        with pytest.raises(mx.errors.DeviceError):
+            function(a, out=nd.zeros((2, 2), ctx=mx.cpu(1)))
+        with pytest.raises(mx.errors.ShapeError):
+            function(a, out=nd.zeros((2, 3)))

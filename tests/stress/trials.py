@@ -7,8 +7,9 @@ many channels that their filters are packed a slice at a time. ``dynamic``: eith
 that takes memory as it runs. ``budgets``: a random network that trains within a budget, which is either kept, with the
 same bits, or refused with a smallest budget that works. ``spilled``: the same where results may wait in the host's
 memory, in files or on another device. ``calls``: programs of calls on arrays. ``exchanges``: sums over links between
-simulated devices. ``folding``: networks for inference without their batch normalisation. Hostile files are the matter
-of ``python -m tests.stress.hostile``. A trial that fails prints its seed.
+simulated devices. ``folding``: networks for inference without their batch normalisation. ``convolutions``: a layer
+against its definition in float64. Hostile files are the matter of ``python -m tests.stress.hostile``. A trial that
+fails prints its seed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy as np
 
 import weftplan as mx
 from tests.executor.races import races
-from tests.stress import array_calls, exchanges, folding
+from tests.stress import array_calls, convolutions, exchanges, folding
 from tests.stress.random_graphs import ImageMaker, Maker, SliceMaker, option_sets, without_sharing
 from weftplan import engine, planner
 from weftplan.engine.simulator import Simulator
@@ -257,6 +258,7 @@ TRIALS = {
     "calls": array_calls.trial,
     "exchanges": exchanges.trial,
     "folding": folding.trial,
+    "convolutions": convolutions.trial,
 }
 
 

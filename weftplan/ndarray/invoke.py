@@ -8,7 +8,7 @@ and writes the outputs and auxiliary inputs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -188,6 +188,33 @@ def _workspace(op: Op, plan: SettledCall, context: Context) -> NDArray:
     return fresh(context, (plan.workspace,), np.dtype(np.uint8), f"{op.name} workspace")
 
 
+def push_into(
+    op: Op, plan: SettledCall, inputs: Sequence[NDArray], target: NDArray, context: Context,
+    work: Callable[..., object] | None,
+) -> None:  # fmt: skip
+    """Push a call on a host's arrays that writes ``target``, and the states of the operator among ``inputs``.
+
+    Args:
+        target: what each input may share memory with, by :func:`may_share`.
+        work: what computes it from the raw inputs, the raw result and the workspace; None: the plan's kernel.
+    """
+    read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
+    if work is None or engine.debug_enabled():
+        work = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
+    elif plan.workspace:
+        work = partial(_with_scratch, work, context, plan.workspace, op.name)
+    writes = [target.chunk.var, *[inputs[i].chunk.var for i in op.aux]]
+    push_kernel(work, [*read, target], [array.chunk.var for array in read], writes, context, name=op.name)
+
+
+def _with_scratch(work: Callable[..., object], context: Context, nbytes: int, name: str, *raws: Any) -> None:
+    resource, borrowed = take(context, nbytes, f"{name} workspace")
+    try:
+        work(*raws, borrowed.raw)
+    finally:
+        resource.free(borrowed)
+
+
 def settled(
     op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool = False
 ) -> SettledCall:
@@ -294,7 +321,7 @@ def _outputs_into(
             target = targets[k]
             if target.context != context:
                 raise DeviceError(f"{op.name}: out is on {target.context}, the inputs on {context}; use as_in_context")
-            if all(_may_share(plan, i, k, array, target) for i, array in enumerate(inputs)):
+            if all(may_share(plan, i, k, array, target) for i, array in enumerate(inputs)):
                 outputs.append(target)
                 continue
             copied[k] = target
@@ -304,7 +331,7 @@ def _outputs_into(
     return outputs, copied
 
 
-def _may_share(plan: SettledCall, i: int, k: int, array: NDArray, target: NDArray) -> bool:
+def may_share(plan: SettledCall, i: int, k: int, array: NDArray, target: NDArray) -> bool:
     """True when writing ``target`` as output ``k`` cannot spoil input ``i``."""
     if i in plan.ignored or array.chunk is not target.chunk:
         return True

@@ -3,7 +3,8 @@
 Of a call the classes and values of its arguments, and shapes and dtypes of its arrays, decide everything but the
 numbers. So what the first such call has settled is kept by them, for every function apart, and a call that repeats only
 makes the result. What is small runs on the calling thread where that changes no order (``engine.at_once``); all else is
-pushed. Only the usual is kept: NumPy arrays in, one new array out, no state and no random numbers.
+pushed, and so is what writes an array that is there already: ``out=``, the state of an optimizer. Only the usual is
+kept: NumPy arrays in, one array out, no random numbers.
 
 Kept settings are dictionaries that any thread may use; two threads may settle the same call, with the same outcome.
 """
@@ -17,7 +18,16 @@ from typing import Any
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, verbs
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.invoke import SettledCall, call_settled, invoke, push_call, settled, understood
+from weftplan.ndarray.invoke import (
+    SettledCall,
+    call_settled,
+    invoke,
+    may_share,
+    push_call,
+    push_into,
+    settled,
+    understood,
+)
 from weftplan.ndarray.pushing import MOST_AT_ONCE, at_once
 from weftplan.ops import registry
 from weftplan.ops.node_call import bare_call
@@ -38,7 +48,7 @@ class Repeated:
     Attributes:
         plan: its outcome.
         order: positions of the operator's inputs among the arrays of the call; None: as they come.
-        work: a function of the raw inputs, the raw output and the plan's workspace; None: it is not to run at once.
+        work: a function of the raw inputs, the raw output and the plan's workspace, for small arrays; else None.
     """
 
     __slots__ = ("dtype", "name", "nbytes", "op", "order", "plan", "shape", "work")
@@ -63,6 +73,7 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
         kept: what is known of earlier calls of this function.
     """
     arrays: list[NDArray] = []
+    target: NDArray | None = None
     parts: list[Any] = []
     for value in args:
         kind = value.__class__
@@ -82,7 +93,10 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
             if kind in _PLAIN:
                 parts += (key, kind, value)
             elif kind is NDArray:
-                arrays.append(value)
+                if key == "out":
+                    target = value
+                else:
+                    arrays.append(value)
                 parts += (key, value.shape, value.dtype)
             elif kind in _BY_TEXT:
                 parts += (key, kind, repr(value))
@@ -99,6 +113,14 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
         here = array.chunk.context
         if (here is not context and here != context) or here.device_type != "cpu":
             return call_settled(name, args, kwargs)
+    if target is not None:
+        place = target.chunk.context
+        if (place is context or place == context) and all(
+            may_share(known.plan, i, 0, array, target) for i, array in enumerate(arrays)
+        ):
+            push_into(known.op, known.plan, arrays, target, context, known.work)
+            return target
+        return call_settled(name, args, kwargs)
     if known.work is not None and chunks.ArrayChunk is chunks.Chunk:
         out = NDArray.over(chunks.Chunk.small(context, known.nbytes, known.name), known.shape, known.dtype)
         reads = tuple([array.chunk.var for array in arrays])
@@ -121,9 +143,11 @@ def _first(
     results = invoke(op, inputs, params, out, ctx=ctx, is_train=is_train)
     known = None
     order = _order(inputs, arrays, any(value.__class__ is NDArray for value in kwargs.values()))
-    usual = arrays and order is not None and out is None and not is_train and ctx is None
-    if usual and not op.random and not op.aux and not op.single and arrays[0].context.device_type == "cpu":
-        plan = settled(op, inputs, params, ())
+    targets = () if out is None else (out,)
+    usual = arrays and order is not None and not is_train and ctx is None and (out is None or out.__class__ is NDArray)
+    usual = usual and (out is not None or not op.aux)
+    if usual and not op.random and not op.single and arrays[0].context.device_type == "cpu":
+        plan = settled(op, inputs, params, targets)
         if len(plan.outputs) == 1:
             known = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
     if len(kept) >= _MOST_KEPT:

@@ -279,11 +279,25 @@ class BlockKernel:
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
-        """The step where it takes the arrays as they are: one block without scratch."""
+        """The step where it takes the arrays as they are: one block."""
         shape, dtype = outputs[0]
-        if math.prod(shape) > grain.block() or self.scratch(params, dtype) or any(s.shape != shape for s in inputs):
+        size = math.prod(shape)
+        if size > grain.block() or any(s.shape != shape for s in inputs):
             return None
-        return partial(self.step, np, params)
+        scratch = self.scratch(params, dtype)
+        if not scratch:
+            return partial(self.step, np, params)
+        ranges, end = [], 0
+        for kind in scratch:
+            ranges.append((end, end + size * np.dtype(kind).itemsize, kind))
+            end += aligned(size * np.dtype(kind).itemsize)
+
+        def step(*arrays: Any) -> None:
+            room = arrays[-1]
+            views = [room[start:stop].view(kind).reshape(shape) for start, stop, kind in ranges]
+            self.step(np, params, *arrays[:-1], *views)
+
+        return step
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """``Op.workspace`` of this kernel."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.ops.convolution_reference import gradients, reference
 from weftplan.ops.compiled import dense, ir, jit, scratch, sizes, tables
 from weftplan.ops.compiled import product as product_module
 from weftplan.ops.compiled.scratch import (
@@ -36,45 +36,6 @@ OTHER = (
     else []
 )
 """Other widths of vectors, which the compiler makes from what the machine has: other code, the same bits."""
-
-
-def reference(geo: Geometry, x: Any, w: Any) -> Any:
-    """Cross-correlation in float64, tap by tap, from its definition."""
-    x, w = x.astype(np.float64), w.astype(np.float64)
-    padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
-    out = np.zeros((geo.batch, geo.filters, *geo.grid))
-    per, of = geo.channels // geo.groups, geo.filters // geo.groups
-    for tap in product(*map(range, geo.kernel)):
-        cut = tuple(
-            slice(t * d, t * d + (g - 1) * s + 1, s)
-            for t, d, g, s in zip(tap, geo.dilate, geo.grid, geo.stride, strict=True)
-        )
-        for group in range(geo.groups):
-            part = padded[(slice(None), slice(group * per, (group + 1) * per), *cut)]
-            some = w[(slice(group * of, (group + 1) * of), slice(None), *tap)]
-            out[:, group * of : (group + 1) * of] += np.einsum("nc...,kc->nk...", part, some)
-    return out
-
-
-def gradients(geo: Geometry, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
-    """Gradients of ``sum(reference * dy)`` in float64, from the definition."""
-    x, w, dy = (a.astype(np.float64) for a in (x, w, dy))
-    padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
-    dpadded, dw = np.zeros_like(padded), np.zeros_like(w)
-    per, of = geo.channels // geo.groups, geo.filters // geo.groups
-    for tap in product(*map(range, geo.kernel)):
-        cut = tuple(
-            slice(t * d, t * d + (g - 1) * s + 1, s)
-            for t, d, g, s in zip(tap, geo.dilate, geo.grid, geo.stride, strict=True)
-        )
-        for group in range(geo.groups):
-            place = (slice(None), slice(group * per, (group + 1) * per), *cut)
-            mine = slice(group * of, (group + 1) * of)
-            dpadded[place] += np.einsum("nk...,kc->nc...", dy[:, mine], w[(mine, slice(None), *tap)])
-            axes = [0, *range(2, dy.ndim)]
-            dw[(mine, slice(None), *tap)] = np.tensordot(dy[:, mine], padded[place], (axes, axes))
-    inner = tuple(slice(p, p + e) for p, e in zip(geo.pad, geo.image, strict=True))
-    return dpadded[(slice(None), slice(None), *inner)], dw
 
 
 def place(array: Any, shift: int) -> Any:
