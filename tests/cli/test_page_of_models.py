@@ -38,8 +38,8 @@ def words(line: str) -> list[str]:
 
 
 def test_all_commands_are_shown():
-    """Inspect, run, and both ways of convert."""
-    assert [command.split()[0] for command in SHOWN] == ["inspect", "run", "convert", "convert"]
+    """Inspect, plan, run, and both ways of convert."""
+    assert [command.split()[0] for command in SHOWN] == ["inspect", "plan", "run", "convert", "convert"]
 
 
 @pytest.mark.parametrize("command", SHOWN)
