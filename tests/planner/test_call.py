@@ -12,7 +12,7 @@ import pytest
 import weftplan as mx
 from weftplan import models, storage
 from weftplan.errors import BudgetError, FormatError, MXNetError, PlanError, ShapeError
-from weftplan.planner import MemoryPlan, validate
+from weftplan.planner import MemoryPlan, PlanOptions, plan_symbol, strategies, validate
 from weftplan.training import optimizer
 
 
@@ -273,3 +273,31 @@ def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MXNetError, match=r"pip install 'weftplan\[plot\]'"):
         plan.plot()
+
+
+def test_no_packing_that_cannot_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient sums in place are not packed where sizes, rounded to the alignment, leave nothing to win."""
+    net, weight = mx.sym.Variable("data"), mx.sym.Variable("weight")
+    for k in range(10):  # a sum of ten terms
+        net = mx.sym.tanh(mx.sym.FullyConnected(net, weight=weight, no_bias=True, num_hidden=3, name=f"fc{k}"))
+    packed = []
+    arena = strategies.arena
+
+    def counted(*args: Any) -> MemoryPlan:
+        packed.append(arena(*args))
+        return packed[-1]
+
+    monkeypatch.setattr(strategies, "arena", counted)
+    plan = plan_symbol(mx.sym.MakeLoss(net), {"data": (5, 3)}, grad_req="write").memory
+    assert [plan.peak] == [one.peak for one in packed]
+    assert plan.peak > plan.lower_bound
+
+
+def test_options_that_change_nothing() -> None:
+    """They give the same object; a value of another type is judged even where it is equal."""
+    options = PlanOptions(match_range=1)
+    assert options.replace(match_range=1, budget=None) is options
+    with pytest.raises(PlanError, match="match_range must be an integer"):
+        options.replace(match_range=True)
+    with pytest.raises(PlanError, match="unknown plan option"):
+        options.replace(homes=options.homes)

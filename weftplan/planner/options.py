@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weftplan import config
@@ -160,7 +160,7 @@ class PlanOptions:
             if config.get("MXNET_MEMORY_OPT")
             else ("mxnet" if config.get("MXNET_BACKWARD_DO_MIRROR") else "off"),
         )
-        return read.replace(**overrides)
+        return read.replace(**overrides)  # itself where there are none
 
     @property
     def homes(self) -> tuple[HomeSpec, ...]:
@@ -173,16 +173,27 @@ class PlanOptions:
         return tuple(map(Context.parse, self.peers))
 
     def replace(self, **overrides: Any) -> PlanOptions:
-        """A copy with some fields changed; raises PlanError for a field that does not exist or an illegal value."""
-        known = [field.name for field in fields(self)]
+        """A copy with some fields changed, or the same object where none does.
+
+        Raises:
+            PlanError: a field does not exist, or a value is illegal.
+        """
+        known = self.__dataclass_fields__
         unknown = [name for name in overrides if name not in known]
         if unknown:
             hint = did_you_mean(unknown[0], known)
             raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
-        return replace(self, **overrides)
+        new = {name: value for name, value in overrides.items() if not _holds(self, name, value)}
+        return replace(self, **new) if new else self
 
 
 PlanOptions.__init__ = known_keywords()(PlanOptions.__init__)  # type: ignore[method-assign]
+
+
+def _holds(options: PlanOptions, name: str, value: object) -> bool:
+    """Whether a field has this value already, of this type: 1 is no truth value."""
+    now = getattr(options, name)
+    return type(now) is type(value) and bool(now == value)
 
 
 def _switch(text: str) -> bool | str:

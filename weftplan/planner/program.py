@@ -87,6 +87,7 @@ def program_of(
     sizes: list[int] = elements.tolist()
     makers: list[int] = graph.entry_node.tolist()
     pairs: list[Sequence[InplacePair]] = []
+    alone = len(contexts) == 1
     for nid, work in enumerate(graph.works):
         inputs = graph.inputs[nid]
         if work.writes:
@@ -96,13 +97,13 @@ def program_of(
             continue
         pairs.append(
             allowed_pairs(
-                [pair for pair in work.inplace if pair.input not in work.ignored],
+                [pair for pair in work.inplace if pair.input not in work.ignored] if work.ignored else work.inplace,
                 inputs,
                 graph.row[nid],
                 sizes=sizes,
                 dtypes=dtypes,
                 external=external,
-                here=[device[makers[e]] == device[nid] for e in inputs],
+                here=[True] * len(inputs) if alone else [device[makers[e]] == device[nid] for e in inputs],
             )
         )
     reads = reading(graph)

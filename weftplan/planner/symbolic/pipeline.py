@@ -107,7 +107,7 @@ def size_symbol(
         program, choices = _sized(found, shapes, dtypes or {}, options=options)
         if options.compat == "paddle":
             program = replace(program, order=breadth_first(program))
-        apart = partial(sized, options.replace(fusion=False)) if found.joined else None
+        apart = (lambda: sized(options.replace(fusion=False))) if found.joined else None
         return SizedGraph(found, program, options=options, choices=choices, apart=apart)
 
     return sized(chosen)
