@@ -93,7 +93,8 @@ def test_measured_links():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["links"]["how"] == "measured between 2 processes"
-    assert all(found["links"][name] > 0 for name in ("latency", "bandwidth", "fixed"))
+    assert all(found["links"][name] > 0 for name in ("bandwidth", "fixed"))
+    assert found["links"]["latency"] >= 0  # in memory that both share it is part of the fixed cost
     alone, pair, many = (row["seconds"] for row in found["steps"])
     assert alone == found["computation_s"]
     assert alone + found["links"]["fixed"] <= pair + 1e-9 < many

@@ -17,8 +17,9 @@ from weftplan.ndarray import NDArray
 HOST = ("cpu", "cpu_pinned")
 """Device types whose memory every CPU thread can read and write."""
 
-SMALL = 1 << 14
-"""Bytes that may be copied by whoever finds the copy ready: to hand it to a worker takes longer than that."""
+SMALL = 1 << 19
+"""Bytes that may be copied by whoever finds the copy ready, where processes share the cores: to hand such a copy to a
+worker takes longer."""
 
 Spread = Callable[[Any, Sequence[Any]], None]
 """Called with a raw array of the host and those that are to become like it."""

@@ -55,6 +55,11 @@ class Group(Members):
         return self._scratch.nbytes + self._shown + self._summed
 
     @property
+    def shares_memory(self) -> bool:
+        """True where messages and sums go through memory that all members share."""
+        return self._shared is not None
+
+    @property
     def whole(self) -> bool:
         """True where a sum changes its result only once nothing can fail any more."""
         return self._shared is not None or len(self.members) == 1

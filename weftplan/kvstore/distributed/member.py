@@ -138,6 +138,11 @@ class KVStoreDist(KVStoreLocal):
         return self._group.position
 
     @property
+    def shares_memory(self) -> bool:
+        """True where exchanges go through memory that the processes of one host share."""
+        return self._group.shares_memory
+
+    @property
     def num_workers(self) -> int:
         """How many processes share the store now."""
         return len(self._group.members)

@@ -253,7 +253,7 @@ class Sequencer:
                     return
                 try:
                     item = self._items[0] if self._items else None
-                    if item is None or not item.small or not item.ready():
+                    if item is None or not item.ready() or not (item.small or self._helps_with_large(item)):
                         return
                     over, error = self._drive(item, _HELPING)
                 finally:
@@ -266,6 +266,10 @@ class Sequencer:
                     self._lazy = True
                     self._ring()  # it is to look from now on
                 item.tell(error)
+
+    def _helps_with_large(self, item: Ticket | _Call) -> bool:
+        """Whether a thread that waits takes a large exchange upon itself: where nothing but the others holds it up."""
+        return self._group.shares_memory and isinstance(item, Ticket)
 
     def _is_ready(self, ticket: Ticket) -> None:
         if not self._lazy or not ticket.small:
