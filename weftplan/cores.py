@@ -99,6 +99,21 @@ def split(work: Callable[[int], object], parts: int) -> None:
             _lent -= helpers
 
 
+def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
+    """``work(part, room)`` for all parts, each in one of as many rooms of scratch, which it has for itself.
+
+    A thread that does several parts has the same room for each, which stays in its cache.
+    """
+    free = list(range(parts))
+
+    def part(number: int) -> None:
+        room = free.pop()
+        work(number, room)
+        free.append(room)
+
+    split(part, parts)
+
+
 def share_out(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
     """``work(lo, hi)`` for ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads.
 

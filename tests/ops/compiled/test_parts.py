@@ -1,4 +1,4 @@
-"""Compiled kernels in parts on idle cores: the bits of one call, whatever the cores; planned scratch; clear errors."""
+"""Compiled kernels and pooling in parts on idle cores: the bits of one call, whatever the cores; planned scratch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 import weftplan as mx
 from weftplan import blas, config, cores
 from weftplan.ops import products
-from weftplan.ops.compiled import batch_norm, depthwise_tables, parts, scratch
+from weftplan.ops.compiled import batch_norm, depthwise_tables, scratch
 from weftplan.ops.compiled.sizes import Sizes
+from weftplan.ops.nn import pooling
 from weftplan.planner import PlanOptions
 
 pytest.importorskip("llvmlite")
@@ -39,19 +40,21 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut nothing but products of matrices, whose parts are part of their bits."""
     for module in (scratch, depthwise_tables, batch_norm):
         monkeypatch.setattr(module, "FEW", 1 << 60)
+    monkeypatch.setattr(pooling, "MOST", 1)
 
 
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts each call was cut into, those of one left out."""
     found: list[int] = []
+    split = cores.split
 
     def noting(work: Any, count: int) -> None:
         if count > 1:
             found.append(count)
-        cores.split(work, count)
+        split(work, count)
 
-    monkeypatch.setattr(parts, "split", noting)
+    monkeypatch.setattr(cores, "split", noting)
     return found
 
 
@@ -80,6 +83,12 @@ def network(seed: int) -> tuple[Any, tuple[int, ...], str]:
     rng = random.Random(seed)
     dtype = rng.choice(("float32", "float32", "float64"))
     x = mx.sym.Variable("data", dtype=dtype)
+    if seed % 10 == 9:
+        kind = rng.choice(("max", "max", "avg", "lp"))
+        side, kernel = rng.choice((40, 57)), rng.choice(((2, 2), (3, 3), (3, 2)))
+        stride = rng.choice((kernel, (2, 2), (1, 2)))
+        net = mx.sym.Pooling(x, kernel=kernel, stride=stride, pool_type=kind, p_value=2, pad=(1, 0), name="p")
+        return net, (rng.choice((5, 8)), 41, side, side + 3), rng.choice((dtype, "float16"))
     if seed % 5 == 4:
         shape = rng.randint(1, 5), rng.choice((3, 17, 40)), rng.randint(3, 9), rng.randint(3, 9)
         net = mx.sym.BatchNorm(x, fix_gamma=rng.random() < 0.5, name="n")

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weftplan.cores import split_in_rooms
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import call_in_parts, split_in_rooms
+from weftplan.ops.compiled.parts import call_in_parts
 from weftplan.ops.compiled.scratch import (
     Cut,
     Scratch,

@@ -6,9 +6,9 @@ any range, so neither the number of cores nor that of ranges is part of a result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from weftplan.cores import split
+from weftplan.cores import split_in_rooms
 from weftplan.ops.compiled.jit import Entry
 from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.products import MOST
@@ -17,21 +17,6 @@ from weftplan.ops.products import MOST
 def count(work: int, few: int, units: int) -> int:
     """Parts of ``work`` that consists of ``units``: none has less than ``few``, unless there is only one."""
     return max(1, min(MOST, work // few, units))
-
-
-def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
-    """``work(part, room)`` for all parts, each in one of as many rooms of scratch, which it has for itself.
-
-    A thread that does several parts has the same room for each, which stays in its cache.
-    """
-    free = list(range(parts))
-
-    def part(number: int) -> None:
-        room = free.pop()
-        work(number, room)
-        free.append(room)
-
-    split(part, parts)
 
 
 def call_in_parts(

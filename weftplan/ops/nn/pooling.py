@@ -2,15 +2,17 @@
 
 Among equal elements of a window the first in row-major order is the maximum that gets the gradient, as in MXNet 1.9.1;
 a NaN is passed on (MXNet 1.9.1 skips it). A window that lies in the padding altogether has the dtype's lowest number
-as its maximum and 0 as its sum. Averages and sums keep nothing for the backward pass.
+as its maximum and 0 as its sum. Averages and sums keep nothing for the backward pass. Planes are pooled a block at a
+time, on a host in parts by cores that are idle; each plane is computed alike in any block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from weftplan.cores import split_in_rooms
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops import grain
 from weftplan.ops.kernels import BOOL, INDEX, accumulator
@@ -25,6 +27,7 @@ from weftplan.ops.nn.pooling_windows import (
     spread_power,
 )
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
+from weftplan.ops.products import MOST
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
@@ -118,9 +121,24 @@ def _planes(image: Shape, total: int) -> int:
     return min(total, max(1, grain.block() // max(1, math.prod(image))))
 
 
-def _blocks(total: int, step: int) -> Iterator[tuple[int, int]]:
-    for first in range(0, total, step):
-        yield first, min(first + step, total)
+def _parts(image: Shape, total: int) -> int:
+    """Parts of ``total`` planes that cores may share, each of two blocks or more, with its own scratch; 1 on a GPU."""
+    if grain.block() != grain.HOST.block:
+        return 1
+    return max(1, min(MOST, -(-total // _planes(image, total)) // 2))
+
+
+def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None]) -> None:
+    """``work(first, last, room)`` for blocks of planes, where no two threads are in one of the rooms of scratch."""
+    step, parts = _planes(image, total), _parts(image, total)
+    each = -(-total // (step * parts)) * step
+
+    def part(number: int, room: int) -> None:
+        end = min((number + 1) * each, total)
+        for first in range(number * each, end, step):
+            work(first, min(first + step, end), room)
+
+    split_in_rooms(part, -(-total // each))
 
 
 def _flat(array: Any) -> Any:
@@ -154,23 +172,26 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         grid = make_grid(data.shape[1:], out.shape[1:], data.shape[1:], (1,) * rank, (0,) * rank, True)
     else:
         grid = _grid_of(params, data.shape[1:], out.shape[1:])
-    step = _planes(grid.image, data.shape[0])
-    sums = ctx.take((step, *grid.grid), acc) if _needs_sum_block(params, out.dtype) else None
-    powers = ctx.take((step, *grid.grid), acc) if kind == "lp" and p != 1 else None
+    rooms = _parts(grid.image, data.shape[0]), _planes(grid.image, data.shape[0])
+    sums = ctx.take((*rooms, *grid.grid), acc) if _needs_sum_block(params, out.dtype) else None
+    powers = ctx.take((*rooms, *grid.grid), acc) if kind == "lp" and p != 1 else None
     scale = divisors(xp, grid, acc) if kind == "avg" else None
-    for first, last in _blocks(data.shape[0], step):
+
+    def work(first: int, last: int, room: int) -> None:
         source, result = data[first:last], out[first:last]
-        target = result if sums is None else sums[: last - first]
+        target = result if sums is None else sums[room, : last - first]
         if kind == "max":
             reduce_max(xp, grid, source, target)
         else:
-            reduce_sum(xp, grid, source, target, p if powers is not None else 1, powers)
+            reduce_sum(xp, grid, source, target, 1 if powers is None else p, None if powers is None else powers[room])
             if scale is not None:
                 xp.multiply(target, scale, out=target)
             elif powers is not None:
                 root(xp, target, p)
         if sums is not None:
             result[...] = target
+
+    _each_block(grid.image, data.shape[0], work)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -179,7 +200,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     acc = accumulator(dtype)
     if params["global_pool"] and (params["pool_type"] != "lp" or params["p_value"] == 1):
         return take_bytes(((total,), acc)) if _needs_sum_block(params, dtype) else 0
-    block = ((_planes(shape[2:], total), *grid[2:]), acc)
+    block = ((_parts(shape[2:], total), _planes(shape[2:], total), *grid[2:]), acc)
     powers = params["pool_type"] == "lp" and params["p_value"] != 1
     return take_bytes(*[block] * (_needs_sum_block(params, dtype) + powers))
 
@@ -204,16 +225,18 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
         grid = make_grid(image, shape, image, (1,) * len(image), (0,) * len(image), True)
     else:
         grid = _grid_of(params, image, shape)
-    wide = ctx.take((step, *image), acc) if acc != dgrad.dtype else None
-    share = ctx.take((step, *shape), acc)
-    term = ctx.take((step, *shape), acc) if _keeps(params) else None
-    mask = ctx.take((step, *shape), BOOL) if kind == "max" else None
+    rooms = _parts(image, dgrad.shape[0]), step
+    wide = ctx.take((*rooms, *image), acc) if acc != dgrad.dtype else None
+    share = ctx.take((*rooms, *shape), acc)
+    term = ctx.take((*rooms, *shape), acc) if _keeps(params) else None
+    mask = ctx.take((*rooms, *shape), BOOL) if kind == "max" else None
     scale = divisors(xp, grid, acc) if kind == "avg" else None
-    for first, last in _blocks(dgrad.shape[0], step):
+
+    def work(first: int, last: int, room: int) -> None:
         count = last - first
-        target = dgrad[first:last] if wide is None else wide[:count]
+        target = dgrad[first:last] if wide is None else wide[room, :count]
         target.fill(0)
-        part = share[:count]
+        part = share[room, :count]
         if scale is None:
             part[...] = ograd[first:last]
         else:
@@ -222,21 +245,24 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
             data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
             assert term is not None
             assert mask is not None
-            spread_max(xp, grid, data, output, part, term[:count], mask[:count], target)
+            spread_max(xp, grid, data, output, part, term[room, :count], mask[room, :count], target)
         elif term is not None:
             data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
-            spread_power(xp, grid, data, output, p, part, term[:count], target)
+            spread_power(xp, grid, data, output, p, part, term[room, :count], target)
         else:
             for windows, elements in grid.taps:
                 xp.add(target[elements], part[windows], out=target[elements])
         if wide is not None:
             dgrad[first:last] = target
 
+    _each_block(image, dgrad.shape[0], work)
+
 
 def _global_max_backward(ctx: OpContext, ograd: Any, data: Any, dgrad: Any, step: int) -> None:
     xp = ctx.xp
     where = ctx.take((step,), INDEX)
-    for first, last in _blocks(dgrad.shape[0], step):
+    for first in range(0, dgrad.shape[0], step):
+        last = min(first + step, dgrad.shape[0])
         rows, target = data[first:last].reshape(last - first, -1), dgrad[first:last].reshape(last - first, -1)
         index = where[: last - first]
         xp.argmax(rows, axis=1, out=index)
@@ -259,12 +285,13 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
         return take_bytes(((step,), INDEX))
     if params["global_pool"] and not _keeps(params):
         return take_bytes(((total,), acc))
-    block = (step, *grid[2:])
+    rooms = _parts(shape[2:], total), step
+    block = (*rooms, *grid[2:])
     taken = [(block, acc)] * (2 if _keeps(params) else 1)
     if params["pool_type"] == "max":
         taken.append((block, BOOL))
     if acc != dtype:
-        taken.append(((step, *shape[2:]), acc))
+        taken.append(((*rooms, *shape[2:]), acc))
     return take_bytes(*taken)
 
 
