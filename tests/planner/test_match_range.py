@@ -198,3 +198,16 @@ def test_colors_follow_the_longest_paths() -> None:
     color = {node.name: shade for node, shade in zip(graph.nodes, colors(program, 2), strict=True)}
     assert [color[name] for name in ("l0", "l1", "l2", "join", "s0")] == [0, 0, 0, 0, 1]
     assert colors(program, 1) == []
+
+
+def test_of_two_inputs_that_may_be_taken_the_first_is() -> None:
+    """A sum of two dying results goes over the first one, although that has storage 0."""
+    net = sym.tanh(sym.exp(sym.Variable("x"), name="a") + sym.sin(sym.Variable("y"), name="b"), name="c")
+    planned = plan_symbol(net, {"x": (4, 4), "y": (4, 4)}, options=PlanOptions(strategy="none"))
+    entry = {planned.graph.entry_name(e): e for e in range(planned.graph.num_entries)}
+    (total,) = planned.graph.inputs[planned.graph.nid[planned.graph.nodes[-1]]]
+    memory = planned.memory
+    assert memory.entry_storage[entry["a_output"]] == 0
+    assert memory.entry_storage[entry["b_output"]] == 1
+    assert memory.entry_storage[total] == 0
+    assert memory.entry_inplace[total] == 0

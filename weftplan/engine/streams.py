@@ -296,7 +296,7 @@ class BrokenDevice:
         return Failure.of(op, self._error)
 
     def start(self, core: Runs, op: OprBlock, done: Callable[[Any], None]) -> None:
-        """Return the failure."""
+        """Tell the failure at once."""
         done(Failure.of(op, self._error))
 
     def has_graves(self) -> bool:
