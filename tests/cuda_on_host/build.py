@@ -96,7 +96,8 @@ def _unit(texts: Sequence[str]) -> str:
             parts.append(
                 f'extern "C" const char* signature_{name}_{digest}() {{ return {made}::signature(); }}\n'
                 f'extern "C" const char* launch_{name}_{digest}(const unsigned* grid, const unsigned* block, '
-                f"const host::Argument* given, unsigned seed) {{ return {made}::launch(grid, block, given, seed); }}\n"
+                f"const host::Argument* given, unsigned seed, const uint64_t* only, unsigned some) "
+                f"{{ return {made}::launch(grid, block, given, seed, only, some); }}\n"
             )
     return "".join(parts)
 

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -77,16 +78,20 @@ class Host:
             if first is not None:
                 for x, kept in zip(written, before, strict=True):
                     x[...] = kept
-            self._once(compiled, name, grid, block, parameters, args, seed)
+            self.run(compiled, name, grid, block, parameters, args, seed)
             if len(self.seeds) > 1:
                 found = [x.tobytes() for x in written]
                 if first is not None and found != first:
                     raise KernelError(f"{name}: another order of threads and blocks (seed {seed}) gives other results")
                 first = found
 
-    def _once(
-        self, compiled: Compiled, name: str, grid: Any, block: Any, parameters: Sequence[Any], args: Any, seed: int
-    ) -> None:
+    @staticmethod
+    def run(
+        compiled: Compiled, name: str, grid: Any, block: Any, parameters: Sequence[Any], args: Any, seed: int = 0,
+        only: Sequence[int] = (),
+    ) -> list[Any]:  # fmt: skip
+        """Run all blocks, or ``only`` some; returns what was noted of each array that is written, :data:`CELL` bytes an
+        element."""
         regions: dict[tuple[int, int, str], tuple[Region, Any]] = {}
         given = (Argument * len(args))()
         keep: list[Any] = []
@@ -99,7 +104,7 @@ class Host:
                 continue
             key = _key(x.host)
             if key not in regions:
-                cells = np.zeros(x.size * CELL, np.uint8) if key in written else None
+                cells = zeros(x.size * CELL) if key in written else None
                 what = f"{parameter.name} of {name}".encode()
                 region = Region(
                     x.host.ctypes.data, x.size, what, None if cells is None else cells.ctypes.data, False, 0
@@ -107,9 +112,11 @@ class Host:
                 regions[key] = region, cells
             slot.region = ctypes.pointer(regions[key][0])
         sides = [(ctypes.c_uint * 3)(*(*side, 1, 1)[:3]) for side in (grid, block)]
-        wrong = compiled.launch(*sides, given, ctypes.c_uint(seed))
+        numbers = (ctypes.c_uint64 * len(only))(*only)
+        wrong = compiled.launch(*sides, given, ctypes.c_uint(seed), numbers, ctypes.c_uint(len(only)))
         if wrong is not None:
             raise KernelError(f"{name} with grid {tuple(grid)} and block {tuple(block)}: {wrong.decode()}")
+        return [cells for _, cells in regions.values() if cells is not None]
 
     def elementwise(self, kernel: Any, sources: Sequence[Any], out: Any) -> None:
         """An ElementwiseKernel: the loop that CuPy writes around the operation, with its grid and block."""
@@ -125,6 +132,16 @@ class Host:
 
 
 _Parameter = collections.namedtuple("_Parameter", "name type pointer const")
+
+
+def zeros(nbytes: int) -> Any:
+    """Bytes that take memory where they are touched alone, however many there are."""
+    if nbytes < 1 << 28:
+        return np.zeros(nbytes, np.uint8)
+    flags = (
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    )  # Linux; Python 3.13 has the name
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags), np.uint8)
 
 
 def _key(array: Any) -> tuple[int, int, str]:

@@ -57,8 +57,9 @@ template <class... P, void (*kernel)(P...)> struct Kernel<kernel> {
     template <int... K> static void call(places<K...>) { kernel(passed<P>::get(given[K])...); }
     static void thread() { call(typename up_to<sizeof...(P)>::type()); }
 
-    // Runs a grid; the text of what went wrong, or null.
-    static const char* launch(const unsigned* grid, const unsigned* block, const Argument* arguments, unsigned seed) {
+    // Runs a grid, or only some of its blocks; the text of what went wrong, or null.
+    static const char* launch(const unsigned* grid, const unsigned* block, const Argument* arguments, unsigned seed,
+                              const uint64_t* only, unsigned some) {
         gridDim = {grid[0], grid[1], grid[2]};
         blockDim = {block[0], block[1], block[2]};
         count = (int)(block[0] * block[1] * block[2]);
@@ -74,7 +75,8 @@ template <class... P, void (*kernel)(P...)> struct Kernel<kernel> {
             start = draw() % blocks;
             do stride = draw() % blocks; while (common(stride, blocks) != 1);
         }
-        for (uint64_t k = 0, at = start; k < blocks; ++k, at = (at + stride) % blocks) {
+        for (uint64_t k = 0, next = start; k < (some ? some : blocks); ++k, next = (next + stride) % blocks) {
+            uint64_t at = some ? only[k] : next;
             block_number = (long long)at;
             blockIdx = {(unsigned)(at % grid[0]), (unsigned)(at / grid[0] % grid[1]), (unsigned)(at / grid[0] / grid[1])};
             if (!run_block(seed)) {

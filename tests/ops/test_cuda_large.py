@@ -1,0 +1,175 @@
+"""Kernels in CUDA C at arrays of nearly 2^31 elements: indices of 32 bits would wrap, or end in another element.
+
+Memory is only promised (200 GB of it, on a Linux that lends so much): of each launch the first, a middle and the last
+block are run, on pages that they alone touch.
+"""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tests.cuda_on_host import build
+from tests.cuda_on_host.kernels import CELL, Host, zeros
+from tests.standin_cupy.cuda.syntax import CompileException, functions
+from weftplan.ops.cuda import (
+    batch_norm,
+    cells,
+    columns,
+    dropout,
+    pooling,
+    segments,
+    softmax,
+    updates,
+)
+from weftplan.ops.implementations import provided
+from weftplan.ops.registry import get, parse_params
+
+pytestmark = [
+    pytest.mark.stress,
+    pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux promises memory that it does not have"),
+]
+
+
+class Far:
+    """An array of the fake device: as much of CuPy's as launches use."""
+
+    def __init__(self, *shape, dtype=np.float32):
+        self.host = zeros(int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+        self.shape, self.size, self.ndim, self.dtype = shape, self.host.size, len(shape), self.host.dtype
+        self.nbytes = self.host.nbytes
+
+    def reshape(self, *shape):
+        """The same memory."""
+        made = object.__new__(Far)
+        made.host = self.host.reshape(*shape)
+        made.shape, made.size, made.ndim, made.dtype = made.host.shape, self.size, made.host.ndim, self.dtype
+        return made
+
+
+class Kernel:
+    """``cupy.RawKernel`` that runs three blocks, and keeps whether the last element of each result was written."""
+
+    ended: list = []  # noqa: RUF012 - of all launches of a test
+
+    def __init__(self, code, name, options=()):
+        self.code, self.name = code, name
+
+    def __call__(self, grid, block, args):
+        parameters = functions(self.code)[self.name].parameters
+        assert build.Compiled(self.code, self.name).parameters == [
+            f"{'const ' * (p.const and p.pointer)}{p.type}{'*' * p.pointer}" for p in parameters
+        ]
+        for parameter, given in zip(parameters, args, strict=True):
+            kind = {int: "int64", float: "float64"}.get(type(given)) or str(given.dtype)
+            assert kind == parameter.type, parameter
+        only = [0, grid[0] // 2, grid[0] - 1][0 if self.first else 1 :]
+        noted = Host.run(build.Compiled(self.code, self.name), self.name, grid, block, parameters, args, only=only)
+        Kernel.ended.append([bool(cells[-CELL : -CELL + 8].view(np.int64)[0]) for cells in noted])
+
+    first = True
+
+
+XP = types.SimpleNamespace(
+    RawKernel=Kernel, cuda=types.SimpleNamespace(compiler=types.SimpleNamespace(CompileException=CompileException))
+)
+CONTEXT = types.SimpleNamespace(
+    xp=XP, is_train=True, recompute=False, generator=lambda: types.SimpleNamespace(key=(np.uint64(1), np.uint64(2))),
+    take=lambda shape, dtype: Far(*shape, dtype=dtype),
+)  # fmt: skip
+MOST = 2**31 - 1
+
+
+def params(name, **given):
+    """Parameters of an operator, as text."""
+    return parse_params(get(name), {k: str(v) for k, v in given.items()})
+
+
+def _dropout():
+    x, mask, y = Far(MOST), Far(MOST, dtype=np.uint8), Far(MOST)
+    dropout._forward(CONTEXT, params("Dropout", p=0.5), [x], [y, mask])
+    dropout._backward(CONTEXT, params("Dropout", p=0.5), [y, mask], [x])
+
+
+def _softmax():
+    x, y, dx = (Far((1 << 28) - 1, 8) for _ in range(3))
+    softmax._run(CONTEXT, "softmax_rows", (x, y), ((1 << 28) - 1, 8, 1), log=False)
+    softmax._run(CONTEXT, "softmax_rows_back", (x, y, dx), ((1 << 28) - 1, 8, 1), log=True)
+    softmax._output_backward(CONTEXT, params("SoftmaxOutput"), [y, Far((1 << 28) - 1)], [dx])
+
+
+def _batch_norm():
+    x, y, dx = (Far(4, 1 << 21, 255) for _ in range(3))
+    vectors = [Far(1 << 21) for _ in range(6)]
+    batch_norm._forward(CONTEXT, params("BatchNorm"), [x, *vectors[:4]], [y, *vectors[4:]])
+    vectors = [Far(1 << 21) for _ in range(5)]
+    batch_norm._backward(CONTEXT, params("BatchNorm"), [y, x, *vectors[:3]], [dx, *vectors[3:]])
+
+
+def _pooling():
+    for kind in ("max", "avg"):
+        given = params("Pooling", kernel=(3, 3), pad=(1, 1), pool_type=kind)
+        x, y, dx = (Far(1, 2047, 1024, 1024) for _ in range(3))
+        pooling._forward(CONTEXT, given, [x], [y])
+        pooling._backward(CONTEXT, given, [y, x, y], [dx])
+    whole = params("Pooling", kernel=(1, 1), global_pool=True, pool_type="avg")
+    pooling._forward(CONTEXT, whole, [Far(1 << 15, 1 << 8, 15, 17)], [Far(1 << 15, 1 << 8, 1, 1)])
+
+
+def _segments():
+    keys = Far(1 << 31, dtype=np.uint64)
+    index = Far(MOST, dtype=np.int32)
+    segments.each(XP, segments._INDEX, "index_keys", keys.size, (index, keys, MOST, 1 << 20, 0), I=index.dtype)
+    segments.launch(XP, segments.SORT, "sort_tile", keys.size // 2048, 1024, (keys, keys.size, 2048))
+    keys.host[(1 << 30) - 1], keys.host[-1] = 5, 4  # which change places
+    segments.each(XP, segments.SORT, "sort_step", keys.size // 2, (keys, keys.size, keys.size // 2))
+    keys = Far(1 << 20, dtype=np.uint64)
+    keys.host[-1] = (1 << 52) + keys.size - 1
+    source, out = Far(1, 1 << 20, 2047), Far(1, (1 << 20) + 1, 2047)
+    args = (keys, source, out, 1 << 20, (1 << 20) + 1, 2047, 1)
+    Kernel.first = False  # its first row has a million terms
+    segments.each(XP, segments._SUM, "sum_slices", source.size, args, T=source.dtype)
+
+
+def _sequences():
+    x, y, lengths = Far(1 << 10, 1 << 10, 2047), Far(1 << 10, 1 << 10, 2047), Far(1 << 10)
+    lengths.host[...] = 1 << 10
+    for name in ("SequenceMask", "SequenceReverse"):
+        given = params(name, use_sequence_length=True)
+        provided("gpu")[name].kernel(CONTEXT, given, [x, lengths], [y])
+
+
+def _cells():
+    gates, product = Far(1 << 19, 4 * 1023), Far(1 << 19, 4 * 1023)
+    few = [Far(1 << 19, 1023) for _ in range(6)]
+    cells.lstm_step(XP, gates, product, *few[:3])
+    cells.lstm_back(XP, gates, *few[:4], product, few[4])
+
+
+def _windows():
+    made = columns.Windows(1, (46, 1 << 20), (3, 3), (1, 1), (1, 1), (1, 1), (46, 1 << 20))
+    image, wide = Far(4, 1, 46, 1 << 20), Far(4, 9, 46 << 20)
+    made.gather(XP, image, wide, 0, 46 << 20)
+    made.sum_back(XP, wide, image, 0, 46 << 20)
+
+
+def _steps():
+    given = {"rescale_grad": 1.0, "clip_gradient": -1.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.9, "epsilon": 1e-8}
+    for rule, states in updates._STATES.items():
+        arrays = [Far(MOST) for _ in range(3 + len(states))]
+        updates.step(XP, rule, given, [(*arrays[:3], tuple(arrays[3:]), 0.1, 0.0)])
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [_dropout, _softmax, _batch_norm, _pooling, _segments, _sequences, _cells, _windows, _steps],
+    ids=lambda f: f.__name__[1:],
+)
+def test_the_last_element_is_reached(launch):
+    """Nothing overflows, every access is within its array, and the last block writes the last element."""
+    Kernel.ended, Kernel.first = [], True
+    launch()
+    assert Kernel.ended
+    assert all(any(row) for row in Kernel.ended)
