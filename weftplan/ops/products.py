@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.cores import split
+from weftplan.ops.cuda.gemm import DTYPES, gemm
 
 FEW = 1 << 25
 """Multiplications of one part: below about half a millisecond waking a core costs too much of what it brings."""
@@ -21,12 +22,20 @@ STEP = 16
 """Parts begin at multiples of this, so that a BLAS works on whole tiles but for the last."""
 
 
+def matmul(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """``out = a @ b`` for matrices in one call, on a GPU without copies of rows that are apart."""
+    if xp is not np and out.dtype.name in DTYPES and a.dtype == b.dtype == out.dtype and a.size and b.size:
+        gemm(xp, a, b, out)
+    else:
+        xp.matmul(a, b, out=out)
+
+
 def product(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """``out = a @ b`` for matrices; on a GPU in one call."""
+    """The same, on a host on several cores where that pays."""
     rows, columns = out.shape
     work = rows * columns * a.shape[1]
     if xp is not np or work < 2 * FEW:
-        xp.matmul(a, b, out=out)
+        matmul(xp, a, b, out)
         return
     longer = max(rows, columns)
     step = -(-longer // (min(work // FEW, MOST) * STEP)) * STEP

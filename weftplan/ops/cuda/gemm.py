@@ -37,7 +37,8 @@ def gemm(xp: Any, a: Any, b: Any, out: Any, *, add: bool = False) -> None:
     batch = out.shape[0] if out.ndim > 2 else 1
     turn_a, lda, step_a = _layout(a)
     turn_b, ldb, step_b = _layout(b)
-    _, ldc, step_c = _layout(out)
+    turned, ldc, step_c = _layout(out)
+    assert not turned, f"rows of the result, {out.shape} with strides {out.strides}, are not contiguous"
     one, old = (_NUMBERS[name, value].ctypes.data for value in (1, int(add)))
     cublas, handle = xp.cuda.cublas, xp.cuda.get_cublas_handle()
     tensor_cores = name == "float32" and tuning().tensor_cores

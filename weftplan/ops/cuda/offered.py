@@ -4,10 +4,12 @@ It is imported with the operators, on any machine: none of these files needs a G
 """
 
 import weftplan.ops.cuda.batch_norm
+import weftplan.ops.cuda.columns
 import weftplan.ops.cuda.convolution
 import weftplan.ops.cuda.ctc_loss
 import weftplan.ops.cuda.dropout
 import weftplan.ops.cuda.indexing
+import weftplan.ops.cuda.layer_norm
 import weftplan.ops.cuda.pooling
 import weftplan.ops.cuda.roi_pooling
 import weftplan.ops.cuda.sampling

@@ -49,13 +49,13 @@ View = Callable[[Params, Shape], tuple[Shape, Shape]]
 """(four dimensions of the data, shape in which gamma broadcasts to them)."""
 
 
-def _layer_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
+def layer_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
     axis = params["axis"] % len(shape)
     size = shape[axis]
     return (math.prod(shape[:axis]), 1, size, math.prod(shape[axis + 1 :])), (1, 1, size, 1)
 
 
-def _instance_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
+def instance_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
     return (shape[0], shape[1], math.prod(shape[2:]), 1), (1, shape[1], 1, 1)
 
 
@@ -221,7 +221,7 @@ def register_norm(name: str, view: View, params: tuple[Param, ...], shape_rule: 
 
 register_norm(
     "LayerNorm",
-    _layer_view,
+    layer_view,
     _LAYER,
     _layer_shape,
     lambda params: 3 if params["output_mean_var"] else 1,
@@ -229,7 +229,7 @@ register_norm(
 )
 register_norm(
     "InstanceNorm",
-    _instance_view,
+    instance_view,
     _INSTANCE,
     _instance_shape,
     1,

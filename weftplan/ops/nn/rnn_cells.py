@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.ops.cuda.cells import fused, lstm_back, lstm_step
+from weftplan.ops.cuda.cells import fused, gru_back, gru_step, lstm_back, lstm_step
+from weftplan.ops.cuda.gemm import DTYPES, gemm
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+from weftplan.ops.products import matmul
 
 
 def _sigmoid(xp: Any, x: Any) -> None:
@@ -50,7 +52,7 @@ class Cell:
     def step(self, gates: Any, state: Any, cell: Any, next_state: Any, next_cell: Any, hidden: Any) -> None:
         """``next_state`` may be ``state``, and ``next_cell`` ``cell``; ``hidden`` as in :class:`Kept`, or None."""
         xp, n = self.xp, self.plan.size
-        xp.matmul(state, self.weights.of_state.T, out=self.product)
+        matmul(xp, state, self.weights.of_state.T, self.product)
         if self.plan.mode == "gru":
             self._gru(gates, state, next_state, hidden)
             return
@@ -79,11 +81,15 @@ class Cell:
                 hidden = self.spare if hidden is None else hidden
                 xp.tanh(next_cell, out=hidden)
                 xp.multiply(hidden, o, out=hidden)
-                xp.matmul(hidden, self.weights.of_projection.T, out=next_state)
+                matmul(xp, hidden, self.weights.of_projection.T, next_state)
 
     def _gru(self, gates: Any, state: Any, next_state: Any, hidden: Any) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
-        xp.add(product, self.weights.state_bias, out=product)
+        bias = self.weights.state_bias
+        if fused(xp, gates, product, bias, state, next_state, *(() if hidden is None else (hidden,))):
+            gru_step(xp, gates, product, bias, state, next_state, hidden)
+            return
+        xp.add(product, bias, out=product)
         both, new, share = gates[:, : 2 * n], gates[:, 2 * n :], product[:, 2 * n :]
         xp.add(both, product[:, : 2 * n], out=both)
         _sigmoid(xp, both)
@@ -137,7 +143,7 @@ class CellGradient:
             _slope_tanh(xp, gates, d_gates, self.spare[0])
         else:
             self._lstm(gates, kept.cells[t], cell, d_state, d_cell, d_gates, next_d_cell)
-        xp.matmul(d_gates, self.weights.of_state, out=next_d_state)
+        matmul(xp, d_gates, self.weights.of_state, next_d_state)
 
     def _lstm(
         self, gates: Any, after: Any, cell: Any, d_state: Any, d_cell: Any, d_gates: Any, next_d_cell: Any
@@ -148,7 +154,7 @@ class CellGradient:
         d_i, d_f, d_g, d_o = (d_gates[:, k * n : (k + 1) * n] for k in range(4))
         if self.plan.projected:
             d_hidden = d_g  # free until the gates themselves are done
-            xp.matmul(d_state, self.weights.of_projection, out=d_hidden)
+            matmul(xp, d_state, self.weights.of_projection, d_hidden)
         else:
             d_hidden = d_state
             if fused(xp, gates, after, cell, d_state, d_cell, d_gates, next_d_cell):
@@ -173,6 +179,16 @@ class CellGradient:
     def _gru(self, gates: Any, share: Any, state: Any, d_state: Any, d_gates: Any, next_d_state: Any) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
         spare, kept = self.spare
+        if fused(xp, gates, share, state, d_state, d_gates, product, next_d_state):
+            # Added to by the product itself where cuBLAS is called directly.
+            direct = product.dtype.name in DTYPES
+            gru_back(xp, gates, share, state, d_state, d_gates, product, next_d_state if direct else kept)
+            if direct:
+                gemm(xp, product, self.weights.of_state, next_d_state, add=True)
+            else:
+                matmul(xp, product, self.weights.of_state, next_d_state)
+                xp.add(next_d_state, kept, out=next_d_state)
+            return
         r, z, new = (gates[:, k * n : (k + 1) * n] for k in range(3))
         d_r, d_z, d_new = (d_gates[:, k * n : (k + 1) * n] for k in range(3))
         xp.subtract(state, new, out=d_z)
@@ -185,5 +201,5 @@ class CellGradient:
         _slope_sigmoid(xp, r, d_r, spare)
         xp.copyto(product[:, : 2 * n], d_gates[:, : 2 * n])
         xp.multiply(d_new, r, out=product[:, 2 * n :])
-        xp.matmul(product, self.weights.of_state, out=next_d_state)
+        matmul(xp, product, self.weights.of_state, next_d_state)
         xp.add(next_d_state, kept, out=next_d_state)

@@ -9,7 +9,7 @@ from weftplan.ops import grain
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.rnn_cells import Cell, CellGradient
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
-from weftplan.ops.products import product
+from weftplan.ops.products import matmul, product
 from weftplan.ops.schema import DType, OpContext, Shape
 
 
@@ -172,7 +172,7 @@ class BackwardPass:
         if active is not None:
             d_state = self.before[0]
             xp.multiply(self.d_state, active[t], out=d_state)
-        xp.matmul(d_state.T, hidden, out=self.projection)
+        matmul(xp, d_state.T, hidden, self.projection)
         xp.add(d_weights.of_projection, self.projection, out=d_weights.of_projection)
 
     def input_gradient(self, weights: Weights, out: Any, add: bool) -> None:
@@ -205,7 +205,7 @@ class BackwardPass:
             xp.multiply(new, kept.gates[:, :, : plan.size], out=new)
         xp.sum(rows, axis=0, dtype=wide, out=d_weights.state_bias)
         edge = d_gates[-1] if reverse else d_gates[0]
-        xp.matmul(edge.T, initial, out=d_weights.of_state)
+        matmul(xp, edge.T, initial, d_weights.of_state)
         if plan.steps > 1:
             later, earlier = (d_gates[:-1], states[1:]) if reverse else (d_gates[1:], states[:-1])
             later, earlier = later.reshape(-1, plan.gates), earlier.reshape(-1, plan.units)

@@ -1,0 +1,189 @@
+"""LayerNorm and InstanceNorm: one block for each row that is normalised, then one for some elements of gamma.
+
+Forward is one launch, backward two: the gradients of gamma and beta add over all rows, each in one fixed order. The
+formulas and the four dimensions of the data are those of :mod:`weftplan.ops.nn.layer_norm`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.cuda.source import TOTAL, WIDE, floats, launch, width
+from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.nn.layer_norm import View, instance_view, layer_view
+from weftplan.ops.rules import take_bytes
+from weftplan.ops.schema import Arrays, OpContext, Params, Shape
+
+_SIDE = 32
+"""Elements of gamma of one block, where they lie side by side."""
+_SOURCE = (
+    TOTAL
+    + """
+extern "C" __global__ void normalize_rows(const T* x, const T* gamma, const T* beta, T* y, A* mean_out, A* std_out,
+                                          long long rows, long long size, long long inner, A eps, int by_row,
+                                          int write) {
+    __shared__ A s[1024];
+    long long row = blockIdx.x / inner;
+    long long base = row * size * inner + blockIdx.x % inner;
+    A sum = (A)0;
+    for (long long f = threadIdx.x; f < size; f += blockDim.x) sum += (A)x[base + f * inner];
+    A mean = total(s, sum) / (A)size;
+    sum = (A)0;
+    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
+        A d = (A)x[base + f * inner] - mean;
+        sum += d * d;
+    }
+    A deviation = sqrt(total(s, sum) / (A)size + eps);
+    if (threadIdx.x == 0) {
+        mean_out[blockIdx.x] = mean;
+        std_out[blockIdx.x] = deviation;
+    }
+    if (write == 0) return;
+    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
+        long long v = by_row == 1 ? row % rows : f;
+        y[base + f * inner] = (T)(((A)x[base + f * inner] - mean) / deviation * (A)gamma[v] + (A)beta[v]);
+    }
+}
+
+extern "C" __global__ void normalize_rows_back(const T* dy, const T* x, const T* gamma, const A* mean_in,
+                                               const A* std_in, T* dx, long long rows, long long size,
+                                               long long inner, int by_row) {
+    __shared__ A s[1024];
+    long long row = blockIdx.x / inner;
+    long long base = row * size * inner + blockIdx.x % inner;
+    A mean = mean_in[blockIdx.x];
+    A deviation = std_in[blockIdx.x];
+    A sum = (A)0;
+    A slope = (A)0;
+    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
+        A h = (A)dy[base + f * inner] * (A)gamma[by_row == 1 ? row % rows : f];
+        sum += h;
+        slope += h * (((A)x[base + f * inner] - mean) / deviation);
+    }
+    sum = total(s, sum) / (A)size;
+    slope = total(s, slope) / (A)size;
+    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
+        A h = (A)dy[base + f * inner] * (A)gamma[by_row == 1 ? row % rows : f];
+        A normal = ((A)x[base + f * inner] - mean) / deviation;
+        dx[base + f * inner] = (T)((h - sum - normal * slope) / deviation);
+    }
+}
+
+extern "C" __global__ void sum_over_rows(const T* dy, const T* x, const A* mean, const A* deviation, T* dgamma,
+                                         T* dbeta, long long size, long long inner, long long count, int side,
+                                         int by_row) {
+    __shared__ A s[1024];
+    __shared__ A z[1024];
+    int t = threadIdx.x;
+    int line = t / side;
+    int lines = blockDim.x / side;
+    long long v = (long long)blockIdx.x * side + t % side;
+    A slope = (A)0;
+    A sum = (A)0;
+    if (v < size) {
+        for (long long o = line; o < count; o += lines) {
+            long long at = (o / inner * size + v) * inner + o % inner;
+            long long row = by_row == 1 ? o / inner * size + v : o;
+            A g = (A)dy[at];
+            sum += g;
+            slope += g * (((A)x[at] - mean[row]) / deviation[row]);
+        }
+    }
+    s[t] = slope;
+    z[t] = sum;
+    __syncthreads();
+    for (int k = lines / 2; k > 0; k /= 2) {
+        if (line < k) {
+            s[t] = s[t] + s[t + k * side];
+            z[t] = z[t] + z[t + k * side];
+        }
+        __syncthreads();
+    }
+    if (line == 0 && v < size) {
+        dgamma[v] = (T)s[t];
+        dbeta[v] = (T)z[t];
+    }
+}
+"""
+)
+
+
+def _flag(value: Any) -> Any:
+    return np.int32(bool(value))
+
+
+def _forward(view: View, *, by_row: bool) -> Any:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        data, gamma, beta = inputs
+        (batch, rows, size, inner), _ = view(params, data.shape)
+        acc = accumulator(data.dtype)
+        mean, deviation = (ctx.take((batch * rows * inner,), acc) if out is None else out for out in outputs[1:])
+        spare = ctx.take((1,), data.dtype) if outputs[0] is None else outputs[0]
+        args = (
+            data, gamma, beta, spare, mean, deviation, rows, size, inner, acc.type(params["eps"]),
+            _flag(by_row), _flag(outputs[0] is not None),
+        )  # fmt: skip
+        launch(ctx.xp, _SOURCE, "normalize_rows", batch * rows * inner, width(size), args, T=data.dtype)
+
+    return kernel
+
+
+def _backward(view: View, *, by_row: bool) -> Any:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        ograd, data, gamma, mean, deviation = inputs
+        (batch, rows, size, inner), _ = view(params, data.shape)
+        if outputs[1] is not None or outputs[2] is not None:
+            dgamma, dbeta = (ctx.take(gamma.shape, gamma.dtype) if out is None else out for out in outputs[1:])
+            within = size if by_row else inner
+            count, side = batch * within, 1 if within > 1 else _SIDE
+            lines = width(count, WIDE // side)
+            args = (ograd, data, mean, deviation, dgamma, dbeta, gamma.size, within, count, np.int32(side),
+                    _flag(by_row))  # fmt: skip
+            blocks = -(-gamma.size // side)
+            launch(ctx.xp, _SOURCE, "sum_over_rows", blocks, lines * side, args, T=data.dtype)
+        if outputs[0] is not None:  # it may be the memory of an input, hence last
+            args = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
+            name, blocks = "normalize_rows_back", batch * rows * inner
+            launch(ctx.xp, _SOURCE, name, blocks, width(size), args, T=data.dtype)
+
+    return kernel
+
+
+def _bytes(view: View, *, backward: bool) -> Any:
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        data = inputs[1] if backward else inputs[0]
+        if backward:
+            vector = (inputs[2].shape, data.dtype)
+            return take_bytes(vector, vector)
+        shape: Shape = view(params, data.shape)[0]
+        row = ((math.prod(shape) // shape[2],), accumulator(data.dtype))
+        return take_bytes(row, row, ((1,), data.dtype))
+
+    return workspace
+
+
+for _name, _view, _by_row in (("LayerNorm", layer_view, False), ("InstanceNorm", instance_view, True)):
+    provide(
+        _name,
+        Implementation(
+            name="cuda",
+            kernel=_forward(_view, by_row=_by_row),
+            workspace=_bytes(_view, backward=False),
+            refusal=floats(0),
+        ),
+        on="gpu",
+    )
+    provide(
+        f"_backward_{_name}",
+        Implementation(
+            name="cuda",
+            kernel=_backward(_view, by_row=_by_row),
+            workspace=_bytes(_view, backward=True),
+            refusal=floats(1),
+        ),
+        on="gpu",
+    )
