@@ -54,6 +54,16 @@ CASES = {
     "channels at the end": ("BatchNorm", [numbers(70, 5), *numbers(3, 5), np.ones(5)], {"axis": -1}),
     "statistics that were learnt": (
         "BatchNorm", [numbers(4, 3, 40), *numbers(3, 3), np.full(3, 2.0)], {"use_global_stats": True}),
+    "rows longer than a block": ("LayerNorm", [numbers(3, 2500), *numbers(2, 2500)], {}),
+    "rows in the middle": ("LayerNorm", [numbers(5, 40, 3), *numbers(2, 40)], {"axis": 1}),
+    "many short rows": ("LayerNorm", [numbers(300, 7), *numbers(2, 7)], {"eps": 0.1}),
+    "channels of samples": ("InstanceNorm", [numbers(3, 5, 6, 50), *numbers(2, 5)], {}),
+    "columns of windows": (
+        "im2col", [numbers(2, 3, 9, 20)], {"kernel": (3, 4), "stride": (2, 3), "pad": (2, 1), "dilate": (2, 1)}),
+    "columns of a volume": ("im2col", [numbers(2, 2, 5, 6, 7)], {"kernel": (2, 3, 2), "pad": (1, 0, 1)}),
+    "windows added up": (
+        "col2im", [numbers(2, 3 * 6, 40)], {"output_size": (9, 12), "kernel": (3, 2), "stride": (2, 1), "pad": (1, 0),
+                                            "dilate": (1, 4)}),
     "one class": ("softmax", [numbers(3, 1)], {}),
     "classes longer than a block": ("softmax", [numbers(2, 2500, scale=9)], {}),
     "classes in the middle": ("softmax", [numbers(3, 40, 5, scale=9)], {"axis": 1}),
@@ -98,6 +108,9 @@ CASES = {
     "a cell of an LSTM": (
         "RNN", [numbers(3, 5, 4), numbers(280 * 76), numbers(1, 5, 70), numbers(1, 5, 70)],
         {"mode": "lstm", "state_size": 70, "num_layers": 1}),
+    "cells of a GRU": (
+        "RNN", [numbers(3, 5, 4), numbers(210 * 76), numbers(1, 5, 70)],
+        {"mode": "gru", "state_size": 70, "num_layers": 1}),
     **{f"{name} along axis {axis}": (
         name, [numbers(6, 5, 60) if axis == 0 else numbers(5, 6, 60), np.array([3.0, 0.0, 99.0, NAN, 6.0])],
         {"use_sequence_length": True, "axis": axis} | ({"value": 2.5} if name == "SequenceMask" else {}))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import blas, config, cores
+from tests.contract.devices import place
+from tests.standin_cupy import meter
+from weftplan import blas, config, cores, device
 from weftplan.ops import products
 
 
@@ -66,17 +68,18 @@ def test_parts_follow_from_sizes(cuts, monkeypatch):
 
 
 def test_one_call_elsewhere(cuts):
-    """Another array module gets one product: its device is not this module's business."""
+    """A GPU gets one product: its cores are not this module's business."""
+    with place("standin") as context:
+        where = device.get(context(0))
 
-    class Module:
-        calls = 0
+        def run() -> None:
+            a, b, out = (where.xp.ones((70, 70)) for _ in range(3))
+            meter.reset()
+            products.product(where.xp, a, b, out)
+            assert (meter.total, cuts) == (1, [])
+            assert bool((out == 70).all())
 
-        def matmul(self, a: Any, b: Any, out: Any) -> None:
-            self.calls += 1
-
-    module = Module()
-    products.product(module, np.ones((70, 70)), np.ones((70, 70)), np.empty((70, 70)))
-    assert (module.calls, cuts) == (1, [])
+        where.launch(run)
 
 
 @pytest.mark.parametrize("cell", ["dense", "lstm"])

@@ -146,9 +146,9 @@ def _backward(view: View, *, by_row: bool) -> Any:
             blocks = -(-gamma.size // side)
             launch(ctx.xp, _SOURCE, "sum_over_rows", blocks, lines * side, args, T=data.dtype)
         if outputs[0] is not None:  # it may be the memory of an input, hence last
-            args = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
             name, blocks = "normalize_rows_back", batch * rows * inner
-            launch(ctx.xp, _SOURCE, name, blocks, width(size), args, T=data.dtype)
+            last = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
+            launch(ctx.xp, _SOURCE, name, blocks, width(size), last, T=data.dtype)
 
     return kernel
 

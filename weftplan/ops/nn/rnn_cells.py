@@ -179,7 +179,10 @@ class CellGradient:
     def _gru(self, gates: Any, share: Any, state: Any, d_state: Any, d_gates: Any, next_d_state: Any) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
         spare, kept = self.spare
-        if fused(xp, gates, share, state, d_state, d_gates, product, next_d_state):
+        if fused(xp, gates, share, d_state, d_gates, product, next_d_state):
+            if not state.flags.c_contiguous:  # rows of two directions lie beside each other
+                xp.copyto(spare, state)
+                state = spare
             # Added to by the product itself where cuBLAS is called directly.
             direct = product.dtype.name in DTYPES
             gru_back(xp, gates, share, state, d_state, d_gates, product, next_d_state if direct else kept)
