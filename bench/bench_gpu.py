@@ -1,6 +1,8 @@
 """Question: is everything right on this GPU, and how fast is it beside the card itself and beside torch?
 
-One command answers it in at most eight minutes: a part that has used up its share of the time ends early and says so.
+One command answers it in at most eight minutes. Every part runs in a process of its own, with its share of the time
+that is left: one that has used it up ends early and says so, one that hangs is killed, and one that fails, or leaves a
+CUDA error that no call survives, loses its own rows alone. The JSON file is written anew after every part.
 
     python bench/bench_gpu.py [--json FILE] [--only PART ...] [--seconds 480]
     python bench/bench_gpu.py --standin
@@ -30,6 +32,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -43,9 +46,11 @@ from weftplan import device, models, planner  # noqa: E402
 from weftplan.errors import BudgetError  # noqa: E402
 
 NOT = "not measured (stand-in)"
-SHARES = {"correctness": 0.3, "launches": 0.15, "training": 0.25, "copies": 0.08, "graphs": 0.1, "spill": 0.07,
-          "allocations": 0.05}  # fmt: skip
-"""Parts, and their shares of the time."""
+SHARES = {"launches": 0.15, "copies": 0.08, "allocations": 0.05, "graphs": 0.1, "spill": 0.07, "training": 0.25,
+          "correctness": 0.3}  # fmt: skip
+"""Parts in their order, and their shares of the time; what one leaves over goes to those behind it."""
+START = 15.0
+"""Seconds that a part may take beyond its share: for its process, and for the step that it is in."""
 
 
 class Clock:
@@ -83,28 +88,27 @@ def per_call(call, wait, clock, *, rounds=7, least=0.02):
 # -- correctness ------------------------------------------------------------------------------------------------------
 
 
-def correctness(args, context, clock):
+def correctness(args, context, clock, rows):
     """Operators that give what the host gives, and those that do not."""
     cases = _operator_cases()
     where = device.get(context(0))
-    right, wrong = 0, {}
-    names = list(cases.BY_OPERATOR)
+    right, names = 0, list(cases.BY_OPERATOR)
     if args.standin:
         names = names[:: args.every]
+    tried = 0
     for name in names:
         if clock.over():
             break
+        tried += 1
         try:
             cases.test_as_on_the_host(where, name)
             right += 1
         except Exception as error:  # whatever it is, the operator is not right
-            wrong[name] = " ".join(str(error).split())[:200]
-    return [
-        {"what": "operators as on the host", "value": f"{right} of {len(names)}", "goal": "all", "met": not wrong
-         and right == len(names)},
-        *({"what": f"operator {name}", "value": text, "goal": "as on the host", "met": False} for name, text in
-          wrong.items()),
-    ]  # fmt: skip
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            rows.append({"what": f"operator {name}", "value": text, "goal": "as on the host", "met": False})
+    rows.append({"what": f"operators as on the host, of {tried} that were tried", "value": right, "goal": tried,
+                 "met": right == tried})  # fmt: skip
+    rows.append({"what": "operators that were tried", "value": f"{tried} of {len(names)}", "goal": None, "met": None})
 
 
 def _operator_cases():
@@ -120,20 +124,12 @@ def _operator_cases():
 NETWORKS = {"resnet50": 32, "vgg16": 16, "densenet121": 16, "lstm": 32}
 
 
-def launches(args, context, clock):
-    """Counts on the stand-in; beside a real GPU in a process of its own."""
-    if not args.standin:
-        command = [sys.executable, __file__, "--standin", "--only", "launches", "--json", "-"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-        if done.returncode:
-            return [{"what": "launches", "value": done.stderr.strip()[-200:], "goal": "counted", "met": False}]
-        return json.loads(done.stdout.splitlines()[-1])["parts"]["launches"]["rows"]
-    rows = []
+def launches(args, context, clock, rows):
+    """Counts on the stand-in, also where there is a GPU."""
     for name, batch in NETWORKS.items():
         if clock.over():
             break
-        rows += count_launches(name, batch, context)
-    return rows
+        rows.extend(count_launches(name, batch, context))
 
 
 def count_launches(name, batch, context):
@@ -158,10 +154,9 @@ SMALL = {"mlp": (8, 10), "lenet": (2, 10), "resnet": (4, 10)}
 """What the stand-in trains."""
 
 
-def training(args, context, clock):
+def training(args, context, clock, rows):
     """Seconds of a step, ours and torch's, and whether both have the same loss."""
     torch = _torch(args)
-    rows = []
     for name, (batch, classes) in (SMALL if args.standin else TRAINED).items():
         if clock.over():
             break
@@ -193,7 +188,6 @@ def training(args, context, clock):
     if torch is None:
         rows.append({"what": "torch eager", "value": "not measured: torch cannot be imported", "goal": None,
                      "met": None})  # fmt: skip
-    return rows
 
 
 def _torch(args):
@@ -202,13 +196,14 @@ def _torch(args):
         import torch
     except ImportError:
         return None
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # as here
     return torch if args.standin or torch.cuda.is_available() else None
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
-def copies(args, context, clock):
+def copies(args, context, clock, rows):
     """The n-way sum and copies out and in, as a share of a plain copy on the card."""
     from weftplan.kvstore.gpu_sum import sum_in_one_launch
 
@@ -218,7 +213,6 @@ def copies(args, context, clock):
     raws = [where.allocate(nbytes) for _ in range(n + 1)]
     arrays = [raw.view(np.float32) for raw in raws]
     stream = where.new_stream()
-    rows = []
     if args.standin:
         from tests.standin_cupy import meter
 
@@ -234,7 +228,7 @@ def copies(args, context, clock):
         for what, goal in (("n-way sum, n = 8: of copy bandwidth", 0.92), ("copy out, GB/s", None),
                            ("copy in, GB/s", None)):  # fmt: skip
             rows.append({"what": what, "value": NOT, "goal": goal, "met": None})
-        return rows
+        return
     host = device.get(mx.cpu_pinned()).allocate(nbytes)
     with stream:
         plain = 2 * nbytes / per_call(lambda: where.copy(raws[1], raws[0]), stream.synchronize, clock)
@@ -246,9 +240,8 @@ def copies(args, context, clock):
                  "met": None})  # fmt: skip
     rows.append({"what": "n-way sum, n = 8, 256 MB: of copy bandwidth", "value": round(total / plain, 3), "goal": 0.92,
                  "met": total >= 0.92 * plain})  # fmt: skip
-    rows += [{"what": f"copy {way}, GB/s", "value": round(found / 1e9, 1), "goal": None, "met": None} for way, found in
-             (("out", out), ("in", back))]  # fmt: skip
-    return rows
+    for way, found in (("out", out), ("in", back)):
+        rows.append({"what": f"copy {way}, GB/s", "value": round(found / 1e9, 1), "goal": None, "met": None})
 
 
 def where_to_host(where, array):
@@ -261,9 +254,8 @@ def where_to_host(where, array):
 # -- graphs -----------------------------------------------------------------------------------------------------------
 
 
-def graphs(args, context, clock):
+def graphs(args, context, clock, rows):
     """A step with and without CUDA graphs: bits, launches, time."""
-    rows = []
     for name, batch in (("mlp", 64),) if args.standin else (("mlp", 64), ("lstm", 32), ("resnet18", 32)):
         if clock.over():
             break
@@ -289,7 +281,6 @@ def graphs(args, context, clock):
             rows.append({"what": f"{name}: not captured", "value": reason, "goal": None, "met": None})
         ratio = NOT if args.standin else round(times[1] / times[0], 3)
         rows.append({"what": f"{name}: step with graphs / without", "value": ratio, "goal": None, "met": None})
-    return rows
 
 
 @contextlib.contextmanager
@@ -307,10 +298,10 @@ def environment(**values):
 # -- spill ------------------------------------------------------------------------------------------------------------
 
 
-def spill(args, context, clock):
+def spill(args, context, clock, rows):
     """A step whose plan has half the memory, beside one that has all: results wait elsewhere, or are computed again."""
     name, batch = ("chain", 256) if args.standin else ("resnet18", 64)
-    rows, times, gradients, whole = [], [], [], None
+    times, gradients, whole = [], [], None
     for part in (1.0, 0.5):
         options = planner.PlanOptions(budget=None if whole is None else int(part * whole))
         try:
@@ -319,7 +310,7 @@ def spill(args, context, clock):
             what = f"{name}: a plan with {part} of the memory"
             rows.append({"what": what, "value": str(error)[:160], "goal": "a plan",
                          "met": False})  # fmt: skip
-            return rows
+            return
         plan = executor.memory_plan
         whole = whole or plan.peak
         fill(executor, inputs, 10, False)
@@ -340,13 +331,12 @@ def spill(args, context, clock):
                  "goal": "equal", "met": same})  # fmt: skip
     ratio = NOT if args.standin else round(times[1] / times[0], 2)
     rows.append({"what": f"{name}: step with half the memory / with all", "value": ratio, "goal": None, "met": None})
-    return rows
 
 
 # -- allocations ------------------------------------------------------------------------------------------------------
 
 
-def allocations(args, context, clock):
+def allocations(args, context, clock, rows):
     """Taking and giving back from the pool, the driver's own, and the driver's calls in a training step."""
     from weftplan import storage
 
@@ -362,19 +352,18 @@ def allocations(args, context, clock):
     mx.nd.waitall()
     after = resource.statistics()
     grown = after.reserved_bytes - before.reserved_bytes
-    rows = [{"what": "bytes taken from the driver in three steps", "value": grown, "goal": 0, "met": grown == 0}]
+    rows.append({"what": "bytes taken from the driver in three steps", "value": grown, "goal": 0, "met": grown == 0})
     for what, call in (
         ("a pair of allocate and free of 1 MiB, µs", lambda: resource.free(resource.allocate(1 << 20))),
         ("the same of the driver, µs", lambda: where.free(where.allocate(1 << 20))),
     ):
         value = NOT if args.standin else round(1e6 * per_call(call, mx.nd.waitall, clock), 2)
         rows.append({"what": what, "value": value, "goal": None, "met": None})
-    return rows
 
 
 # -- all --------------------------------------------------------------------------------------------------------------
 
-PARTS = {part.__name__: part for part in (correctness, launches, training, copies, graphs, spill, allocations)}
+PARTS = {name: globals()[name] for name in SHARES}
 
 
 def machine(args, context):
@@ -386,7 +375,9 @@ def machine(args, context):
         return {**found, "card": f"none: the stand-in for CuPy {xp.__version__}"}
     runtime = xp.cuda.runtime
     name = runtime.getDeviceProperties(0)["name"].decode()
-    return {**found, "card": name, "driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(),
+    driver = pathlib.Path("/sys/module/nvidia/version")
+    return {**found, "card": name, "driver": driver.read_text().strip() if driver.exists() else "unknown",
+            "cuda of the driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(),
             "cupy": xp.__version__}  # fmt: skip
 
 
@@ -398,8 +389,6 @@ def gpus(args):
 
         with installed():
             yield mx.gpu
-    elif not device.num_gpus():
-        sys.exit("bench_gpu.py: there is no GPU for CuPy here; --standin runs on a machine without one")
     else:
         yield mx.gpu
 
@@ -417,29 +406,101 @@ def show(report):
             print(f"| {name} | its share of the time was used up; the rest was left out | | | |")
 
 
+class Rows(list):
+    """The rows of a part; each is printed as soon as it is there, so that it outlives the part."""
+
+    def append(self, row):
+        """One more."""
+        super().append(row)
+        print(json.dumps({"row": row}), flush=True)
+
+    def extend(self, rows):
+        """Some more."""
+        for row in rows:
+            self.append(row)
+
+
+FAILED = {"what": "the part itself", "goal": "ends by itself", "met": False}
+
+
+def alone(name, args):
+    """Run one part in this process, and print what it finds, a line of JSON each."""
+    clock, rows = Clock(args.seconds), Rows()
+    with gpus(args) as context:
+        print(json.dumps({"machine": machine(args, context)}), flush=True)
+        try:
+            PARTS[name](args, context, clock, rows)
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            rows.append({**FAILED, "value": text[:400]})
+        print(json.dumps({"cut": clock.cut}), flush=True)
+        mx.nd.waitall()
+
+
+def apart(name, args, seconds):
+    """(facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
+    standin = ["--standin"] if args.standin or name == "launches" else []
+    command = [
+        sys.executable,
+        __file__,
+        *standin,
+        "--part",
+        name,
+        "--seconds",
+        str(seconds),
+        "--every",
+        str(args.every),
+    ]
+    start, facts = time.monotonic(), {}
+    part = {"rows": [], "cut": False}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:  # pipes of a killed one may hang
+        try:
+            done = subprocess.run(command, stdout=out, stderr=err, timeout=seconds + START, check=False)
+            why = "" if done.returncode == 0 else f"exit {done.returncode}"
+        except subprocess.TimeoutExpired:
+            why = f"killed after {seconds + START:.0f} s"
+        for stream in (out, err):
+            stream.seek(0)
+        for line in out.read().splitlines():
+            with contextlib.suppress(ValueError, AttributeError):  # a line that a kill has cut, or a library's own
+                found = json.loads(line)
+                facts = found.get("machine", facts)
+                part["cut"] = found.get("cut", part["cut"])
+                part["rows"] += [found["row"]] if "row" in found else []
+        if why:
+            said = " ".join(err.read().split())[-300:]
+            part["rows"].append({**FAILED, "value": f"{why}: {said}"})
+    part["seconds"] = round(time.monotonic() - start, 1)
+    return facts, part
+
+
 def main():
-    """Run the parts, print the table, write JSON; exit 1 where something counted or compared is wrong."""
+    """Run the parts, print the table, write JSON; exit 1 where something counted or compared is wrong, or fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--standin", action="store_true", help="run on the tests' stand-in for CuPy")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     parser.add_argument("--seconds", type=float, default=480, help="time for all parts")
-    parser.add_argument("--json", metavar="FILE", help="also write JSON; -: in place of the table")
+    parser.add_argument("--json", metavar="FILE", help="also write JSON, anew after every part")
     parser.add_argument("--every", type=int, default=1, help="on the stand-in: every so many operators")
+    parser.add_argument("--part", choices=PARTS, help="run this part alone, in this process, and print it as JSON")
     args = parser.parse_args()
-    whole = sum(SHARES[name] for name in args.only)
-    with gpus(args) as context:
-        report = {"machine": machine(args, context), "parts": {}}
-        for name in args.only:
-            clock = Clock(args.seconds * SHARES[name] / whole)
-            start = time.monotonic()
-            rows = PARTS[name](args, context, clock)
-            report["parts"][name] = {"rows": rows, "cut": clock.cut, "seconds": round(time.monotonic() - start, 1)}
-            mx.nd.waitall()
-    if args.json != "-":
-        show(report)
-    if args.json:
-        text = json.dumps(report)
-        print(text) if args.json == "-" else pathlib.Path(args.json).write_text(text + "\n")
+    if args.part:
+        alone(args.part, args)
+        return 0
+    if not args.standin and not device.num_gpus():
+        sys.exit("bench_gpu.py: there is no GPU for CuPy here; --standin runs on a machine without one")
+    end = time.monotonic() + args.seconds
+    report = {"machine": {}, "parts": {}}
+    for number, name in enumerate(args.only):
+        rest = args.only[number:]
+        left = end - time.monotonic() - START * len(rest)
+        facts, found = apart(name, args, max(5.0, left * SHARES[name] / sum(SHARES[other] for other in rest)))
+        if args.standin or name != "launches":
+            report["machine"] = facts or report["machine"]
+        report["parts"][name] = found
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(report) + "\n")
+    show(report)
     return int(any(row["met"] is False for part in report["parts"].values() for row in part["rows"]))
 
 

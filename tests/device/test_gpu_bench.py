@@ -1,9 +1,13 @@
 """The bench for GPUs runs to its end without one, and says what could not be measured."""
 
+import argparse
+import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
+
+import pytest
 
 BENCH = pathlib.Path(__file__).parents[2] / "bench" / "bench_gpu.py"
 PARTS = ("correctness", "copies", "graphs", "allocations")
@@ -17,9 +21,65 @@ def test_the_bench_ends_on_the_stand_in(tmp_path):
     assert done.returncode == 0, done.stderr
     parts = json.loads(path.read_text())["parts"]
     assert tuple(parts) == PARTS
+    assert json.loads(path.read_text())["machine"]["card"].startswith("none: the stand-in")
     rows = [row for part in parts.values() for row in part["rows"]]
     marked = [row for row in rows if "not measured" in str(row["value"])]
     assert marked
     assert all(row.get("met") for row in rows if row.get("goal") and row not in marked), rows
     for row in rows:
         assert row["what"] in done.stdout
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """The bench as a module."""
+    monkeypatch.setattr(sys, "path", [str(BENCH.parent), *sys.path])
+    spec = importlib.util.spec_from_file_location("bench_gpu", BENCH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ARGS = argparse.Namespace(standin=True, every=80, seconds=60.0)
+ROW = {"what": "something", "value": 1, "goal": 1, "met": True}
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [("os.abort()", "exit -6"), ("sys.exit('no such card')", "exit 1: no such card"), ("time.sleep(1000)", "killed")],
+)
+def test_a_part_that_dies_keeps_its_rows(bench, monkeypatch, tmp_path, end, why):
+    """A crash of the process, as after a CUDA error, and a part that hangs: what it had found is reported."""
+    script = tmp_path / "part.py"
+    lines = [json.dumps({"machine": {"card": "some"}}), "a library says something", json.dumps({"row": ROW})]
+    script.write_text(f"import os, sys, time\nprint({chr(10).join(lines)!r}, flush=True)\n{end}\n")
+    monkeypatch.setattr(bench, "__file__", str(script))
+    monkeypatch.setattr(bench, "START", 2.0)
+    facts, part = bench.apart("copies", ARGS, 0.1)
+    *rows, last = part["rows"]
+    assert why in last["value"]
+    assert last["met"] is False
+    if why != "killed":  # it may have had no time to start
+        assert (facts, rows) == ({"card": "some"}, [ROW])
+
+
+def test_a_part_that_raises_keeps_its_rows(bench, monkeypatch, capsys):
+    """An exception is a row behind those that were found."""
+
+    def broken(args, context, clock, rows):
+        rows.append(ROW)
+        raise ZeroDivisionError("of something")
+
+    monkeypatch.setitem(bench.PARTS, "copies", broken)
+    bench.alone("copies", ARGS)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["row"]["value"] for line in found if "row" in line] == [1, "ZeroDivisionError: of something"]
+    assert found[-1] == {"cut": False}
+
+
+def test_time_that_is_over_ends_a_part(bench, capsys):
+    """A part whose share is used up tries nothing more, and says so."""
+    bench.alone("correctness", argparse.Namespace(**{**vars(ARGS), "seconds": -1.0}))
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found[-1] == {"cut": True}
+    assert found[-2]["row"]["value"].startswith("0 of ")

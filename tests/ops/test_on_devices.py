@@ -12,6 +12,7 @@ from ops_nn_cases import CASES as NN_CASES
 from ops_tensor_cases import CASES as TENSOR_CASES
 from ops_tensor_cases import NO_GRADIENT, UPDATES
 
+from tests import standin_cupy
 from tests.contract.devices import place
 from tests.standin_cupy import meter
 from weftplan import device
@@ -80,6 +81,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
     )
 
     ours = chosen.implementation.name == "cuda"
+    counting = isinstance(where.xp, standin_cupy.Namespace)  # of a real CuPy nobody counts
 
     def run():
         allocator = where.xp.cuda.using_allocator(refuse) if ours else contextlib.nullcontext()
@@ -89,7 +91,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
             if mode == "auto" and meter.syncs:
                 SEEN.add(op.name)
                 assert op.name in WAITING, f"{op.name} makes the host wait, and docs/gpus.md does not say so"
-            if ours:
+            if ours and counting:
                 assert sum(meter.syncs.values()) == WAITS.get(op.name, 0), op.name
                 assert not meter.atomics, op.name
                 assert not meter.uploads, op.name
