@@ -498,6 +498,13 @@ _STORAGE = (
         "where homes are listed, arrays of every device do so in these when memory runs out",
     ),
     _storage(
+        name="WEFTPLAN_MEASURE_LINKS",
+        default=True,
+        meaning="Measure once how fast each GPU copies to where results wait, when a bind with a budget first asks.",
+        effect="which results wait elsewhere under a budget follows the speeds of gpu(i), and those given to sim(i) "
+        "(read at every bind); off: constants are assumed, so plans depend on no measurement",
+    ),
+    _storage(
         name="WEFTPLAN_STORAGE_COMPACT",
         default=False,
         meaning="Let arrays move within pools that cut chunks, so that free bytes lie together.",

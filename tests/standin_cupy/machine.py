@@ -62,6 +62,8 @@ class Machine:
         """By dtype: in which precision cuBLAS may multiply, where it was said."""
         self.math_mode = 0
         """cuBLAS's: 3 lets products of float32 round to TF32."""
+        self.rates: dict[str, float] = {}
+        """By kind of copy: bytes that one takes a millisecond for; other work takes no time."""
         self.clock = 0.0
         """Milliseconds that work with known times has taken; events keep it."""
 

@@ -168,6 +168,9 @@ def enqueue(
         return
     meter.launch(name, count)
     with lock:
+        if name in machine.rates:
+            _, first, last = (reads or writes)[0]
+            machine.clock += 0.01 + (last - first) / machine.rates[name]
         where.count += 1
         merge(where.seen, machine.host)
         for memory, start, stop in reads:

@@ -1,7 +1,7 @@
 """What ``weftplan doctor`` finds out, as plain data: no printing here.
 
-Nothing is started to find it out: no engine, no MPI, no allocation on a GPU. Each probe reports what is missing and
-what to install instead of raising.
+Nothing is started to find it out: no engine, no MPI. On a GPU copies are tried, in memory that is given back at once.
+Each probe reports what is missing and what to install instead of raising.
 """
 
 from __future__ import annotations
@@ -189,6 +189,7 @@ def _cupy() -> dict[str, Any]:
         "gpus": 0,
         "libraries": {},
         "peers": [],
+        "host_links": [],
         "note": "",
     }
     try:
@@ -211,6 +212,7 @@ def _cupy() -> dict[str, Any]:
             extra = gpu_libraries.extra_of(result["cuda_runtime"])
             result["libraries"], result["note"] = gpu_libraries.libraries(cupy, extra)
             result["peers"] = gpu_libraries.peers(result["gpus"])
+            result["host_links"] = gpu_libraries.host_links(result["gpus"])
     except Exception as error:  # CuPy raises its own classes, which depend on the version
         result["note"] = f"installed, but CUDA does not answer: {error}"
     return result

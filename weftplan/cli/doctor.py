@@ -128,6 +128,8 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
                     ways.setdefault(how, []).append(f"gpu({other})")
             told = "; ".join(f"{', '.join(others)}: {how}" for how, others in ways.items())
             yield f"  gpu({index}) copies to", told or "no other GPU"
+        for index, told in enumerate(cupy["host_links"]):
+            yield f"  gpu({index}) and the host", told
     else:
         yield "CuPy", cupy["note"]
     yield "MPI", f"mpi4py {mpi['version']}, openmpi {mpi['library']} {mpi['note']}" if mpi["version"] else mpi["note"]

@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from weftplan.device.context import gpu
+from weftplan.device.context import Context, gpu
+from weftplan.device.home_links import speed
 from weftplan.device.interconnect import way
 
 
@@ -60,6 +61,15 @@ def extra_of(runtime_version: int) -> str:
     ('cuda12', 'cuda13')
     """
     return f"cuda{max(12, runtime_version // 1000)}"
+
+
+def host_links(count: int) -> list[str]:
+    """How fast each GPU copies to page-locked host memory, measured now; that plans assume it where that fails."""
+    found = []
+    for index in range(count):
+        known = speed(gpu(index), Context("cpu_pinned", index))
+        found.append(known.text if known is not None else "not measured: plans assume 12.0 GB/s, 10 µs")
+    return found
 
 
 def peers(count: int) -> list[list[str]]:

@@ -165,6 +165,8 @@ class CupyDevice:
         self.guards = _GuardStack()
         self.temporaries = Temporaries(context, self.xp)
         self.peers = Peers(self)
+        self.home_links: dict[Context, Any] = {}
+        """What :mod:`weftplan.device.home_links` has measured."""
         _known[self.index] = self
 
     def allocate(self, nbytes: int) -> Any:
@@ -273,6 +275,17 @@ class CupyDevice:
                 self._copy_to_other(dst, src, stream)
             if finish:
                 stream.synchronize()
+
+    def copy_seconds(self, dst: Any, src: Any) -> float:
+        """Seconds that the device takes for a copy, by its own events, on a stream of its own; it has finished then."""
+        cupy = self.xp
+        with self.new_stream() as stream:
+            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record(stream.handle)
+            self.copy(dst, src)
+            end.record(stream.handle)
+            end.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
 
     def _copy_to_other(self, dst: Any, src: Any, stream: Any) -> None:
         source, target = (_known[array.device.id] for array in (src, dst))

@@ -16,6 +16,7 @@ import numpy as np
 from weftplan import config, device, planner, storage
 from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
+from weftplan.device.home_links import speed
 from weftplan.errors import (
     BindError,
     BudgetError,
@@ -49,6 +50,7 @@ from weftplan.executor.new_arrays import (
 )
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
+from weftplan.planner.spill.place import places
 from weftplan.storage import homes
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
@@ -240,7 +242,8 @@ def bind(
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
         if grad.dtype != array.dtype and reqs[name] != "null":
             grad_dtypes[name] = grad.dtype
-    chosen, kind = _strategy(_either("bind", "options", options, "plan_options", plan_options), ctx)
+    given = _either("bind", "options", options, "plan_options", plan_options)
+    chosen, kind = _strategy(given, ctx, budget=False)
     binding = Binding(
         symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind, grad_dtypes=grad_dtypes
     )
@@ -291,8 +294,9 @@ def simple_bind(
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
-    chosen, kind = _strategy(_either("simple_bind", "options", options, "plan_options", plan_options), ctx)
+    given = _either("simple_bind", "options", options, "plan_options", plan_options)
     limit = _either("simple_bind", "budget", budget, "memory_budget", memory_budget)
+    chosen, kind = _strategy(given, ctx, budget=limit is not None)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
     names, aux_names = _names(symbol)
@@ -384,7 +388,17 @@ def _names(symbol: Symbol) -> tuple[list[str], list[str]]:
     return names, aux_names
 
 
-def _strategy(given: PlanOptions | None, ctx: Context) -> tuple[PlanOptions, type[Executor]]:
+def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
+    """How fast the ways from a device to its homes are, as far as that is known."""
+    found = []
+    for place in places(ctx, options):
+        known = speed(ctx, place.context)
+        if known is not None:
+            found.append((str(ctx), str(place.context), known.bandwidth, known.latency))
+    return tuple(found)
+
+
+def _strategy(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
     """How to plan, and what runs it."""
     options = PlanOptions.from_environment() if given is None else given
     if not options.peers and any(home.kind == "peer" for home in options.homes):
@@ -393,6 +407,9 @@ def _strategy(given: PlanOptions | None, ctx: Context) -> tuple[PlanOptions, typ
         options = options.replace(peers=tuple(map(str, peers)))
     if any(home.nbytes is not None for home in options.homes):
         options = options.replace(spill_taken=tuple(map(homes.taken, options.homes)))
+    budget = budget or options.budget is not None
+    if budget and options.homes and not options.links and config.get("WEFTPLAN_MEASURE_LINKS"):
+        options = options.replace(links=_links(options, ctx))
     if config.get("WEFTPLAN_EXECUTOR_STRATEGY") == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
     return options, Executor

@@ -97,6 +97,11 @@ class PlanOptions:
     """Bytes that others have of each home that :attr:`spill` lists, so that a plan may not have them; homes beyond the
     last are all there. ``bind`` and ``simple_bind`` look."""
 
+    links: tuple[tuple[str, str, float, float], ...] = ()
+    """How fast copies to homes are, where it is known: device, home, bytes a second, seconds before the first byte,
+    such as ``("gpu(0)", "cpu_pinned(0)", 2.5e10, 1e-5)``; others are assumed. Under a budget ``bind`` and
+    ``simple_bind`` look."""
+
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
         _one_of("strategy", self.strategy, STRATEGIES)
@@ -118,6 +123,15 @@ class PlanOptions:
             _ = self.homes, self.peer_contexts
         except MXNetError as error:
             raise PlanError(f"plan options spill and peers: {error}") from error
+        try:
+            links = tuple((str(a), str(b), float(speed), float(latency)) for a, b, speed, latency in self.links)
+        except (TypeError, ValueError):
+            links = (("", "", 0.0, 0.0),)
+        if any(speed <= 0 or latency < 0 for *_, speed, latency in links):
+            raise PlanError(
+                f"plan option links must list (device, home, bytes a second > 0, seconds >= 0), got {self.links!r}"
+            )
+        object.__setattr__(self, "links", links)
         _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
         _one_of("recompute", self.recompute, RECOMPUTE)
         _one_of("kernels", self.kernels, MODES)

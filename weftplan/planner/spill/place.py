@@ -44,10 +44,16 @@ def places(context: Context, options: PlanOptions) -> list[Place]:
             files += 1
         elif home.kind == "peer":
             peers = [peer for peer in options.peer_contexts if peer.device_type == context.device_type]
-            found += [Place(peer, PEER, number, limit) for peer in peers if peer != context]
+            found += [Place(p, _link(context, p, options, PEER), number, limit) for p in peers if p != context]
         elif context.has_streams:
-            found.append(Place(host_of(context), PCIE, number, limit))
+            host = host_of(context)
+            found.append(Place(host, _link(context, host, options, PCIE), number, limit))
     return found if context.device_type in ("cpu", "gpu", "sim") else []
+
+
+def _link(context: Context, home: Context, options: PlanOptions, assumed: Link) -> Link:
+    pair = (str(context), str(home))
+    return next((Link(speed, latency) for a, b, speed, latency in options.links if (a, b) == pair), assumed)
 
 
 def host_of(context: Context) -> Context:

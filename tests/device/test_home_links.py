@@ -1,0 +1,156 @@
+"""How fast the ways to homes are: measured once on GPUs, given on simulated devices, assumed otherwise; plans obey."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from tests.standin_cupy import machine, meter
+from weftplan import device, planner
+from weftplan.device import home_links
+from weftplan.device.home_links import Speed, speed
+from weftplan.device.simulated import CostModel, configure
+from weftplan.errors import PlanError
+from weftplan.planner.spill.link import PCIE, Link
+from weftplan.planner.spill.place import places
+
+HOST = mx.Context("cpu_pinned", 0)
+
+
+@pytest.fixture(autouse=True)
+def _short_copies(monkeypatch):
+    monkeypatch.setattr(home_links, "_LONG", 1 << 20)
+
+
+def copies():
+    """Copies in and out that the stand-in has counted."""
+    return meter.launches["memcpy HtoD"] + meter.launches["memcpy DtoH"]
+
+
+def test_a_gpu_is_measured_once():
+    """The slower direction counts, rounded to a tenth; later questions copy nothing."""
+    with place("standin") as context:
+        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}  # bytes a millisecond
+        found = speed(context(0), HOST)
+        assert found is not None
+        assert found.bandwidth == pytest.approx(20e9, rel=0.06)
+        assert found.latency == pytest.approx(10e-6)
+        count = copies()
+        assert count > 0
+        machine.rates = {}
+        assert speed(context(0), HOST) == found
+        assert copies() == count
+        assert speed(context(1), HOST) is None  # another pair, and its copies take no time
+
+
+def test_two_gpus_are_measured():
+    """A home on another GPU has a speed of its own."""
+    with place("standin") as context:
+        machine.rates = {"memcpy peer": 200e6}
+        found = speed(context(0), context(1))
+        assert found is not None
+        assert found.bandwidth == pytest.approx(200e9, rel=0.06)
+        assert device.get(context(0)).memory_info()[0] == machine.capacity[0] - machine.used[0]
+
+
+def test_small_differences_are_rounded_away():
+    """Measurements that differ by some per cent give one speed, hence one plan."""
+    seen = set()
+    for rate in (20.0e6, 20.3e6, 19.8e6):
+        with place("standin") as context:
+            machine.rates = {"memcpy HtoD": rate, "memcpy DtoH": rate}
+            seen.add(speed(context(0), HOST))
+    assert len(seen) == 1
+
+
+def test_what_cannot_be_measured_is_assumed():
+    """A GPU without room for the copies, and devices that are no GPU."""
+    with place("standin") as context:
+        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}
+        machine.capacity[0] = 1 << 19
+        assert speed(context(0), HOST) is None
+        (found,) = places(context(0), planner.PlanOptions())
+        assert found.link == PCIE
+    assert speed(mx.cpu(), HOST) is None
+
+
+def test_a_simulated_device_says_what_it_was_given():
+    """Its cost model, without a copy, and without time passing."""
+    ctx = mx.sim(70)
+    configure(70, cost=CostModel(bandwidth=3e9, latency=2e-5))
+    before = device.get(ctx).clock
+    assert speed(ctx, mx.Context("cpu_pinned", 70)) == Speed(3e9, 2e-5)
+    assert device.get(ctx).clock == before
+
+
+def network():
+    """Layers whose results wait for the backward part."""
+    net = mx.sym.Variable("data")
+    for k in range(6):
+        net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=64, name=f"f{k}"), act_type="tanh")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def bound(ctx, share):
+    """An executor under a budget of a share of its planned memory."""
+    net = network()
+    shapes = {"data": (256, 64), "softmax_label": (256,)}
+    whole = net.plan(shapes, context=ctx).peak
+    chosen = planner.PlanOptions.from_environment(budget=int(share * whole))
+    return net.simple_bind(ctx, plan_options=chosen, **shapes)
+
+
+@pytest.mark.shows("WEFTPLAN_MEASURE_LINKS")
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_a_bind_with_a_budget_measures(setting, monkeypatch):
+    """The plan's options have the speed, and so has the model of the copies; switched off, nothing is measured."""
+    monkeypatch.setenv("WEFTPLAN_MEASURE_LINKS", setting)
+    with place("standin") as context:
+        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
+        executor = bound(context(0), 1.0)
+        (home,) = places(context(0), executor.memory_plan.options)
+        if setting == "1":
+            assert home.link == Link(*speed(context(0), HOST))
+            assert home.link.bandwidth == pytest.approx(25e9, rel=0.06)
+        else:
+            assert home.link == PCIE
+            assert device.get(context(0)).home_links == {}
+        del executor
+
+
+@pytest.mark.stress
+def test_a_slow_way_keeps_results_on_the_device():
+    """Under a small budget more is computed again where copies are slow."""
+    moved = {}
+    for rate in (25e6, 1e3):
+        with place("standin") as context:
+            machine.rates = {"memcpy HtoD": rate, "memcpy DtoH": rate}
+            executor = bound(context(0), 0.7)
+            moved[rate] = executor.memory_plan.in_homes
+            assert executor.allocated_bytes == executor.memory_plan.peak
+            del executor
+    assert moved[25e6] > moved[1e3]
+
+
+def test_a_bind_without_a_budget_measures_nothing():
+    """Nor does a plan that no device is bound to."""
+    with place("standin") as context:
+        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
+        executor = network().simple_bind(context(0), data=(8, 64), softmax_label=(8,))
+        network().plan({"data": (8, 64), "softmax_label": (8,)}, context=context(0), budget=10**9)
+        assert device.get(context(0)).home_links == {}
+        del executor
+
+
+@pytest.mark.parametrize("links", [(("gpu(0)", "cpu_pinned(0)", 0.0, 0.0),), (("gpu(0)",),), (("a", "b", "fast", 0),)])
+def test_links_that_are_none(links):
+    """A speed of 0, rows that are too short, words for numbers."""
+    with pytest.raises(PlanError, match="plan option links must list"):
+        planner.PlanOptions(links=links)
+
+
+def test_rounding_keeps_what_is_there():
+    """A speed and what it is rounded to differ by less than a twentieth."""
+    for bandwidth in np.logspace(8, 12, 50):
+        steps = round(np.log(bandwidth) / np.log(home_links._STEP))
+        assert home_links._STEP**steps == pytest.approx(bandwidth, rel=0.05)

@@ -1,0 +1,81 @@
+"""How fast a device copies to where its results may wait: page-locked host memory, or another device.
+
+A GPU is measured once for each of them, when a plan under a budget first asks, by CUDA's own events; a simulated device
+says what it was given. Speeds are rounded to steps of a tenth, so that the same machine makes the same plan in nearly
+every run. What is computed does not depend on them. Any thread may ask; the first one measures while others wait.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from weftplan.device.context import Context
+from weftplan.device.interconnect import interconnect
+from weftplan.device.links import HOST
+from weftplan.device.registry import get
+from weftplan.locks import Lock, whole_in_children
+
+_SHORT, _LONG, _ROUNDS = 1 << 16, 32 << 20, 3
+_STEP, _LATENCY_STEP = 1.1, 5e-6
+_lock = whole_in_children(Lock())
+
+
+class Speed(NamedTuple):
+    """Of the slower direction."""
+
+    bandwidth: float
+    """Bytes a second."""
+    latency: float
+    """Seconds before the first byte."""
+
+    @property
+    def text(self) -> str:
+        """For readers."""
+        return f"{self.bandwidth / 1e9:.1f} GB/s, {self.latency * 1e6:.0f} µs"
+
+
+def speed(context: Context, home: Context) -> Speed | None:
+    """Between ``context`` and ``home``; None where it is not known, and planners assume one."""
+    if context.device_type == "sim":
+        return _given(context, home)
+    if context.device_type != "gpu":
+        return None
+    place: Any = get(context)
+    with _lock:
+        if home not in place.home_links:
+            place.home_links[home] = _measured(place, home)
+        found: Speed | None = place.home_links[home]
+        return found
+
+
+def _given(context: Context, home: Context) -> Speed | None:
+    peer = home.device_type == "sim"
+    links = interconnect([context, home] if peer else [context])
+    ways = [(0, 1), (1, 0)] if peer else [(0, HOST), (HOST, 0)]
+    if links is None or any(way not in links.routes for way in ways):
+        return None
+    routes = [links.routes[way] for way in ways]
+    return Speed(min(links.wires[wire] for route in routes for wire in route.wires), max(r.latency for r in routes))
+
+
+def _measured(place: Any, home: Context) -> Speed | None:
+    """What copies take; None where they cannot be made, or take no time, as where memory is short."""
+    try:
+        other = get(home)
+        here, there = place.allocate(_LONG), other.allocate(_LONG)
+        found = []
+        for target, source in ((there, here), (here, there)):
+            short, long = (
+                min(place.copy_seconds(target[:nbytes], source[:nbytes]) for _ in range(_ROUNDS))
+                for nbytes in (_SHORT, _LONG)
+            )
+            found.append((short, long))
+    except Exception:  # CuPy's own classes too; whoever copies for the program is told
+        return None
+    if any(long <= short for short, long in found):
+        return None
+    bandwidth = min((_LONG - _SHORT) / (long - short) for short, long in found)
+    latency = max(max(0.0, short - _SHORT / bandwidth) for short, _ in found)
+    rounded = float(round(_STEP ** round(math.log(bandwidth, _STEP))))
+    return Speed(rounded, round(latency / _LATENCY_STEP) * _LATENCY_STEP)
