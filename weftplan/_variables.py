@@ -501,8 +501,8 @@ _STORAGE = (
         name="WEFTPLAN_MEASURE_LINKS",
         default=True,
         meaning="Measure once how fast each GPU copies to where results wait, when a bind with a budget first asks.",
-        effect="which results wait elsewhere under a budget follows the speeds of gpu(i), and those given to sim(i) "
-        "(read at every bind); off: constants are assumed, so plans depend on no measurement",
+        effect="which results wait elsewhere under a budget follows the speeds of gpu(i) (read at every bind); off: "
+        "constants are assumed, so plans depend on no measurement",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_COMPACT",

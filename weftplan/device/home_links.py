@@ -1,8 +1,9 @@
 """How fast a device copies to where its results may wait: page-locked host memory, or another device.
 
-A GPU is measured once for each of them, when a plan under a budget first asks, by CUDA's own events; a simulated device
-says what it was given. Speeds are rounded to steps of a tenth, so that the same machine makes the same plan in nearly
-every run. What is computed does not depend on them. Any thread may ask; the first one measures while others wait.
+A GPU is measured once for each of them, when a bind with a budget first asks, by CUDA's own events. A simulated device
+says what it was given; binds do not ask it. Speeds are rounded to steps of a tenth, so that the same machine makes the
+same plan in nearly every run. What is computed does not depend on them. Any thread may ask; the first one measures while
+others wait.
 """
 
 from __future__ import annotations

@@ -408,7 +408,13 @@ def _strategy(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple
     if any(home.nbytes is not None for home in options.homes):
         options = options.replace(spill_taken=tuple(map(homes.taken, options.homes)))
     budget = budget or options.budget is not None
-    if budget and options.homes and not options.links and config.get("WEFTPLAN_MEASURE_LINKS"):
+    if (
+        budget
+        and ctx.device_type == "gpu"
+        and options.homes
+        and not options.links
+        and config.get("WEFTPLAN_MEASURE_LINKS")
+    ):
         options = options.replace(links=_links(options, ctx))
     if config.get("WEFTPLAN_EXECUTOR_STRATEGY") == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
