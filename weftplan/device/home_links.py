@@ -2,8 +2,8 @@
 
 A GPU is measured once for each of them, when a bind with a budget first asks, by CUDA's own events. A simulated device
 says what it was given; binds do not ask it. Speeds are rounded to steps of a tenth, so that the same machine makes the
-same plan in nearly every run. What is computed does not depend on them. Any thread may ask; the first one measures while
-others wait.
+same plan in nearly every run. What is computed does not depend on them. Any thread may ask; the first one measures
+while others wait.
 """
 
 from __future__ import annotations
