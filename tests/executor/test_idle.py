@@ -310,8 +310,10 @@ def test_of_two_who_wait_for_each_other_one_gives_up(room):
         assert refused
 
 
-def test_two_devices_are_not_taken_by_halves(room):
-    """Two executors need memory for one on each of two devices: whoever brings its bytes back gets both blocks."""
+@pytest.mark.parametrize("arrays_fit", [True, False])
+def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
+    """Two executors need memory for one on each of two devices: whoever brings its bytes back gets both blocks. The
+    arrays of both fit beside them, or only those of one, so that they take turns, too."""
     ctx, pool, _ = room
     other = mx.Context(ctx.device_type, 9402)
     with mx.AttrScope(ctx_group="a"):
@@ -332,8 +334,9 @@ def test_two_devices_are_not_taken_by_halves(room):
         want = step(probe)
         assert set(probe.pool.nbytes) == {ctx, other}
         before = pool.limit
-        for place in (pool, beside):  # all arrays of both fit, and the memory that is planned of one
-            place.limit = 2 * place.statistics().allocated_bytes - 1
+        for place in (pool, beside):
+            now = place.statistics()
+            place.limit = 2 * now.allocated_bytes - 1 if arrays_fit else int(1.1 * now.peak_requested_bytes)
         del probe
         settled()
         executors = [made(), made()]

@@ -42,15 +42,21 @@ def others_first(engine: Core, patience_s: float) -> Iterator[None]:
             yield
         return
     for _ in range(engine._region.pending + _ROUNDS):
-        ended = engine._region.completed
+        ended = _ended(engine)
         yield  # before the next wait: something may have ended since the last try
         if not _another(engine, ended):
             return
 
 
+def _ended(engine: Core) -> int:
+    """How many operations have ended. Not those that only wait or look: whoever asks whether anything is pending would
+    take itself for one that has ended, and run none."""
+    return engine._region.completed - engine._region.waits
+
+
 def _another(engine: Core, ended: int) -> bool:
     """Inside an operation: run or await another, until more than ``ended`` have; False when none will end."""
-    if engine._region.completed == ended and running.nested < _DEEPEST:
+    if _ended(engine) == ended and running.nested < _DEEPEST:
         running.nested += 1
         try:
             if engine._run_another():
@@ -60,11 +66,11 @@ def _another(engine: Core, ended: int) -> bool:
     mark = object()
     engine._lacking.append(mark)
     try:
-        while engine._region.completed == ended:
+        while _ended(engine) == ended:
             with _giving_up:
                 # Who gives up counts as at work again until its operation has ended, so the next one waits for that.
                 # In this order: a worker first completes its operation, then is idle.
-                if engine._at_work() <= len(engine._lacking) and engine._region.completed == ended:
+                if engine._at_work() <= len(engine._lacking) and _ended(engine) == ended:
                     engine._lacking.remove(mark)
                     return False
             time.sleep(_GLANCE_S)
