@@ -8,19 +8,15 @@ that takes memory as it runs. ``budgets``: a random network that trains within a
 same bits, or refused with a smallest budget that works. ``spilled``: the same where results may wait in the host's
 memory, in files or on another device. ``calls``: programs of calls on arrays. ``exchanges``: sums over links between
 simulated devices. ``folding``: networks for inference without their batch normalisation. ``convolutions``: a layer
-against its definition in float64. Hostile files are the matter of ``python -m tests.stress.hostile``. A trial that
-fails prints its seed.
+against its definition in float64. ``crowded``: programs of several threads in a part of the memory that they need.
+Hostile files are the matter of ``python -m tests.stress.hostile``. A trial that fails prints its seed.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
 import os
 import random
-import shutil
 import sys
-import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -32,7 +28,7 @@ import numpy as np
 
 import weftplan as mx
 from tests.executor.races import races
-from tests.stress import array_calls, convolutions, exchanges, folding
+from tests.stress import array_calls, convolutions, crowded, exchanges, folding
 from tests.stress.random_graphs import ImageMaker, Maker, SliceMaker, option_sets, without_sharing
 from weftplan import engine, planner
 from weftplan.engine.simulator import Simulator
@@ -190,21 +186,13 @@ def spill_trial(seed: str) -> bool:
     with ExitStack() as stack:
         for name, value in (("place.FILE", fast), ("place.PEER", fast), ("place.PCIE", fast), ("search.SMALLEST", 64)):
             stack.enter_context(mock.patch(f"weftplan.planner.spill.{name}", value))
-        file = f"file:{_folder()}"
+        file = f"file:{crowded.folder()}"
         homes: tuple[Any, ...] = (file, "host", f"host:2KB,{file}")
         kind = rng.choice((Maker, Maker, Maker, ImageMaker))
         if rng.random() < 0.5:
             return budget_trial(seed, kind, mx.cpu(), PlanOptions(spill=rng.choice(homes)))
         homes += (True, "peer", f"peer:1KB,host:2KB,{file}")
         return budget_trial(seed, kind, mx.sim(0), PlanOptions(spill=rng.choice(homes), peers=("sim(1)",)))
-
-
-@functools.cache
-def _folder() -> str:
-    """The process's folder of spilled results: a process has one for each home in files."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def budget_trial(
@@ -259,6 +247,7 @@ TRIALS = {
     "exchanges": exchanges.trial,
     "folding": folding.trial,
     "convolutions": convolutions.trial,
+    "crowded": crowded.trial,
 }
 
 

@@ -1,0 +1,191 @@
+"""Programs on arrays, of several threads, in a part of the memory that they need; the rest waits in homes.
+
+Each thread has arrays of its own and a model of them in NumPy, and all of them share the memory. Meanwhile its limit is
+lowered and raised again, arrays are dropped while copies of them are on their way, and in some trials homes refuse now
+and then, as a disk does that is full for a moment. Then an array may hold that error, and nothing but that; all others
+have their values. At the end nothing is held, here or in any home.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import random
+import shutil
+import tempfile
+import threading
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import weftplan as mx
+from weftplan import device, engine, storage
+from weftplan.engine.simulator import Simulator
+from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.ndarray import spilling, together
+from weftplan.storage import AutoGrowth, LimitResource, NaivePool, homes
+
+ELEMENTS = 2048
+SIZE = 4 * ELEMENTS
+"""Bytes of an array."""
+MOST = 3
+"""Arrays that one operation uses."""
+
+
+@functools.cache
+def folder() -> str:
+    """The process's folder of what waits in files: a process has one for each home in files."""
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def on(name: str, seed: int) -> Any:
+    """An engine by name."""
+    return Simulator(seed=seed) if name == "Simulator" else engine.create(name, cpu_workers=1 + seed % 4)
+
+
+class Program:
+    """What one thread does."""
+
+    def __init__(self, seed: str, ctx: mx.Context, count: int, steps: int, faults: bool) -> None:
+        self.rng = random.Random(seed)
+        self.ctx = ctx
+        self.steps = steps
+        self.faults = faults
+        self.wrong: list[str] = []
+        self.refusals = 0
+        self.values = [np.full(ELEMENTS, self.rng.randrange(100), "float32") for _ in range(count)]
+        self.arrays: list[Any] = [None] * count
+
+    def run(self) -> None:
+        """All steps, and a look at every array at the end."""
+        try:
+            for k in range(len(self.arrays)):
+                self.renew(k)
+            for _ in range(self.steps):
+                self.step()
+            for k in range(len(self.arrays)):
+                self.look(k)
+        except BaseException as error:
+            self.wrong.append(f"{type(error).__name__}: {error}")
+        finally:
+            self.arrays.clear()
+
+    def step(self) -> None:
+        """One random statement, on the arrays and in the model."""
+        rng, xs, vs = self.rng, self.arrays, self.values
+        i, j, k = (rng.randrange(len(xs)) for _ in range(3))
+        what = rng.randrange(7)
+        try:
+            if what == 0:
+                xs[i] += xs[j]
+                vs[i] = vs[i] + vs[j]
+            elif what == 1:
+                xs[k] = xs[i] - xs[j] * 0.5
+                vs[k] = vs[i] - vs[j] * np.float32(0.5)
+            elif what == 2:
+                xs[k] = mx.nd.maximum(xs[i], xs[j])
+                vs[k] = np.maximum(vs[i], vs[j])
+            elif what == 3:
+                xs[k][:] = xs[i]
+                vs[k] = vs[i].copy()
+            elif what == 4:
+                xs[k][5:900] = xs[i][5:900] + 1
+                vs[k] = vs[k].copy()
+                vs[k][5:900] = vs[i][5:900] + 1
+            elif what == 5:
+                self.renew(k)
+            else:
+                self.look(i)
+        except OutOfMemoryError:  # on an engine that raises at the push
+            if not self.faults:
+                raise
+            self.renew_all()
+
+    def renew_all(self) -> None:
+        """After a refusal: who reads it heals all that it was passed on to, with whatever they held before."""
+        self.refusals += 1
+        for k in range(len(self.arrays)):
+            self.renew(k)
+
+    def renew(self, k: int) -> None:
+        """The array ``k`` is dropped for another one."""
+        self.values[k] = np.full(ELEMENTS, self.rng.randrange(100), "float32")
+        self.arrays[k] = None
+        while True:
+            try:
+                self.arrays[k] = mx.nd.array(self.values[k], ctx=self.ctx)
+                self.arrays[k].wait_to_read()
+                return
+            except OutOfMemoryError:
+                self.refusals += 1
+                if not self.faults:
+                    raise
+
+    def look(self, k: int) -> None:
+        """The array ``k`` has the values of the model, or an error that this trial may cause."""
+        try:
+            found = self.arrays[k].asnumpy()
+        except OutOfMemoryError:
+            if not self.faults:
+                raise
+            self.renew_all()
+            return
+        if not np.array_equal(found, self.values[k], equal_nan=True):
+            self.wrong.append(f"array {k}: {found[:3]} for {self.values[k][:3]}")
+
+
+def trial(seed: str) -> bool:
+    """One set of programs in one memory."""
+    rng = random.Random(seed)
+    kind = rng.choice(("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"))
+    threads = 1 if kind == "Simulator" else rng.randint(1, 3)
+    # Each thread may be in an operation, and may have made an array that nobody may send away yet.
+    room = MOST + threads + rng.randint(0, 4)
+    count = rng.randint(room // threads + 1, 2 * room)
+    ctx = mx.cpu(9500) if rng.random() < 0.5 else mx.sim(150)
+    file = f"file:{folder()}"
+    listed = [file, f"file:{folder()}"] if ctx.device_type == "cpu" else [file, "host", f"host:{3 * SIZE}B,{file}"]
+    faults = rng.random() < 0.3
+    chance = random.Random(f"{seed}, faults")
+    keep = homes.keep
+
+    def sometimes(*args: Any, **how: Any) -> Any:
+        if chance.random() < 0.05:
+            raise OutOfMemoryError("the home is full for a moment")
+        return keep(*args, **how)
+
+    waiting, made = homes.waiting_bytes(), on(kind, rng.randrange(1 << 20))
+    pool = LimitResource(rng.choice((NaivePool, AutoGrowth))(device.get(ctx)), room * SIZE)
+    with ExitStack() as stack:
+        stack.enter_context(engine.using(made))
+        stack.enter_context(spilling.using(rng.choice(listed)))
+        stack.enter_context(storage.using(pool))
+        if faults:
+            stack.enter_context(mock.patch.object(homes, "keep", sometimes))
+        programs = [Program(f"{seed}/{n}", ctx, count, rng.randint(10, 60), faults) for n in range(threads)]
+        running = [threading.Thread(target=program.run, daemon=True) for program in programs]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            while thread.is_alive():
+                pool.limit = rng.randint(MOST + threads, room) * SIZE
+                thread.join(0.01)
+        wrong = [f"on {kind}, {ctx}, {threads} threads: {one}" for program in programs for one in program.wrong]
+        assert not wrong, wrong[:3]
+        for _ in range(3):
+            gc.collect()
+            try:
+                mx.nd.waitall()
+            except MXNetError:
+                assert faults
+        assert not together._looks, "a look has not ended"
+        held = pool.statistics().requested_bytes
+        assert held == 0, f"{held} bytes are held at the end"
+    assert homes.waiting_bytes() == waiting, "bytes wait in a home for nobody"
+    made.stop()
+    return True
