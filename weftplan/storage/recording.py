@@ -50,6 +50,7 @@ class Recorder:
 
     def __init__(self, most: int) -> None:
         self.records: deque[Record] = deque(maxlen=most)
+        self._append = self.records.append
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Arrays that pools hand out again and again, by id, with their addresses: asking an array for its address
         takes longer than an allocation. An array that is gone may have left its id to another one."""
@@ -62,22 +63,27 @@ class Recorder:
         self._known[id(raw)] = weakref.ref(raw), address
         return address
 
+    # Both are called for every allocation and free, so they share no further call.
+
     def allocated(self, allocation: Allocation) -> None:
         """An allocation was handed out."""
-        self._moved("alloc", allocation, allocation.raw)
-
-    def freed(self, allocation: Allocation, raw: Any) -> None:
-        """An allocation, whose memory was ``raw``, came back."""
-        self._moved("free", allocation, raw)
-
-    def _moved(self, action: str, allocation: Allocation, raw: Any) -> None:
         if allocation.nbytes:
-            block = allocation.block
+            raw, block = allocation.raw, allocation.block
             if block.__class__ is raw.__class__:
                 raw = block  # begins where the other does, and is there as long as the pool has the memory
             known = self._known.get(id(raw))
             where = known[1] if known is not None and known[0]() is raw else self._where(raw)
-            self.records.append((action, time_ns(), allocation.context, where, allocation.size, allocation.name))
+            self._append(("alloc", time_ns(), allocation.context, where, allocation.size, allocation.name))
+
+    def freed(self, allocation: Allocation, raw: Any) -> None:
+        """An allocation, whose memory was ``raw``, came back."""
+        if allocation.nbytes:
+            block = allocation.block
+            if block.__class__ is raw.__class__:
+                raw = block
+            known = self._known.get(id(raw))
+            where = known[1] if known is not None and known[0]() is raw else self._where(raw)
+            self._append(("free", time_ns(), allocation.context, where, allocation.size, allocation.name))
 
     def handed_over(self, allocation: Allocation, name: object) -> None:
         """An allocation went from its holder to the next, whose name is ``name``, without coming back."""
