@@ -52,11 +52,21 @@ class Recorder:
         self.records: deque[Record] = deque(maxlen=most)
         self._append = self.records.append
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
-        """Arrays that pools hand out again and again, by id, with their addresses: asking an array for its address
-        takes longer than an allocation. An array that is gone may have left its id to another one."""
+        """Parts of blocks that pools hand out again and again, by id, with their addresses: asking an array for its
+        address takes longer than an allocation. An array that is gone may have left its id to another one."""
+        self._blocks: dict[int, int] = {}
+        """Addresses of whole blocks, by id. One that goes is told of (:meth:`shrunk`), and so is a new one with its id
+        (:meth:`grown`), so nobody has to look whether it is still the same."""
 
-    def _where(self, raw: Any) -> int:
-        """The address of an array."""
+    def _where(self, block: Any, raw: Any) -> int:
+        """The address of ``raw``, memory at the beginning of ``block``."""
+        if block.__class__ is raw.__class__:  # a whole block of the system
+            if len(self._blocks) >= _MOST_KNOWN:
+                self._blocks.clear()
+            return self._blocks.get(id(block)) or self._blocks.setdefault(id(block), address_of(block))
+        known = self._known.get(id(raw))
+        if known is not None and known[0]() is raw:
+            return known[1]
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         address = address_of(raw)
@@ -68,38 +78,32 @@ class Recorder:
     def allocated(self, allocation: Allocation) -> None:
         """An allocation was handed out."""
         if allocation.nbytes:
-            raw, block = allocation.raw, allocation.block
-            if block.__class__ is raw.__class__:
-                raw = block  # begins where the other does, and is there as long as the pool has the memory
-            known = self._known.get(id(raw))
-            where = known[1] if known is not None and known[0]() is raw else self._where(raw)
+            block, raw = allocation.block, allocation.raw
+            where = self._blocks.get(id(block), 0) if block.__class__ is raw.__class__ else 0
+            where = where or self._where(block, raw)
             self._append(("alloc", time_ns(), allocation.context, where, allocation.size, allocation.name))
 
     def freed(self, allocation: Allocation, raw: Any) -> None:
         """An allocation, whose memory was ``raw``, came back."""
         if allocation.nbytes:
             block = allocation.block
-            if block.__class__ is raw.__class__:
-                raw = block
-            known = self._known.get(id(raw))
-            where = known[1] if known is not None and known[0]() is raw else self._where(raw)
+            where = self._blocks.get(id(block), 0) if block.__class__ is raw.__class__ else 0
+            where = where or self._where(block, raw)
             self._append(("free", time_ns(), allocation.context, where, allocation.size, allocation.name))
 
     def handed_over(self, allocation: Allocation, name: object) -> None:
         """An allocation went from its holder to the next, whose name is ``name``, without coming back."""
-        raw = allocation.block
-        if raw.__class__ is not allocation.raw.__class__:
-            raw = allocation.raw
-        known = self._known.get(id(raw))
-        where = known[1] if known is not None and known[0]() is raw else self._where(raw)
+        where = self._where(allocation.block, allocation.raw)
         self.records.append(("free", time_ns(), allocation.context, where, allocation.size, allocation.name, name))
 
     def grown(self, context: Context, raw: Any) -> None:
         """A pool took a block from the system."""
+        self._blocks.pop(id(raw), None)
         self._add("segment_alloc", context, address_of(raw), int(raw.nbytes), None)
 
     def shrunk(self, context: Context, raw: Any) -> None:
         """A pool gave a block back to the system."""
+        self._blocks.pop(id(raw), None)
         self._add("segment_free", context, address_of(raw), int(raw.nbytes), None)
 
     def refused(self, context: Context, nbytes: int, free: int, name: object) -> None:
