@@ -4,7 +4,7 @@
                                   [pairs] [traces] [steady] [dynamic] [recording] [spill]
 
 * pairs: an allocation and its free from a warm pool, by size and number of threads, beside ``numpy.empty``; where their
-  interpreters are given, arrays of MXNet 1.9.1 and PyTorch, beside ours.
+  interpreters are given, arrays of MXNet 1.9.1 and PyTorch, beside ours; and the ratios.
 * traces: bytes reserved over bytes live, at their peaks, by strategy: training steps with 1,000 random batch sizes, an
   imperative LSTM's arrays, and instances of the planner replayed in the order in which they begin; beside them the
   published rules of PyTorch, RMM and CuPy (``peers/published_rules.py``) on the same traces.
@@ -71,6 +71,7 @@ def pairs(rounds):
     sizes = (64, 4096, 65536, 1 << 20, 16 << 20)
     print("| pool | threads | " + " | ".join(f"{n:,} bytes" for n in sizes) + " |\n|---|---|" + "---|" * len(sizes))
     rows = [("Naive", 1), ("auto_growth", 1), ("naive_best_fit, 500 MiB", 1), ("auto_growth", 2), ("auto_growth", 8)]
+    medians = {}
     for name, threads in rows:
         cells = []
         for nbytes in sizes:
@@ -84,9 +85,10 @@ def pairs(rounds):
                     worker.start()
                 for worker in workers:
                     worker.join()
+            medians.setdefault((name, threads), []).append(np.percentile(found, 50))
             cells.append(f"{np.percentile(found, 50) / 1e3:.2f} / {np.percentile(found, 99) / 1e3:.2f}")
         print(f"| {name} | {threads} | " + " | ".join(cells) + " |")
-    cells = []
+    plain, cells = [], []
     for nbytes in sizes:
         found = []
         for _ in range(rounds * 500):
@@ -94,25 +96,39 @@ def pairs(rounds):
             for _ in range(20):
                 np.empty(nbytes, np.uint8)
             found.append((time.thread_time_ns() - begin) / 20)
-        cells.append(f"{np.percentile(found, 50) / 1e3:.2f} / {np.percentile(found, 99) / 1e3:.2f}")
+        plain.append(np.percentile(found, 50))
+        cells.append(f"{plain[-1] / 1e3:.2f} / {np.percentile(found, 99) / 1e3:.2f}")
     print("| `numpy.empty` | 1 | " + " | ".join(cells) + " |")
-    if not PYTHONS:
-        return
-    print("\nArrays, made and dropped; CPU time of all threads, p50 / p99\n")
+    ratios = [f"{ours / theirs:.2f}" for ours, theirs in zip(medians["auto_growth", 1], plain, strict=True)]
+    print("| auto_growth / `numpy.empty`, p50 | 1 | " + " | ".join(ratios) + " |")
+    if PYTHONS:
+        pairs_of_arrays(sizes, rounds)
+
+
+def pairs_of_arrays(sizes, rounds):
+    """The same for arrays of several libraries, each in processes of its own, in turn."""
+    print("\nArrays, made and dropped; CPU time of all threads, p50 / p99, medians of rounds in turn\n")
     print("| arrays | " + " | ".join(f"{n:,} bytes" for n in sizes) + " |\n|---|" + "---|" * len(sizes))
-    for library, python in {"weftplan": sys.executable, **PYTHONS}.items():
-        done = subprocess.run(
-            [python, str(Path(__file__).parent / "peers" / "memory_pairs.py"), library, *map(str, sizes)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"{library} failed:\n{done.stderr[-2000:]}")
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        cells = [f"{found[str(n)][0] / 1e3:.2f} / {found[str(n)][1] / 1e3:.2f}" for n in sizes]
-        print(f"| {library} | " + " | ".join(cells) + " |")
+    found = {library: [] for library in ("weftplan", *PYTHONS)}
+    for _ in range(rounds):
+        for library, python in {"weftplan": sys.executable, **PYTHONS}.items():
+            done = subprocess.run(
+                [python, str(Path(__file__).parent / "peers" / "memory_pairs.py"), library, *map(str, sizes)],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            if done.returncode:
+                raise SystemExit(f"{library} failed:\n{done.stderr[-2000:]}")
+            result = json.loads(done.stdout.strip().splitlines()[-1])
+            found[library].append([result[str(nbytes)] for nbytes in sizes])
+    figures = {library: np.median(np.array(each), axis=0) / 1e3 for library, each in found.items()}
+    for library, each in figures.items():
+        print(f"| {library} | " + " | ".join(f"{p50:.2f} / {p99:.2f}" for p50, p99 in each) + " |")
+    for library in PYTHONS:
+        ratios = figures["weftplan"][:, 0] / figures[library][:, 0]
+        print(f"| weftplan / {library}, p50 | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
 
 
 # -- planned and dynamic runs -----------------------------------------------------------------------------------------
