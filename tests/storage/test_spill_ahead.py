@@ -1,6 +1,7 @@
 """Arrays that leave and return beside the computation: virtual time on a simulated device, queues, bits, failures."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -126,6 +127,52 @@ def test_an_array_that_failed_fails_nothing_else():
         with pytest.raises(Boom):
             arrays[0].asnumpy()
         del array, arrays
+        settled()
+
+
+def test_arrays_of_another_engine_are_left_alone(folder):
+    """Arrays that were made under one engine make room for work on others only where memory runs out: no operation of
+    the next engine can wait for theirs."""
+    ctx = mx.cpu(9214)
+    with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
+        first = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
+        mx.nd.waitall()
+        assert spill_ahead._models
+        with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as other:
+            second = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
+            for array in second:
+                array += 1
+            assert [float(array.asnumpy()[3]) for array in second] == [1, 2, 3, 4, 5, 6]
+            del array, second
+            settled()
+        other.stop()
+        assert [float(array.asnumpy()[3]) for array in first] == [0, 1, 2, 3, 4, 5]
+        del first
+        settled()
+
+
+def test_a_destructor_may_use_arrays_while_a_push_settles_who_leaves(folder, monkeypatch):
+    """Python may collect garbage at any moment, in the model's lock, too, and a destructor may push work on arrays."""
+    ctx = mx.cpu(9215)
+    with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
+        arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
+        mx.nd.waitall()
+        collect = [lambda: arrays[0].__iadd__(10)]
+        victims = spill_ahead._victims
+
+        def collected(*args):
+            if collect:
+                collect.pop()()
+            return victims(*args)
+
+        monkeypatch.setattr(spill_ahead, "_victims", collected)
+        pushed = threading.Thread(target=lambda: [array.__iadd__(1) for array in arrays], daemon=True)
+        pushed.start()
+        pushed.join(60)
+        assert not pushed.is_alive()
+        assert not collect
+        assert [float(array.asnumpy()[3]) for array in arrays] == [11, 2, 3, 4, 5, 6]
+        arrays.clear()
         settled()
 
 

@@ -30,16 +30,18 @@ from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.engine import FnProperty
 from weftplan.errors import DeviceError, OutOfMemoryError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.ndarray import together
 
-_lock = whole_in_children(Lock())
+_lock = whole_in_children(ReentrantLock())
+"""Reentrant, because a destructor that runs in there may push work on arrays."""
 
 
 class Guest(Protocol):
     """A chunk that may be elsewhere, as it is seen from here."""
 
     context: Context
+    engine: Any
     nbytes: int
     var: Any
     sent_away: bool
@@ -118,6 +120,7 @@ def make_room(where: tuple[HomeSpec, ...], context: Context, operands: Sequence[
     """Push what an operation on ``operands`` needs to have gone before; returns the vars that it has to read."""
     if not _models:
         return ()
+    current = engine.get()
     with _lock:
         _catch_up()
         model = _models.get(context)
@@ -130,11 +133,10 @@ def make_room(where: tuple[HomeSpec, ...], context: Context, operands: Sequence[
                 chunks[id(chunk)] = chunk
         need = sum([chunk.nbytes for key, chunk in chunks.items() if key not in model.present])
         away = [chunk for key, chunk in chunks.items() if chunk.away or chunk.sent_away]
-        leaving = _victims(model, need, chunks) if need else []
+        leaving = _victims(model, need, chunks, current) if need else []
         for chunk in chunks.values():
             model.add(chunk)
             chunk.sent_away = False
-    current = engine.get()
     orders = []
     for chunk in leaving:
         order = current.new_order("room")
@@ -152,8 +154,11 @@ def make_room(where: tuple[HomeSpec, ...], context: Context, operands: Sequence[
 
 def _catch_up() -> None:
     """Take note of what came and went; under the lock."""
-    while _changes:
-        context, key, ref = _changes.popleft()
+    while True:
+        try:
+            context, key, ref = _changes.popleft()
+        except IndexError:  # a destructor may have taken the last one
+            return
         model = _models.get(context)
         if model is None:
             continue
@@ -163,8 +168,9 @@ def _catch_up() -> None:
             model.add(chunk)
 
 
-def _victims(model: _Model, need: int, used: dict[int, Guest]) -> list[Guest]:
-    """Those that leave so that ``need`` bytes more fit; under the lock."""
+def _victims(model: _Model, need: int, used: dict[int, Guest], current: Any) -> list[Guest]:
+    """Those that leave so that ``need`` bytes more fit; under the lock. Who belongs to another engine than ``current``
+    stays, since nothing here can wait for its operations."""
     found: list[Guest] = []
     for key, (ref, _) in list(model.present.items()):
         if model.total + need <= model.budget:
@@ -172,6 +178,8 @@ def _victims(model: _Model, need: int, used: dict[int, Guest]) -> list[Guest]:
         if key in used:
             continue
         chunk = ref()
+        if chunk is not None and chunk.engine is not current:
+            continue
         model.remove(key)
         if chunk is not None:
             chunk.sent_away = True
