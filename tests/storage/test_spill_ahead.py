@@ -140,7 +140,8 @@ def test_arrays_of_another_engine_are_left_alone(folder):
         assert spill_ahead._models
         with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as other:
             second = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
-            for array in second:
+            for k, array in enumerate(second):
+                assert first[k].asnumpy()[3] == k  # which is there now, and was used last but for what comes
                 array += 1
             assert [float(array.asnumpy()[3]) for array in second] == [1, 2, 3, 4, 5, 6]
             del array, second
