@@ -55,6 +55,19 @@ def folder(tmp_path):
         registry.put(before)
 
 
+@pytest.fixture
+def four_cores(monkeypatch):
+    """As on a machine with four cores, with no variable that speaks of threads."""
+    from weftplan import blas, config, cores
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv(cores.VARIABLE, raising=False)
+    config._reset_for_tests()
+    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
+    yield
+    config._reset_for_tests()
+
+
 def set_aside():
     """Let the collector forget whatever is alive."""
     gc.collect()

@@ -6,24 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import blas, config, cores
+from weftplan import config, cores
 
-
-@pytest.fixture(autouse=True)
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a machine with four cores, with no variable that speaks of threads."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv(cores.VARIABLE, raising=False)
-    config._reset_for_tests()
-    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
-    yield
-    config._reset_for_tests()
+pytestmark = pytest.mark.usefixtures("four_cores")
 
 
 def on_worker(work, **options):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,14 @@ import pytest
 import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import meter
-from weftplan import blas, config, cores, device
+from weftplan import blas, cores, device
 from weftplan.ops import products
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
     """Products of test size are large, on four cores."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv(cores.VARIABLE, raising=False)
-    config._reset_for_tests()
-    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
     monkeypatch.setattr(products, "FEW", 1 << 12)
-    yield
-    config._reset_for_tests()
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import blas, config, cores
+from weftplan import cores
 from weftplan.ops import products
 from weftplan.ops.compiled import batch_norm, depthwise_tables, scratch
 from weftplan.ops.compiled.sizes import Sizes
@@ -24,16 +23,10 @@ pytest.importorskip("llvmlite")
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
     """Work of test size is cut into parts, on four cores."""
     for module, number in ((scratch, 1 << 12), (depthwise_tables, 1 << 8), (batch_norm, 1 << 7), (products, 1 << 10)):
         monkeypatch.setattr(module, "FEW", number)
-    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv(cores.VARIABLE, raising=False)
-    config._reset_for_tests()
-    yield
-    config._reset_for_tests()
 
 
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
