@@ -174,6 +174,22 @@ class StatisticsResource(Adaptor):
     def holders(self) -> list[Allocation]:
         return list(self._live.values())
 
+    def _refusal(self, nbytes: int, cause: str) -> OutOfMemoryError:
+        """The error of a request that cannot be served, with the figures of this resource."""
+        now = self.statistics()
+        return OutOfMemoryError(
+            report(
+                nbytes,
+                context=self.context,
+                requested=now.requested_bytes,
+                allocated=now.allocated_bytes,
+                reserved=now.reserved_bytes,
+                largest_free=0,
+                holders=self.holders(),
+                cause=cause,
+            )
+        )
+
 
 class LimitResource(StatisticsResource):
     """Refuses to hold more than ``limit`` requested bytes at once.
@@ -215,19 +231,7 @@ class LimitResource(StatisticsResource):
         """The report of a request that no rung has helped."""
         with self._lock:
             self._failures += 1
-            self._settle()
-            return OutOfMemoryError(
-                report(
-                    nbytes,
-                    context=self.context,
-                    requested=self._requested,
-                    allocated=self._allocated,
-                    reserved=self._allocated,
-                    largest_free=0,
-                    holders=self.holders(),
-                    cause=f"{cause} {relief.explanation()}".rstrip(),
-                )
-            )
+            return self._refusal(nbytes, f"{cause} {relief.explanation()}".rstrip())
 
     # A promise ends in the step that counts the bytes: in between they would count twice, and refuse another thread.
 

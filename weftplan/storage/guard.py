@@ -17,7 +17,6 @@ from weftplan import device
 from weftplan.errors import GuardError, OutOfMemoryError
 from weftplan.storage.adaptors import Adaptor, StatisticsResource
 from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, wrong_free
-from weftplan.storage.report import report
 
 MARGIN = 256
 """Bytes on each side: the largest alignment of a device, so that what is between the margins stays aligned."""
@@ -49,19 +48,8 @@ bytes (612 occupied) on cpu(0)> were overwritten: an operation wrote outside of 
         try:
             return super().allocate(nbytes, name=name)
         except OutOfMemoryError as error:
-            now = self.statistics()
-            raise OutOfMemoryError(
-                report(
-                    nbytes,
-                    context=self.context,
-                    requested=now.requested_bytes,
-                    allocated=now.allocated_bytes,
-                    reserved=now.reserved_bytes,
-                    largest_free=0,
-                    holders=self.holders(),
-                    cause=f"Guards take {2 * MARGIN} bytes more: " + str(error).partition("\n")[0],
-                )
-            ) from error
+            cause = f"Guards take {2 * MARGIN} bytes more: " + str(error).partition("\n")[0]
+            raise self._refusal(nbytes, cause) from error
 
     def check(self) -> None:
         """Look at the margins of everything that is live; call it when no operation is pending."""
