@@ -51,8 +51,8 @@ def test_the_bits_are_the_same(monkeypatch):
             assert set(states) == {"captured"}
             assert "graph" not in launched[0]
             assert launched[2]["graph"] == launched[4]["graph"] == len(states)
-            assert "matmul" in launched[0]
-            assert "matmul" not in launched[4]
+            assert "sgemm" in launched[0]
+            assert "sgemm" not in launched[4]
         else:
             assert set(states) == {"MXNET_ENABLE_CUDA_GRAPHS is off"}
             assert not any("graph" in launches for launches in launched)

@@ -25,6 +25,7 @@ pytest.importorskip("llvmlite")
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
     """Work of test size is cut into parts, on four cores."""
+    monkeypatch.setattr(pooling, "_FEW_BLOCKS", 2)
     for module, number in ((scratch, 1 << 12), (depthwise_tables, 1 << 8), (batch_norm, 1 << 7), (products, 1 << 10)):
         monkeypatch.setattr(module, "FEW", number)
 

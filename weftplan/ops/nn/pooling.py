@@ -121,11 +121,15 @@ def _planes(image: Shape, total: int) -> int:
     return min(total, max(1, grain.block() // max(1, math.prod(image))))
 
 
+_FEW_BLOCKS = 8
+"""Blocks that a part has at least: with fewer, waking a core takes what it gains, and its scratch counts in small plans."""
+
+
 def _parts(image: Shape, total: int) -> int:
-    """Parts of ``total`` planes that cores may share, each of two blocks or more, with its own scratch; 1 on a GPU."""
+    """Parts of ``total`` planes that cores may share, each with its own scratch; 1 on a GPU."""
     if grain.block() != grain.HOST.block:
         return 1
-    return max(1, min(MOST, -(-total // _planes(image, total)) // 2))
+    return max(1, min(MOST, -(-total // _planes(image, total)) // _FEW_BLOCKS))
 
 
 def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None]) -> None:
