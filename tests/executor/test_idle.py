@@ -13,7 +13,8 @@ import weftplan as mx
 from weftplan import device, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.executor import idle
-from weftplan.ndarray import spilling
+from weftplan.ndarray import spill_ahead, spilling
+from weftplan.ndarray.pushing import push_kernel
 from weftplan.storage import LimitResource, NaivePool, relief
 from weftplan.storage.homes import traffic, waiting_bytes
 
@@ -308,6 +309,38 @@ def test_of_two_who_wait_for_each_other_one_gives_up(room):
         assert not refused
     else:
         assert refused
+
+
+def test_a_run_takes_no_memory_before_its_arrays_are_ready(room, monkeypatch):
+    """Its data wait for an operation that lacks memory: had the run taken its own by then, none of them could go on.
+
+    big = …, which needs the slab's room  --->  data  --->  the run, which needs its slab
+    """
+    ctx, pool, want = room
+    run, other = bound(ctx), bound(ctx)
+    assert step(run) == step(other) == want
+    mx.nd.waitall()
+    assert spill_ahead.active()
+    big = mx.nd.empty((pool.limit // 2 // 4,), ctx=ctx)
+    big.chunk.drop()
+    gate, waits, ready, current = threading.Event(), threading.Event(), [], mx.engine.get()
+    start, let = current.new_order("start"), idle.Idleness._let_pending_end
+
+    def noted(pool_of_run, arrays):
+        waits.set()
+        let(pool_of_run, arrays)
+        ready.append(current.idle([run.arg_dict["data"].var]))
+
+    monkeypatch.setattr(idle.Idleness, "_let_pending_end", noted)
+    current.push(gate.wait, (), (start,), mx.cpu(0))
+    push_kernel(lambda raw: raw.fill(0), [big], (start,), [big.var], ctx)
+    current.push(lambda: None, (big.var,), (run.arg_dict["data"].var,), mx.cpu(0))
+    stepped = in_thread(lambda: step(run))
+    until(waits.is_set)
+    gate.set()
+    assert stepped() == want
+    assert all(ready)
+    assert not big.asnumpy().any()
 
 
 @pytest.mark.parametrize("arrays_fit", [True, False])

@@ -202,7 +202,7 @@ class Executor:
         self._check_engine("forward")
         if self._unset:
             self._check_values(inputs, is_train)
-        with self._memory.pool.idleness.prepared(self._prepare_once):
+        with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             return self._forward(is_train, inputs)
 
     def _forward(self, is_train: bool, inputs: Mapping[str, Any]) -> list[NDArray]:
@@ -242,7 +242,7 @@ class Executor:
                 "what backward needs is overwritten; run forward(is_train=True) again"
             )
         heads = head_values(out_grads, self.output_names, self._head_grads)
-        with self._memory.pool.idleness.prepared(self._prepare_once):
+        with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             self._backward(heads)
 
     def _backward(self, heads: Any) -> None:
@@ -258,7 +258,7 @@ class Executor:
 
     def _check_mode(self) -> None:
         """Raise unless a forward run outside training came before that made what backward reads."""
-        with self._memory.pool.idleness.prepared(self._prepare_once):
+        with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             if not self._ran_forward:
                 if self._random or reads_forward(self.planned, self._backward_steps):
                     raise MXNetError("backward: run forward(is_train=True) first")

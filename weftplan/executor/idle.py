@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from sys import getrefcount
 from typing import Any
@@ -35,7 +35,7 @@ from weftplan.device.stream import no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.executor.pool_memory import PoolMemory
 from weftplan.locks import Lock, ReentrantLock, free_in_children, members
-from weftplan.ndarray import spilling
+from weftplan.ndarray import spill_ahead, spilling
 from weftplan.ndarray.release import PATIENCE_S
 from weftplan.storage import homes, relief
 
@@ -146,13 +146,18 @@ class Idleness:
         self._leave_users(threading.get_ident())
 
     @contextmanager
-    def prepared(self, prepare: Callable[[], object]) -> Iterator[None]:
+    def prepared(self, prepare: Callable[[], object], arrays: Iterable[Any] = ()) -> Iterator[None]:
         """As the ``with`` block of this object, behind a call of ``prepare``: where one of them finds no memory
-        because others wait for this pool's, they get it first, and all begins again."""
+        because others wait for this pool's, they get it first, and all begins again.
+
+        Args:
+            arrays: what the run reads and writes beside the pool's memory.
+        """
         me = threading.get_ident()
         for left in reversed(range(_MOST_TIMES)):
             again = left and not _here.runs and not engine.get().in_operation and spilling.active()
             if again:
+                self._let_pending_end(arrays)
                 _preparing.add(me)
             begun = False
             try:
@@ -168,6 +173,16 @@ class Idleness:
             finally:
                 _preparing.discard(me)
             self._let_others_go_first()
+
+    def _let_pending_end(self, arrays: Iterable[Any]) -> None:
+        """Where room is made ahead, wait while anything is pending on ``arrays``: it may be ordered behind operations
+        that lack the memory which the run has from its preparation on."""
+        pool = self._pool()
+        if pool is None or not spill_ahead.active():
+            return
+        variables, end = [array.var for array in arrays], time.monotonic() + PATIENCE_S
+        while not pool.idle(variables) and time.monotonic() < end:
+            time.sleep(_GLANCE_S)
 
     def _lacked(self) -> bool:
         """True while others lack memory where this pool has some."""

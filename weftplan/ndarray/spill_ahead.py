@@ -82,6 +82,11 @@ _changes: deque[tuple[Context, int, weakref.ref[Guest] | None]] = deque()
 """Chunks that have got memory and, with None, chunks that are gone, by id: finalizers may only append."""
 
 
+def active() -> bool:
+    """True from the first time that a device has no room: operations are ordered behind others that make some."""
+    return bool(_models)
+
+
 def came(chunk: Guest) -> None:
     """A chunk has got memory, at no push."""
     if _models:

@@ -122,7 +122,7 @@ def _planes(image: Shape, total: int) -> int:
 
 
 _FEW_BLOCKS = 8
-"""Blocks that a part has at least: with fewer, waking a core takes what it gains, and its scratch counts in small plans."""
+"""Blocks that a part has at least: with fewer, waking a core takes what it gains, and its scratch makes plans larger."""
 
 
 def _parts(image: Shape, total: int) -> int:
