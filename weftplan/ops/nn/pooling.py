@@ -122,7 +122,7 @@ def _planes(image: Shape, total: int) -> int:
 
 
 _FEW_BLOCKS = 8
-"""Blocks that a part has at least: with fewer, waking a core takes what it gains, and its scratch makes plans larger."""
+"""Blocks that a part has at least: with fewer, waking a core takes what it gains, and its scratch enlarges plans."""
 
 
 def _parts(image: Shape, total: int) -> int:
