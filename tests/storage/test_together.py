@@ -136,10 +136,10 @@ def test_who_lacks_memory_waits_for_a_reader(room, monkeypatch, outside):
     looks, waits = threading.Event(), threading.Event()
     await_one = together._await_one
 
-    def noted(begun):
+    def noted(begun, end):
         if begun:
             waits.set()
-        await_one(begun)
+        await_one(begun, end)
 
     monkeypatch.setattr(together, "_await_one", noted)
 

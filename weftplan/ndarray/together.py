@@ -16,6 +16,7 @@ one. Any thread may call anything here.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -32,6 +33,7 @@ from weftplan.storage import relief
 T = TypeVar("T")
 
 _GLANCE_S = 0.0005
+_MOMENT_S = 1.0
 _beginning = free_in_children(ReentrantLock())
 """Held while a look begins. Who has it waits for nothing but looks that have begun, copies and the device."""
 _looks: dict[int, int] = {}
@@ -110,12 +112,11 @@ def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
             if found is not None:
                 return found
         with _beginning:
-            while True:
-                begun = _others()
-                found = _tried(get, look, attempt, last=not begun)
+            for last in _ends_of_looks():
+                found = _tried(get, look, attempt, last=last)
                 if found is not None:
                     return found
-                _await_one(begun)
+    raise AssertionError("the last attempt has raised")
 
 
 def _tried(get: Callable[[], list[Any]], look: Look, attempt: _Attempt, *, last: bool = False) -> list[Any] | None:
@@ -173,11 +174,23 @@ class Impatient:
 def patiently(attempt: Callable[[], T], context: Context) -> T:
     """What ``attempt`` returns, which raises OutOfMemoryError while there is no room on ``context``: for who has no
     other memory for which others may wait."""
-    return relief.again(attempt, chances(context))
+    try:
+        return relief.again(attempt, chances(context))
+    except OutOfMemoryError:
+        if engine.get().in_operation:
+            raise
+    with _beginning:  # nobody is in the middle of an attempt, with memory in its hands and no look yet
+        for last in _ends_of_looks(time.monotonic() + PATIENCE_S):
+            try:
+                return attempt()
+            except OutOfMemoryError:
+                if last:
+                    raise
+    raise AssertionError("the last attempt has raised")
 
 
 def chances(context: Context) -> Iterator[None]:
-    """Yields whenever there may be more memory on ``context`` than before, without anybody else's help."""
+    """Yields whenever there may be more memory on ``context`` than before, without anybody else's help, looks aside."""
     current = engine.get()
     inside = current.in_operation
     while True:
@@ -186,21 +199,39 @@ def chances(context: Context) -> Iterator[None]:
         for _ in current.others_first(PATIENCE_S):
             yield
         if not relief.wait(context, in_operation=inside):
+            return
+        yield
+
+
+def _ends_of_looks(end: float = math.inf) -> Iterator[bool]:
+    """Yields at once and after the end of each look that others have begun; True, and no more, when there are none, or
+    at the time ``end``.
+
+    Who lacked memory and has just got it counts as lacking for a moment longer, so those are waited for a moment, too.
+    """
+    late = time.monotonic() + _MOMENT_S
+    while time.monotonic() < end:
+        begun = _others()
+        if not begun and not (_looks_of_others() and time.monotonic() < late):
             break
-        yield
-    end = time.monotonic() + PATIENCE_S
-    while not inside and (begun := _others()) and time.monotonic() < end:
-        _await_one(begun)
-        yield
+        yield False
+        _await_one(begun, end)
+    yield True
+
+
+def _await_one(begun: dict[int, int], end: float) -> None:
+    """Wait until one of these looks is over, or lacks memory; a glance where there are none."""
+    time.sleep(_GLANCE_S)
+    while begun and begun.keys() <= _others().keys() and time.monotonic() < end:
+        time.sleep(_GLANCE_S)
+
+
+def _looks_of_others() -> dict[int, int]:
+    here = threading.get_ident()
+    return {key: thread for key, thread in list(_looks.items()) if thread != here}
 
 
 def _others() -> dict[int, int]:
     """The looks of other threads that end by themselves."""
-    here, lacking = threading.get_ident(), relief.lacking()
-    return {key: thread for key, thread in list(_looks.items()) if thread != here and thread not in lacking}
-
-
-def _await_one(begun: dict[int, int]) -> None:
-    """Wait until one of these looks is over, or lacks memory."""
-    while begun.keys() <= _others().keys() and begun:
-        time.sleep(_GLANCE_S)
+    lacking = relief.lacking()
+    return {key: thread for key, thread in _looks_of_others().items() if thread not in lacking}
