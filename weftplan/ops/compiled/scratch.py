@@ -20,7 +20,7 @@ the weights of the last layers need more than everything else in a network that 
 HEAVY = 4
 """How many elements of a weight cost as much to pack without help as one of an image costs to read in every part."""
 COPIES_BYTES = SLICE_BYTES // 4
-"""Bytes per image of a batch that the padded copies in a weight's gradient may take, where there are more than two."""
+"""Bytes per image of a batch that padded copies of images may take in all parts, where there are more than two."""
 FEW = 1 << 23
 """Multiplications of one part: below about a fifth of a millisecond waking a core costs too much of what it brings."""
 
@@ -64,13 +64,14 @@ def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
     return min(rows, max(most // _tile(s) * _tile(s), _tile(s)))
 
 
-def _cut(s: Sizes, rows: int, reduced: int, image: int) -> Cut:
-    """Parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements.
+def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int) -> Cut:
+    """Parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements, of which each part
+    has ``copies`` bytes with padding: two parts, or as many as have room for that.
 
     Parts of the images share the packed weights, which one thread packs first; parts of the channels pack their own,
     and each of them copies and reads all images.
     """
-    wanted = count(_work(s), FEW, 1 << 30)
+    wanted = count(_work(s), FEW, _most_parts(s, copies))
     images = min(wanted, -(-s.batch // s.side_by_side))
     at_once = _packed_at_once(s, rows, reduced)
     least = _tile(s) if at_once == rows else 2 * _tile(s)  # each slice reads all images again
@@ -82,12 +83,13 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int) -> Cut:
 
 def forward_cut(s: Sizes) -> Cut:
     """Parts of the forward pass."""
-    return _cut(s, s.filters, s.channels * s.taps, s.groups * s.channels * math.prod(s.image))
+    image = s.groups * s.channels * math.prod(s.image)
+    return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s))
 
 
 def data_cut(s: Sizes) -> Cut:
     """Parts of the gradient of the data."""
-    return _cut(s, s.channels, s.filters * s.taps, s.groups * s.filters * s.pixels)
+    return _cut(s, s.channels, s.filters * s.taps, s.groups * s.filters * s.pixels, _data_copy(s))
 
 
 def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
@@ -107,18 +109,33 @@ def channels_at_once(s: Sizes) -> int:
 
 def forward_scratch(s: Sizes) -> Scratch:
     """Filters as panels, and a band of an image."""
-    cut, bands = forward_cut(s), forward_bands(s)
+    cut = forward_cut(s)
     packed = s.groups * wide(filters_at_once(s), s.itemsize) * s.channels * s.taps * s.itemsize
-    padded = _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0
-    return Scratch(packed * cut.channels, padded * cut.channels * cut.images)
+    return Scratch(packed * cut.channels, _forward_copy(s) * cut.channels * cut.images)
 
 
 def data_scratch(s: Sizes) -> Scratch:
     """The weight as panels of channels, and a band of an output gradient."""
-    cut, bands = data_cut(s), data_bands(s)
+    cut = data_cut(s)
     packed = s.groups * wide(channels_at_once(s), s.itemsize) * s.filters * s.taps * s.itemsize
-    padded = _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.filters) if bands.copies else 0
-    return Scratch(packed * cut.channels, padded * cut.channels * cut.images)
+    return Scratch(packed * cut.channels, _data_copy(s) * cut.channels * cut.images)
+
+
+def _forward_copy(s: Sizes) -> int:
+    """Bytes of a band of an image with padding; 0 where it is not copied."""
+    bands = forward_bands(s)
+    return _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0
+
+
+def _data_copy(s: Sizes) -> int:
+    """Bytes of a band of an output gradient with padding; 0 where it is not copied."""
+    bands = data_bands(s)
+    return _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.filters) if bands.copies else 0
+
+
+def _most_parts(s: Sizes, copies: int) -> int:
+    """How many parts may have so many bytes each for copies of images."""
+    return MOST if not copies else min(MOST, max(2, COPIES_BYTES * s.batch // copies))
 
 
 def weight_rows(s: Sizes) -> int:
@@ -127,10 +144,7 @@ def weight_rows(s: Sizes) -> int:
     Every part copies and reads all images. Where strides make those large beside the output there are two parts, and
     else as many as have room for their copies.
     """
-    padded = _image_copy(s)
-    most = 2 if math.prod(s.stride) > 1 else MOST
-    if padded:
-        most = min(most, max(2, COPIES_BYTES * s.batch // padded))
+    most = 2 if math.prod(s.stride) > 1 else _most_parts(s, _image_copy(s))
     wanted = count(_work(s), FEW, most) if s.groups == 1 else 1
     return min(s.filters, -(-s.filters // (wanted * _tile(s))) * _tile(s))
 
