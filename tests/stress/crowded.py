@@ -76,7 +76,7 @@ class Program:
             self.arrays.clear()
 
     def step(self) -> None:
-        """One random statement, on the arrays and in the model."""
+        """One random statement, on the arrays and in the model. Every array is large enough to be sent away."""
         rng, xs, vs = self.rng, self.arrays, self.values
         i, j, k = (rng.randrange(len(xs)) for _ in range(3))
         what = rng.randrange(7)
@@ -94,9 +94,9 @@ class Program:
                 xs[k][:] = xs[i]
                 vs[k] = vs[i].copy()
             elif what == 4:
-                xs[k][5:900] = xs[i][5:900] + 1
+                xs[k][5:1100] = xs[i][5:1100] + 1
                 vs[k] = vs[k].copy()
-                vs[k][5:900] = vs[i][5:900] + 1
+                vs[k][5:1100] = vs[i][5:1100] + 1
             elif what == 5:
                 self.renew(k)
             else:
