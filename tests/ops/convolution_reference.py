@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -10,17 +11,25 @@ import numpy as np
 from weftplan.ops.nn.conv_geometry import Geometry
 
 
+def taps(geo: Geometry) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Each place in the window, and which elements of a padded image it meets."""
+    for tap in product(*map(range, geo.kernel)):
+        yield (
+            tap,
+            tuple(
+                slice(t * d, t * d + (g - 1) * s + 1, s)
+                for t, d, g, s in zip(tap, geo.dilate, geo.grid, geo.stride, strict=True)
+            ),
+        )
+
+
 def reference(geo: Geometry, x: Any, w: Any) -> Any:
     """Cross-correlation in float64, tap by tap, from its definition."""
     x, w = x.astype(np.float64), w.astype(np.float64)
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
     out = np.zeros((geo.batch, geo.filters, *geo.grid))
     per, of = geo.channels // geo.groups, geo.filters // geo.groups
-    for tap in product(*map(range, geo.kernel)):
-        cut = tuple(
-            slice(t * d, t * d + (g - 1) * s + 1, s)
-            for t, d, g, s in zip(tap, geo.dilate, geo.grid, geo.stride, strict=True)
-        )
+    for tap, cut in taps(geo):
         for group in range(geo.groups):
             part = padded[(slice(None), slice(group * per, (group + 1) * per), *cut)]
             some = w[(slice(group * of, (group + 1) * of), slice(None), *tap)]
@@ -34,11 +43,7 @@ def gradients(geo: Geometry, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
     dpadded, dw = np.zeros_like(padded), np.zeros_like(w)
     per, of = geo.channels // geo.groups, geo.filters // geo.groups
-    for tap in product(*map(range, geo.kernel)):
-        cut = tuple(
-            slice(t * d, t * d + (g - 1) * s + 1, s)
-            for t, d, g, s in zip(tap, geo.dilate, geo.grid, geo.stride, strict=True)
-        )
+    for tap, cut in taps(geo):
         for group in range(geo.groups):
             place = (slice(None), slice(group * per, (group + 1) * per), *cut)
             mine = slice(group * of, (group + 1) * of)
