@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,12 @@ from weftplan import ndarray as nd
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.scaling.topology import Link, Topology
 
-_SHORT, _LONG = 64, 2 << 20
+_SHORT, _LONG, _LONGEST = 64, 2 << 20, 64 << 20
 """Bytes that every process sends in all."""
+
+_RESOLVED = 3.0
+"""A long message takes this many times as long as a short one, or it is made longer: the difference of two times that
+are almost equal is noise, and the bandwidth that follows from it could be anything."""
 
 _OVERHEAD = 2e-6
 """Seconds that a message keeps its sender busy."""
@@ -42,18 +47,39 @@ def measure(store: Any, *, rounds: int = 7) -> Topology:
         )
     from mpi4py import MPI
 
+    comm = MPI.COMM_WORLD.Dup()
     fixed = _exchanges(store, _SHORT, 6 * rounds)
     if store.shares_memory:  # the store sends nothing: what its data costs is in its exchanges alone
         workers = store.num_workers
-        moved = 2 * (workers - 1) / workers * (_LONG - _SHORT)
-        link = Link(0.0, moved / max(_exchanges(store, _LONG, rounds) - fixed, 1e-9), 0.0)
+        moved, seconds = _beyond(MPI, comm, fixed, lambda nbytes: _exchanges(store, nbytes, rounds))
+        link = Link(0.0, 2 * (workers - 1) / workers * moved / seconds, 0.0)
     else:
-        comm = MPI.COMM_WORLD.Dup()
         short = _everybody(MPI, comm, _SHORT, 6 * rounds)
-        long = _everybody(MPI, comm, _LONG, rounds)
-        link = Link(short, _LONG / max(long - short, 1e-9), _OVERHEAD)
-        comm.Free()
+        moved, seconds = _beyond(MPI, comm, short, lambda nbytes: _everybody(MPI, comm, nbytes, rounds))
+        link = Link(short, moved / seconds, _OVERHEAD)
+    comm.Free()
     return Topology("measured", link, link, 1, fixed=fixed)
+
+
+def _beyond(mpi: Any, comm: Any, short: float, timed: Callable[[int], float]) -> tuple[int, float]:
+    """Bytes of a long message beyond those of a short one, and the seconds that they cost here.
+
+    All processes make their messages longer together, until the difference is clear to each of them. Where not even the
+    longest message stands out, half of its time counts, so a busy machine never looks infinitely fast.
+    """
+    nbytes = _LONG
+    while True:
+        long = timed(nbytes)
+        if nbytes >= _LONGEST or _least(mpi, comm, long / short) >= _RESOLVED:
+            return nbytes - _SHORT, max(long - short, long / 2)
+        nbytes *= 2
+
+
+def _least(mpi: Any, comm: Any, value: float) -> float:
+    """The least of the processes' values, on each of them."""
+    least = np.empty(1)
+    _finish(mpi, [comm.Iallreduce(np.array([value]), least, mpi.MIN)])
+    return float(least[0])
 
 
 def _exchanges(store: Any, nbytes: int, rounds: int) -> float:
