@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from weftplan import engine
+from weftplan.errors import EngineError
 
 
 @pytest.fixture
@@ -139,3 +140,103 @@ def test_requests_that_come_meanwhile_are_carried_out(eng):
     eng.wait_for_all()
     assert len(ran) == 4 * count
     assert eng.statistics().pending == 0
+
+
+def test_writing_runs_here_and_counts_as_an_operation(eng):
+    """Work that writes runs on the calling thread where all vars are idle; versions and statistics say so."""
+    source, target = eng.new_variable(), eng.new_variable()
+    before, threads = eng.statistics(), []
+    assert eng.write_at_once(lambda: threads.append(threading.get_ident()), (source,), (target,))
+    after = eng.statistics()
+    assert threads == [threading.get_ident()]
+    assert (after.pushed, after.completed, after.pending) == (before.pushed + 1, before.completed + 1, 0)
+    assert (source.version, target.version, target.state) == (0, 1, "IDLE")
+
+
+@pytest.mark.parametrize("role", ["reads what is read", "reads what is written", "writes what is read", "writes"])
+def test_writing_passes_nothing_that_uses_its_vars(eng, role):
+    """What is written must have no reader and no writer, what is read no writer; two readers are no conflict."""
+    source, target = eng.new_variable(), eng.new_variable()
+    gate, ran = threading.Event(), []
+    var = target if role.endswith(("what is written", "writes")) else source
+    reads, writes = ((var,), ()) if role.startswith("reads") else ((), (var,))
+    eng.push(gate.wait, reads, writes)
+    runs = role == "reads what is read"
+    assert eng.write_at_once(lambda: ran.append(1), (source,), (target,)) == runs
+    gate.set()
+    eng.wait_for_all()
+    assert ran == [1] * runs
+    assert eng.write_at_once(lambda: ran.append(1), (source,), (target,))
+
+
+def test_nobody_reads_in_the_middle_of_a_write(eng):
+    """A read that is pushed during the work sees all of it: other threads wait for the end of the step."""
+    target, seen, values = eng.new_variable(), [], [0, 0]
+    begun, pushed = threading.Event(), threading.Event()
+
+    def reader():
+        begun.wait()
+        eng.push(lambda: seen.append(tuple(values)), (target,), ())
+        pushed.set()
+
+    def work():
+        values[0] = 1
+        begun.set()
+        assert pushed.wait(60)
+        values[1] = 1
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    assert eng.write_at_once(work, (), (target,))
+    thread.join()
+    eng.wait_for_all()
+    assert seen == [(1, 1)]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_writing_that_raises_leaves_the_vars_idle(eng, error):
+    """An error says that the work is to be pushed; an interrupt is the caller's. Nothing stays pending."""
+    target = eng.new_variable()
+
+    def work():
+        raise error
+
+    if error is ValueError:
+        assert not eng.write_at_once(work, (), (target,))
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            eng.write_at_once(work, (), (target,))
+    assert target.version == 0
+    eng.push(lambda: None, (), (target,))
+    eng.wait_for_all()
+    assert target.version == 1
+
+
+def test_what_interrupts_a_write_may_push_but_not_wait(eng):
+    """As in the middle of any change of the engine's state: a wait would be for itself."""
+    target, other, seen = eng.new_variable(), eng.new_variable(), []
+
+    def work():
+        eng.push(lambda: seen.append(1), (), (other,))
+        with pytest.raises(EngineError, match="in the middle of a change"):
+            eng.wait_for_var(other)
+
+    assert eng.write_at_once(work, (), (target,))
+    eng.wait_for_all()
+    assert seen == [1]
+
+
+def test_writing_is_left_to_the_queues_where_somebody_watches(eng):
+    """With a tracer, in a bulk, on an engine without workers, and for vars of others."""
+    var = eng.new_variable()
+    eng.tracer = lambda *args: None
+    assert not eng.write_at_once(lambda: None, (), (var,))
+    eng.tracer = None
+    with eng.bulk(4):
+        assert not eng.write_at_once(lambda: None, (), (var,))
+    other = engine.create("NaiveEngine")
+    assert not eng.write_at_once(lambda: None, (), (other.new_variable(),))
+    assert not other.write_at_once(lambda: None, (), (other.new_variable(),))
+    gone = eng.new_variable()
+    eng.delete_variable(gone)
+    assert not eng.write_at_once(lambda: None, (gone,), (var,))

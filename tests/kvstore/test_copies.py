@@ -141,3 +141,61 @@ def test_a_failed_gradient_reaches_the_stored_value(eng):
     kv.push("w", gradients)
     kv.pull("w", out)
     assert out.asnumpy().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_small_pushes_and_pulls_of_idle_arrays_are_over_when_they_return(eng, kind):
+    """No worker is woken for them: what they have written stands there, and nothing is pending."""
+    kv = mx.kv.create(kind)
+    kv.init("w", mx.nd.zeros((3, 5)))
+    gradients = [mx.nd.full((3, 5), i + 1.0, ctx=mx.cpu(i)) for i in range(6)]
+    outs = [mx.nd.zeros((3, 5), ctx=mx.cpu(i)) for i in range(6)]
+    eng.wait_for_all()
+    workers = sum(queue.completed for queue in eng.statistics().queues)
+    kv.push("w", gradients)
+    kv.pull("w", outs)
+    assert eng.statistics().pending == 0
+    assert sum(queue.completed for queue in eng.statistics().queues) == workers
+    for out in outs:
+        np.testing.assert_array_equal(out.asnumpy(), 21)
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int32"])
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_small_sums_have_the_bits_of_pushed_ones(eng, kind, dtype, count):
+    """Whoever sums, and when: busy arrays are summed by a worker, idle ones by the caller, in one order."""
+    rng = np.random.default_rng(count)
+    values = [(rng.standard_normal((7, 3)) * 10.0 ** rng.integers(-2, 3, (7, 3))).astype(dtype) for _ in range(count)]
+    found = []
+    for busy in (False, True):
+        kv = mx.kv.create(kind)
+        kv.init("w", mx.nd.zeros((7, 3), dtype=dtype))
+        arrays = [mx.nd.array(value, ctx=mx.cpu(i), dtype=dtype) for i, value in enumerate(values)]
+        out = mx.nd.zeros((7, 3), dtype=dtype)
+        eng.wait_for_all()
+        gate = threading.Event()
+        if busy:
+            eng.push(gate.wait, (), (arrays[0].var,))
+        kv.push("w", arrays)
+        kv.pull("w", out)
+        assert bool(eng.statistics().pending) == busy
+        gate.set()
+        found.append(out.asnumpy().tobytes())
+    assert found[0] == found[1]
+
+
+def test_a_small_push_waits_its_turn(eng):
+    """Behind a write of a gradient that is still to come, and before a later change of it."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros((4,)))
+    gradient, out, gate = mx.nd.ones((4,)), mx.nd.zeros((4,)), threading.Event()
+    eng.wait_for_all()
+    eng.push(gate.wait, (), (gradient.var,))
+    gradient += 1
+    kv.push("w", gradient)
+    gradient += 1
+    kv.pull("w", out)
+    gate.set()
+    np.testing.assert_array_equal(out.asnumpy(), 2)
+    np.testing.assert_array_equal(gradient.asnumpy(), 3)

@@ -261,6 +261,13 @@ class Engine(Waiting):
         """
         return False
 
+    def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
+        """Run small work of the package on this thread if all its vars, none of which comes twice, are idle.
+
+        False: it is to be pushed. See ``edges/at_once.py``.
+        """
+        return False
+
     def _make_room(self) -> None:
         """Wait until fewer than WEFTPLAN_ENGINE_MAX_PENDING operations are pending; then until half of them are gone.
 

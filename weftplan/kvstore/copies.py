@@ -21,6 +21,10 @@ SMALL = 1 << 19
 """Bytes that may be copied by whoever finds the copy ready, where processes share the cores: to hand such a copy to a
 worker takes longer."""
 
+AT_ONCE = 1 << 18
+"""Bytes, read and written, of work that is done on the calling thread where nobody else uses the arrays: some
+microseconds, which is less than it takes to wake a worker."""
+
 Spread = Callable[[Any, Sequence[Any]], None]
 """Called with a raw array of the host and those that are to become like it."""
 
@@ -55,6 +59,8 @@ def copy_to_all(
     ones then read the source once. They share its fate with it: should one of them have failed by the time it runs, and
     nobody have been told, all of them have.
     """
+    if not priority and _copied_at_once(source, targets):
+        return
     together: list[NDArray] = []
     apart: list[NDArray] = []
     own = source.var
@@ -88,6 +94,34 @@ def copy_to_all(
         )
     for target in apart:
         copy(source, target, priority, inline=inline)
+
+
+def _copied_at_once(source: NDArray, targets: Sequence[NDArray]) -> bool:
+    values = ready_on_host(source)
+    if values is None or (1 + len(targets)) * values.nbytes > AT_ONCE:
+        return False
+    own = source.chunk.var
+    writes: list[Any] = []
+    views: list[Any] = []
+    for target in targets:
+        view, chunk = target.ready, target.chunk
+        var = chunk.var
+        if view is None or chunk.context.device_type not in HOST or var is own or var in writes:
+            return False
+        writes.append(var)
+        views.append(view)
+
+    def fill() -> None:
+        for view in views:
+            view[...] = values
+
+    return get_engine().write_at_once(fill, (own,), writes)
+
+
+def ready_on_host(array: NDArray) -> Any:
+    """What ``array.raw()`` gives without doing anything for it, or None where something is to be done first, or it is
+    not on the host."""
+    return array.ready if array.chunk.context.device_type in HOST else None
 
 
 def _fill(source: NDArray, targets: Sequence[NDArray], spread: Spread) -> None:

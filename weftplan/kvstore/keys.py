@@ -78,6 +78,6 @@ def _arrays(key: Any, value: Any, what: str) -> list[NDArray]:
     if not items:
         raise KVStoreError(f"key {key!r}: {what} is an empty list, expected at least one NDArray")
     for item in items:
-        if not isinstance(item, NDArray):
+        if item.__class__ is not NDArray and not isinstance(item, NDArray):
             raise KVStoreError(f"key {key!r}: {what} must be an NDArray or a list of them, got {type(item).__name__}")
     return items

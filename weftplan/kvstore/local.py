@@ -24,11 +24,18 @@ from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.copies import HOST, copy, copy_to_all
+from weftplan.kvstore.copies import AT_ONCE, HOST, copy, copy_to_all, ready_on_host
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
-from weftplan.kvstore.reduce import BlockSum, reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
-from weftplan.kvstore.rows import copy_rows, with_rows
+from weftplan.kvstore.reduce import (
+    BlockSum,
+    reduce_arrays,
+    spread_array,
+    sum_as_one_block,
+    sum_grouped_block,
+    sum_sequential_block,
+)
+from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
 from weftplan.kvstore.updating import UpdatingStore
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
@@ -132,8 +139,8 @@ class KVStoreLocal(UpdatingStore):
             raise KVStoreError("pull needs out=: the array or arrays to fill")
         groups = self._checked(key, out, "out", "pull")
         if ignore_sparse:
-            groups = [(k, [array for array in arrays if array.stype == "default"]) for k, arrays in groups]
-        self._pull([(k, arrays) for k, arrays in groups if arrays], priority)
+            groups = [(k, dense) for k, arrays in groups if (dense := without_rows(arrays))]
+        self._pull(groups, priority)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
@@ -298,6 +305,8 @@ class KVStoreLocal(UpdatingStore):
 
     def _sum(self, sources: list[NDArray], target: NDArray, priority: int) -> None:
         """``target[...] = sum of sources``, all of them on the host."""
+        if not priority and self._summed_at_once(sources, target):
+            return
         add = self._add
 
         def reduce() -> None:
@@ -315,13 +324,30 @@ class KVStoreLocal(UpdatingStore):
             name="KVStoreReduce",
         )
 
+    def _summed_at_once(self, sources: list[NDArray], target: NDArray) -> bool:
+        total = ready_on_host(target)
+        if total is None or (1 + len(sources)) * total.nbytes > AT_ONCE or total.size >= self._bound:
+            return False
+        own = target.chunk.var
+        reads: list[Any] = []
+        terms: list[Any] = []
+        for source in sources:
+            term, var = ready_on_host(source), source.chunk.var
+            if term is None or var is own:
+                return False
+            terms.append(term)
+            if var not in reads:
+                reads.append(var)
+        return get_engine().write_at_once(partial(sum_as_one_block, terms, total, self._block_sum), reads, (own,))
+
     def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
         """True when the sum of ``arrays`` can be made in the stored value itself."""
-        own = stored.var
+        own = stored.chunk.var
         for array in arrays:
-            if array.context.device_type not in HOST or array.var is own:
+            chunk = array.chunk
+            if chunk.context.device_type not in HOST or chunk.var is own:
                 return False
-        return stored.context.device_type in HOST
+        return stored.chunk.context.device_type in HOST
 
     def _store_sum(self, key: Key, arrays: list[NDArray], stored: NDArray, priority: int) -> None:
         """Push what makes ``stored`` the sum of ``arrays``, without a merge buffer between."""

@@ -160,11 +160,14 @@ class KVStoreDevice(KVStoreLocal):
         _launch(unpack, packed, [merged], priority, "KVStoreUnpack")
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        rest = groups
-        if any(self._stored[k].context.device_type not in HOST for k, _ in groups):
-            with self._turn:
-                rest = [one for one in groups if not self._between.pull(one[0], self._stored[one[0]], one[1], priority)]
-        super()._pull(rest, priority)
+        for k, _ in groups:
+            if self._stored[k].chunk.context.device_type not in HOST:
+                with self._turn:
+                    groups = [
+                        one for one in groups if not self._between.pull(one[0], self._stored[one[0]], one[1], priority)
+                    ]
+                break
+        super()._pull(groups, priority)
 
     def _pack(self, compression: Compression, key: Key, index: int, array: NDArray, priority: int) -> NDArray:
         """What is sent of one gradient, where it is."""

@@ -105,6 +105,11 @@ def reduce_arrays(
     share_out(work, flat_out.size, block, threads if flat_out.size >= bound else 1)
 
 
+def sum_as_one_block(sources: Sequence[Array], out: Array, block_sum: BlockSum) -> None:
+    """What :func:`reduce_arrays` does with small arrays, on the calling thread: with the same bits, in less time."""
+    quietly(block_sum, sources, out, np.empty(out.shape, out.dtype) if len(sources) > 2 else out)
+
+
 _COMPILED: dict[BlockSum, bool] = {sum_grouped_block: True, sum_sequential_block: False}
 """The orders that compiled loops know, and whether they put terms in brackets."""
 

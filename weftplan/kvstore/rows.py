@@ -31,6 +31,14 @@ def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: Any) -> list
     return [(key, array, numbers) for (key, array), numbers in zip(arrays, rows, strict=True)]
 
 
+def without_rows(arrays: list[NDArray]) -> list[NDArray]:
+    """Those that are no ``row_sparse`` ones; the list itself where all are plain."""
+    for array in arrays:
+        if array.__class__ is not NDArray:
+            return [array for array in arrays if array.stype == "default"]
+    return arrays
+
+
 def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
     """Write the numbered rows of ``stored`` to ``array``, zeros to the others; waits for the numbers alone."""
     mask = np.zeros((stored.shape[0], *[1] * (stored.ndim - 1)), stored.dtype)

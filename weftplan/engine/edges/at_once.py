@@ -5,6 +5,8 @@ reads, and nobody has what it writes yet, no order can be seen: the caller does 
 asks inside the region whether that was so all the time. If it was, the engine counts an operation that was pushed and
 completed at that moment. Otherwise nothing has happened, and the caller pushes the work as any other.
 
+What others have (:func:`write_at_once`) is written inside the region, where nobody can begin to use it.
+
 So nothing is ever pending here. A signal handler or a destructor that comes in between may push and wait as anywhere
 else, Ctrl-C leaves nothing half done, and an error is only found: the operation that is pushed then raises it again, on
 a worker, and it is kept on the vars as ever.
@@ -12,7 +14,7 @@ a worker, and it is kept on the vars as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,3 +69,19 @@ def at_once(engine: Threads, work: Callable[[], object], reads: tuple[Var, ...])
         if requests:  # they came while nobody else could get in
             region.apply(engine)
     return done
+
+
+def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
+    """Call ``work()`` now, if all that it reads and writes is idle; see :meth:`Region.write_alone`.
+
+    An error is only found, and what was written then is written again by the operation that the caller pushes.
+
+    Returns:
+        True: it has run, as an operation that was pushed by this call. False: it is still to be pushed.
+    """
+    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
+        return False
+    try:
+        return engine._region.write_alone(engine, work, reads, writes)
+    except Exception:
+        return False
