@@ -13,8 +13,15 @@ from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, d
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import dtype_of
 from weftplan.planner.options import read_grad_req
-from weftplan.symbol import unknown
+from weftplan.symbol import Symbol, unknown
 from weftplan.symbol.provenance import warn
+from weftplan.symbol.traversal import split_variables, topological_order
+
+_OPTIONS = (
+    "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
+    "options",
+)  # fmt: skip
+"""Keywords of :func:`~weftplan.executor.binding.simple_bind` that are no shapes."""
 
 
 def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
@@ -60,18 +67,69 @@ def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
     return arrays
 
 
-def collect_optional(given: Any, names: Sequence[str]) -> list[NDArray | None]:
-    """As :func:`collect` for gradients, None where none was given; what is in the list is not checked here."""
+def collect_gradients(
+    given: Any, reqs: Mapping[str, str], args: Sequence[NDArray]
+) -> tuple[list[NDArray | None], dict[str, str], dict[str, Any]]:
+    """(gradient arrays, None where none was given; what is wanted of them; dtypes of those with another than their
+    argument's).
+
+    Args:
+        given: a list or a dictionary of gradient arrays, or None.
+        reqs: what is wanted of the gradient of each argument; null where it has no array.
+        args: the arguments, in the order of ``reqs``.
+
+    Raises:
+        BindError: a list has the wrong length.
+        DTypeError, ShapeError: a gradient is no array, or has not its argument's shape.
+    """
+    names = list(reqs)
+    grads: list[Any]
     if given is None:
-        return [None] * len(names)
-    if isinstance(given, Mapping):
+        grads = [None] * len(names)
+    elif isinstance(given, Mapping):
         _warn_unknown("args_grad", given, names)
-        return [given.get(name) for name in names]
-    if not isinstance(given, (list, tuple)):
+        grads = [given.get(name) for name in names]
+    elif not isinstance(given, (list, tuple)):
         raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(given).__name__}")
-    if len(given) != len(names):
+    elif len(given) != len(names):
         raise BindError(f"bind: args_grad has {len(given)} items, needed are {len(names)}: {listed(names)}")
-    return list(given)
+    else:
+        grads = list(given)
+    wanted = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), grads, strict=True)}
+    dtypes: dict[str, Any] = {}
+    for name, array, grad in zip(names, args, grads, strict=True):
+        if grad is None:
+            continue
+        if not isinstance(grad, NDArray):
+            raise DTypeError(
+                f"bind: args_grad {name!r} must be an NDArray to write the gradient to, got {type(grad).__name__}; "
+                f"make one with mx.nd.zeros({array.shape})"
+            )
+        if tuple(grad.shape) != tuple(array.shape):
+            raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
+        if grad.dtype != array.dtype and wanted[name] != "null":
+            dtypes[name] = grad.dtype
+    return grads, wanted, dtypes
+
+
+def collect_shapes(shapes: Mapping[str, Any], names: Sequence[str], aux_names: Sequence[str]) -> dict[str, Any]:
+    """The shapes that were given to :func:`~weftplan.executor.binding.simple_bind` of variables of the symbol.
+
+    Other names are warned of; raises BindError for one that was meant to be an option.
+    """
+    every = dict.fromkeys((*names, *aux_names))
+    unknown = [name for name in shapes if name not in every]
+    for name in unknown:
+        hint = did_you_mean(name, [*_OPTIONS, *every])
+        if hint and not isinstance(shapes[name], (tuple, list)):
+            raise BindError(
+                f"simple_bind has no option and the symbol no argument {name!r}; {hint}options: {', '.join(_OPTIONS)}; "
+                f"arguments: {listed(names)}"
+            )
+    if unknown:
+        hint = did_you_mean(unknown[0], every)
+        warn(f"simple_bind: no arguments or options named {listed(unknown)}; {hint}the arguments are {listed(names)}")
+    return {name: shape for name, shape in shapes.items() if name in every}
 
 
 def check_context(verb: str, ctx: Any) -> None:
@@ -116,3 +174,20 @@ def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str
                 f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}{why}"
             ) from None
     return known
+
+
+def either(verb: str, name: str, value: Any, older: str, other: Any) -> Any:
+    """The value of an option that has two names; raises BindError for both at once."""
+    if value is not None and other is not None:
+        raise BindError(f"{verb}: {name} and {older} are two names of one option; give {name}")
+    return other if value is None else value
+
+
+def names_of(symbol: Symbol) -> tuple[list[str], list[str]]:
+    """(arguments, auxiliary states); raises BindError when two arguments have one name."""
+    arguments, states = split_variables(topological_order(symbol.entries))
+    names, aux_names = [node.name for node in arguments], [node.name for node in states]
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
+    return names, aux_names

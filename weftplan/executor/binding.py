@@ -1,194 +1,38 @@
 """``bind``, ``simple_bind`` and ``reshape``: from a symbol and arrays (or shapes) to an executor.
 
-Every way is the same climb: what is given is checked, then the graph is planned, then arrays are made where there are
-none, then the executor lays the plan into memory. So what is wrong is said before anything is allocated, and shapes and
-dtypes are inferred once, by the planner.
+Every way is the same climb: what is given is checked (``bind_arguments.py``), then the graph is planned
+(``bound_symbol.py``), then arrays are made where there are none (``new_arrays.py``), then the executor lays the plan
+into memory. So what is wrong is said before anything is allocated, and shapes and dtypes are inferred once, by the
+planner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from weftplan import config, device, planner, storage
 from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
-from weftplan.device.home_links import speed
-from weftplan.errors import (
-    BindError,
-    BudgetError,
-    DTypeError,
-    MXNetError,
-    PlanError,
-    ShapeError,
-    did_you_mean,
-    listed,
-    own,
-)
+from weftplan.errors import BindError, BudgetError, MXNetError, PlanError, own
 from weftplan.executor.bind_arguments import (
     as_shape,
     check_context,
     collect,
-    collect_optional,
+    collect_gradients,
+    collect_shapes,
+    either,
     given_dtypes,
+    names_of,
     normalize_grad_req,
 )
+from weftplan.executor.bound_symbol import Binding, facts_of, strategy_of
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
-from weftplan.executor.kept_plans import planned_once
-from weftplan.executor.new_arrays import (
-    Groups,
-    buffered_array,
-    fitted,
-    gradients_beside,
-    new_zeros,
-    shared_array,
-    variable_contexts,
-)
+from weftplan.executor.new_arrays import Groups, arrays_like, variable_contexts
 from weftplan.ndarray import NDArray
-from weftplan.planner import PlannedGraph, PlanOptions
-from weftplan.planner.spill.place import places
-from weftplan.storage import homes
+from weftplan.planner import PlanOptions
 from weftplan.symbol import Symbol
-from weftplan.symbol.provenance import warn
-from weftplan.symbol.traversal import split_variables, topological_order
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
-    """How a symbol is bound: everything but shapes and arrays. An executor keeps it, to be bound again on reshape."""
-
-    symbol: Symbol
-    ctx: Context
-    reqs: dict[str, str]
-    group2ctx: Groups
-    options: PlanOptions
-    kind: type[Executor]
-    grad_dtypes: Mapping[str, Any] = field(default_factory=dict)
-    """Dtypes of gradient arrays that do not have their argument's."""
-
-    def plan(
-        self,
-        shapes: Mapping[str, Any],
-        dtypes: Mapping[str, Any],
-        contexts: Mapping[str, Context],
-        *,
-        budget: int | None = None,
-    ) -> PlannedGraph:
-        """The graph planned for these shapes and dtypes of variables (as many as the rest can be inferred from).
-
-        Args:
-            shapes: by name.
-            dtypes: by name; what cannot be inferred is float32.
-            contexts: where the array of each variable is, or is to be; looked at with ``group2ctx`` only.
-            budget: most bytes for everything that the executor holds.
-        """
-        places = contexts if self.group2ctx else {}
-
-        def plan() -> PlannedGraph:
-            sized = planner.size_symbol(
-                self.symbol,
-                shapes,
-                dtypes,
-                grad_req=self.reqs,
-                grad_dtypes=self.grad_dtypes,
-                context=self.ctx,
-                group2ctx=self.group2ctx,
-                variable_contexts=places or None,
-                options=self.options,
-            )
-            return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget)
-
-        facts = {
-            "shapes": {name: tuple(shape) for name, shape in shapes.items()},
-            "dtypes": {name: np.dtype(dtype) for name, dtype in dtypes.items()},
-            "gradients": self.reqs,
-            "dtypes of gradients": {name: np.dtype(dtype) for name, dtype in self.grad_dtypes.items()},
-            "groups": self.group2ctx or {},
-            "contexts": places,
-        }
-        planned = planned_once(self.symbol, facts, (self.ctx, self.options, budget), plan)
-        if any(context.device_type == "file" for context in planned.memory.contexts):
-            device.name_folders(planned.memory.options.homes)
-        return planned
-
-    def executor(
-        self,
-        planned: PlannedGraph,
-        args: Sequence[NDArray],
-        grads: Sequence[NDArray | None],
-        aux: Sequence[NDArray],
-        shared_exec: Executor | None,
-    ) -> Executor:
-        """The executor of a planned graph on arrays that fit it.
-
-        Raises:
-            BindError: without ``group2ctx``, an array is on another context.
-        """
-        config.warn_of_late_changes("storage")
-        ctx = self.ctx
-        if not self.group2ctx:
-            names = list(planned.arguments)
-            for k, held in enumerate((*args, *grads, *aux)):
-                if held is not None and held.context is not ctx and held.context != ctx:
-                    label = (*names, *(f"grad of {name}" for name in names), *planned.aux)[k]
-                    raise BindError(
-                        f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with "
-                        f"as_in_context({ctx}), or bind with group2ctx to spread one network over contexts"
-                    )
-        return self.kind(
-            self.symbol,
-            planned,
-            ctx,
-            args,
-            grads,
-            aux,
-            self.reqs,
-            pool=None if shared_exec is None else shared_exec.pool,
-            rebind=self.reshaped,
-        )
-
-    def reshaped(
-        self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, Any]
-    ) -> Executor:
-        """An executor like ``old``, which was bound this way, for other shapes: as many arrays are kept as fit.
-
-        Raises:
-            BindError: an unknown name.
-            ShapeError: a change that was not allowed.
-        """
-        unknown = [name for name in shapes if name not in old.arg_names]
-        if unknown:
-            hint = did_you_mean(unknown[0], old.arg_names)
-            raise BindError(
-                f"reshape: no arguments named {listed(unknown)}; {hint}the arguments are {listed(old.arg_names)}"
-            )
-        names, arrays = (*old.arg_names, *old.aux_names), (*old.arg_arrays, *old.aux_arrays)
-        _, dtypes, contexts = _facts(names, arrays)
-        planned = self.plan({name: as_shape(name, shape) for name, shape in shapes.items()}, dtypes, contexts)
-        sizes = planned.variables()
-
-        def fit(name: str, array: NDArray) -> NDArray:
-            shape = sizes[name][0]
-            if array.shape != shape and name not in shapes and not partial_shaping:
-                raise ShapeError(
-                    f"reshape: the shape of {name!r}, which was not given, changes from {array.shape} to {shape}; "
-                    f"give it, or pass partial_shaping=True"
-                )
-            return fitted(name, array, shape, allow_up_sizing)
-
-        args = [fit(name, array) for name, array in zip(old.arg_names, old.arg_arrays, strict=True)]
-        grads = [
-            None if grad is None else fit(name, grad) for name, grad in zip(old.arg_names, old.grad_arrays, strict=True)
-        ]
-        aux = [fit(name, array) for name, array in zip(old.aux_names, old.aux_arrays, strict=True)]
-        new = self.executor(planned, args, grads, aux, old)
-        new._monitor = old._monitor
-        new._inferred, new._unset = old._inferred, old._unset
-        return new
 
 
 def bind(
@@ -223,31 +67,16 @@ def bind(
         ShapeError, DTypeError: an array does not fit the network.
     """
     check_context("bind", ctx)
-    names, aux_names = _names(symbol)
+    names, aux_names = names_of(symbol)
     arg_arrays = collect(args, names, "args")
     aux_arrays = collect(aux_states if aux_states is not None else [], aux_names, "aux_states")
-    grad_arrays = collect_optional(args_grad, names)
-    reqs = normalize_grad_req(grad_req, names)
-    reqs = {n: r if g is not None else "null" for (n, r), g in zip(reqs.items(), grad_arrays, strict=True)}
-    grad_dtypes: dict[str, Any] = {}
-    for name, array, grad in zip(names, arg_arrays, grad_arrays, strict=True):
-        if grad is None:
-            continue
-        if not isinstance(grad, NDArray):
-            raise DTypeError(
-                f"bind: args_grad {name!r} must be an NDArray to write the gradient to, got {type(grad).__name__}; "
-                f"make one with mx.nd.zeros({array.shape})"
-            )
-        if tuple(grad.shape) != tuple(array.shape):
-            raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
-        if grad.dtype != array.dtype and reqs[name] != "null":
-            grad_dtypes[name] = grad.dtype
-    given = _either("bind", "options", options, "plan_options", plan_options)
-    chosen, kind = _strategy(given, ctx, budget=False)
+    grad_arrays, reqs, grad_dtypes = collect_gradients(args_grad, normalize_grad_req(grad_req, names), arg_arrays)
+    given = either("bind", "options", options, "plan_options", plan_options)
+    chosen, kind = strategy_of(given, ctx, budget=False)
     binding = Binding(
         symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind, grad_dtypes=grad_dtypes
     )
-    planned = binding.plan(*_facts((*names, *aux_names), (*arg_arrays, *aux_arrays)))
+    planned = binding.plan(*facts_of((*names, *aux_names), (*arg_arrays, *aux_arrays)))
     return binding.executor(planned, arg_arrays, grad_arrays, aux_arrays, shared_exec)
 
 
@@ -294,34 +123,25 @@ def simple_bind(
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
-    given = _either("simple_bind", "options", options, "plan_options", plan_options)
-    limit = _either("simple_bind", "budget", budget, "memory_budget", memory_budget)
-    chosen, kind = _strategy(given, ctx, budget=limit is not None)
+    given = either("simple_bind", "options", options, "plan_options", plan_options)
+    limit = either("simple_bind", "budget", budget, "memory_budget", memory_budget)
+    chosen, kind = strategy_of(given, ctx, budget=limit is not None)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
-    names, aux_names = _names(symbol)
+    names, aux_names = names_of(symbol)
     every = (*names, *aux_names)
-    unknown = [name for name in shapes if name not in every]
-    for name in unknown:
-        hint = did_you_mean(name, [*_OPTIONS, *every])
-        if hint and not isinstance(shapes[name], (tuple, list)):
-            raise BindError(
-                f"simple_bind has no option and the symbol no argument {name!r}; {hint}options: {', '.join(_OPTIONS)}; "
-                f"arguments: {listed(names)}"
-            )
-    if unknown:
-        hint = did_you_mean(unknown[0], every)
-        warn(f"simple_bind: no arguments or options named {listed(unknown)}; {hint}the arguments are {listed(names)}")
-        shapes = {name: shape for name, shape in shapes.items() if name in every}
-    shared = {name: shared_exec.arg_dict for name in shared_arg_names or () if name in names} if shared_exec else {}
+    shapes = collect_shapes(shapes, names, aux_names)
+    shared: dict[str, Mapping[str, Any]] = {}
     if shared_exec is not None:
+        known_names = frozenset(names)
+        shared.update((name, shared_exec.arg_dict) for name in shared_arg_names or () if name in known_names)
         shared.update((name, shared_exec.aux_dict) for name in aux_names if name in shared_exec.aux_dict)
     groups = variable_contexts(symbol, ctx, group2ctx)
     places = {name: groups.get(name, ctx) for name in every}
     there = {name: table[name].context for name, table in shared.items() if name in table}
     try:
         reqs = normalize_grad_req(grad_req, names)
-        known = {name: as_shape(name, shape) for name, shape in shapes.items() if name not in unknown}
+        known = {name: as_shape(name, shape) for name, shape in shapes.items()}
         binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind)
         most = None if limit is None else bytes_of(limit, ctx)
         types = {**(dict.fromkeys(known, dtype) if dtype is not None else {}), **(type_dict or {})}
@@ -331,103 +151,13 @@ def simple_bind(
     except MXNetError as error:
         lines = "".join(f"\n{name}: {shape}" for name, shape in shapes.items())
         raise type(error)(f"simple_bind error. Arguments:{lines}\n{error}") from own(error)
-    sizes = planned.variables()
-    args: list[NDArray] = []
-    grads: list[NDArray | None] = []
-    apart = shared_exec is not None or shared_buffer is not None
-    beside = {} if apart else gradients_beside({n: (*sizes[n], places[n]) for n in names if reqs[n] != "null"})
-    for name in names:
-        (shape, dtype), place = sizes[name], places[name]
-        grad = beside.get(name)
-        if name in shared:
-            assert shared_exec is not None
-            args.append(shared_array(shared[name], name, shape, dtype))
-            if reqs[name] != "null":
-                grad = shared_exec.grad_dict.get(name)
-                grad = new_zeros(shape, place, dtype) if grad is None else grad
-        else:
-            args.append(buffered_array(shared_buffer, name, shape, dtype, place))
-            if reqs[name] != "null" and grad is None:
-                grad = buffered_array(shared_buffer, f"grad of {name}", shape, dtype, place)
-        grads.append(grad)
-    aux = [
-        shared_array(shared[name], name, *sizes[name])
-        if name in shared
-        else new_zeros(sizes[name][0], places[name], sizes[name][1])
-        for name in aux_names
-    ]
+    wanted = {name: (*fact, places[name]) for name, fact in planned.variables().items()}
+    args, grads, aux = arrays_like(
+        wanted, names, aux_names, reqs, shared=shared, shared_exec=shared_exec, shared_buffer=shared_buffer
+    )
     if most is not None:
         binding = replace(binding, options=planned.memory.options)  # on reshape planned memory is to stay as small
     executor = binding.executor(planned, args, grads, aux, shared_exec)
     if shared_exec is None and shared_buffer is None:
         executor._inferred = frozenset(every).difference(known)
     return executor
-
-
-_OPTIONS = (
-    "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
-    "options",
-)  # fmt: skip
-"""Keywords of :func:`simple_bind` that are no shapes."""
-
-
-def _either(verb: str, name: str, value: Any, older: str, other: Any) -> Any:
-    """The value of an option that has two names; raises BindError for both at once."""
-    if value is not None and other is not None:
-        raise BindError(f"{verb}: {name} and {older} are two names of one option; give {name}")
-    return other if value is None else value
-
-
-def _names(symbol: Symbol) -> tuple[list[str], list[str]]:
-    """(arguments, auxiliary states); raises BindError when two arguments have one name."""
-    arguments, states = split_variables(topological_order(symbol.entries))
-    names, aux_names = [node.name for node in arguments], [node.name for node in states]
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
-    return names, aux_names
-
-
-def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
-    """How fast the ways from a device to its homes are, as far as that is known."""
-    found = []
-    for place in places(ctx, options):
-        known = speed(ctx, place.context)
-        if known is not None:
-            found.append((str(ctx), str(place.context), known.bandwidth, known.latency))
-    return tuple(found)
-
-
-def _strategy(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
-    """How to plan, and what runs it."""
-    options = PlanOptions.from_environment() if given is None else given
-    if not options.peers and any(home.kind == "peer" for home in options.homes):
-        peers = [peer for peer in storage.in_use() if peer.device_type == ctx.device_type and peer != ctx]
-        peers.sort(key=lambda peer: -device.get(peer).memory_info()[0])
-        options = options.replace(peers=tuple(map(str, peers)))
-    if any(home.nbytes is not None for home in options.homes):
-        options = options.replace(spill_taken=tuple(map(homes.taken, options.homes)))
-    budget = budget or options.budget is not None
-    if (
-        budget
-        and ctx.device_type == "gpu"
-        and options.homes
-        and not options.links
-        and config.get("WEFTPLAN_MEASURE_LINKS")
-    ):
-        options = options.replace(links=_links(options, ctx))
-    if config.get("WEFTPLAN_EXECUTOR_STRATEGY") == "dynamic":
-        return replace(options, strategy="none"), DynamicExecutor
-    return options, Executor
-
-
-def _facts(
-    names: Iterable[str], arrays: Iterable[NDArray]
-) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]], dict[str, Context]]:
-    """(shapes, dtypes, contexts) of arrays by name."""
-    pairs = list(zip(names, arrays, strict=True))
-    return (
-        {name: tuple(array.shape) for name, array in pairs},
-        {name: np.dtype(array.dtype) for name, array in pairs},
-        {name: array.context for name, array in pairs},
-    )

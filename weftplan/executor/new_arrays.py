@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,50 @@ def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[s
                 raise BindError(f"{name!r} is in ctx_group {group!r}, which group2ctx {dict(group2ctx)} does not name")
             places[name] = group2ctx[group]
     return places
+
+
+def arrays_like(
+    wanted: Mapping[str, tuple[tuple[int, ...], Any, Context]],
+    names: Sequence[str],
+    aux_names: Sequence[str],
+    reqs: Mapping[str, str],
+    *,
+    shared: Mapping[str, Mapping[str, Any]],
+    shared_exec: Any,
+    shared_buffer: dict[str, NDArray] | None,
+) -> tuple[list[NDArray], list[NDArray | None], list[NDArray]]:
+    """(arguments, gradients, auxiliary states), filled with zeros where they are not shared.
+
+    Args:
+        wanted: shape, dtype and context of each variable.
+        names, aux_names: the arguments and the states, in order.
+        reqs: what is wanted of the gradient of each argument.
+        shared: for each array that is another executor's, the table where it is.
+        shared_exec: that executor, or None.
+        shared_buffer: where the other arguments are cut from, or None.
+    """
+    args: list[NDArray] = []
+    grads: list[NDArray | None] = []
+    apart = shared_exec is not None or shared_buffer is not None
+    beside = {} if apart else gradients_beside({name: wanted[name] for name in names if reqs[name] != "null"})
+    for name in names:
+        shape, dtype, place = wanted[name]
+        grad = beside.get(name)
+        if name in shared:
+            args.append(shared_array(shared[name], name, shape, dtype))
+            if reqs[name] != "null":
+                grad = shared_exec.grad_dict.get(name)
+                grad = new_zeros(shape, place, dtype) if grad is None else grad
+        else:
+            args.append(buffered_array(shared_buffer, name, shape, dtype, place))
+            if reqs[name] != "null" and grad is None:
+                grad = buffered_array(shared_buffer, f"grad of {name}", shape, dtype, place)
+        grads.append(grad)
+    aux = []
+    for name in aux_names:
+        shape, dtype, place = wanted[name]
+        aux.append(shared_array(shared[name], name, shape, dtype) if name in shared else new_zeros(shape, place, dtype))
+    return args, grads, aux
 
 
 def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> NDArray:
