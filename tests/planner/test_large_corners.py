@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,21 @@ def test_merging_compares_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch)
     assert compared < 10 * len(heads)
 
 
+def parts(whole: Problem) -> Iterator[Problem]:
+    """The independent parts: no buffer of one lives together with a buffer of another."""
+    cuts = [t for t in range(1, whole.sections) if not np.any((whole.lo < t) & (whole.hi > t))]
+    part = np.searchsorted(cuts, whole.lo, side="right")
+    for number in np.unique(part):
+        yield whole.take(part == number)
+
+
 def layer_by_layer(problem: Problem) -> list[tuple[int, Problem]]:
     """The parts and what lives as long as each of them, found by doing one step after the other."""
     leaves = []
     todo = [(0, problem)] if len(problem) else []
     while todo:
         base, whole = todo.pop()
-        for part in whole.parts():
+        for part in parts(whole):
             always = (part.lo == 0) & (part.hi == part.sections)
             if always.all() or not always.any():
                 leaves.append((base, part))

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 from weftplan.planner.program import Program
 
+Free = tuple[int, int, int]
+"""A free block: its bytes when it was released, which release that was, its number."""
+
 
 class BlockPool:
     """The allocator of the match-range strategy.
@@ -29,21 +32,17 @@ class BlockPool:
         self.color = color
         self.block_bytes: list[int] = []
         self._home: list[int] = []
-        # Per (device, colour) the free blocks as (bytes when released, order of release, block), ascending.
-        self._free: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self._free: dict[tuple[int, int], list[Free]] = {}
+        """Per (device, colour) the free blocks, ascending."""
         self._released = 0
 
     def allocate(self, entry: int, device: int, node: int) -> int:
         """A free block within range, or a new one."""
-        size, match_range = self.sizes[entry], self.match_range
-        if match_range:
+        size = self.sizes[entry]
+        if self.match_range:
             free = self._free.get((device, self.color[node] if self.color else 0))
             if free:
-                at = bisect_left(free, (size,))
-                if at == len(free) or free[at][0] > size * match_range:
-                    at -= 1
-                    if at >= 0 and free[at][0] < size // match_range:
-                        at = -1
+                at = self.chosen(free, size)
                 if at >= 0:
                     block = free.pop(at)[2]
                     if self.block_bytes[block] < size:
@@ -52,6 +51,15 @@ class BlockPool:
         self.block_bytes.append(size)
         self._home.append(device)
         return len(self.block_bytes) - 1
+
+    def chosen(self, free: Sequence[Free], size: int) -> int:
+        """Which of these ascending blocks serves a request; -1: none."""
+        at = bisect_left(free, (size,))
+        if at == len(free) or free[at][0] > size * self.match_range:
+            at -= 1
+            if at >= 0 and free[at][0] < size // self.match_range:
+                at = -1
+        return at
 
     def release(self, block: int, node: int) -> None:
         """Offer ``block`` to later nodes (of the colour of ``node``)."""

@@ -14,10 +14,13 @@ element; Paddle leaves that to the operator and allocates anew where it does not
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import count
 
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import dependencies, scheduled
+from weftplan.planner.match_range import BlockPool, Free
 from weftplan.planner.program import Program
 from weftplan.planner.reachability import last_needs_others, producers
 
@@ -85,35 +88,16 @@ class InplaceRule:
         return allowed
 
 
-class ExactPool:
-    """The allocator of the walk: dead memory of exactly the size asked for, the last to die first.
-
-    Args:
-        program: the graph.
-        reuse: False never gives memory out again.
-    """
+class ExactPool(BlockPool):
+    """The allocator of the walk: dead memory of exactly the size asked for, the last to die first."""
 
     def __init__(self, program: Program, *, reuse: bool) -> None:
-        self.block_bytes: list[int] = []
-        self._sizes = program.nbytes
-        self._reuse = reuse
-        self._home: list[int] = []
-        self._dead: dict[tuple[int, int], list[int]] = {}
+        super().__init__(program.nbytes, int(reuse))
 
-    def allocate(self, entry: int, device: int, node: int) -> int:
-        """A dead block of this size, or a new one."""
-        size = self._sizes[entry]
-        dead = self._dead.get((device, size))
-        if dead:
-            return dead.pop()
-        self.block_bytes.append(size)
-        self._home.append(device)
-        return len(self.block_bytes) - 1
-
-    def release(self, block: int, node: int) -> None:
-        """The content of ``block`` is dead."""
-        if self._reuse and self.block_bytes[block]:
-            self._dead.setdefault((self._home[block], self.block_bytes[block]), []).append(block)
+    def chosen(self, free: Sequence[Free], size: int) -> int:
+        """The last released block of this size; -1: none."""
+        at = bisect_left(free, (size + 1,)) - 1
+        return at if at >= 0 and free[at][0] == size else -1
 
 
 def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:

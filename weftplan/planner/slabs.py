@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weftplan.errors import PlanError
 from weftplan.planner.buffers import Buffers, alignment_of
@@ -21,6 +20,7 @@ from weftplan.planner.liveness import live_bytes
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
+from weftplan.planner.packing.edges import compressed_rows
 from weftplan.planner.packing.precedence import Precedence
 
 WORTH_A_SEARCH = 1 << 20
@@ -77,19 +77,20 @@ def blocks(
             ends = np.cumsum(room[mine])
             offset[mine] = ends - room[mine]
             slab_nbytes[index] = ends[-1]
-    return _finish(
-        buffers,
-        strategy,
-        storage=storage,
+    return MemoryPlan(
+        strategy=strategy,
+        entry_storage=storage.astype(np.int32),
         workspace_storage=workspace_storage,
-        storage_slab=slab,
+        storage_slab=slab.astype(np.int32),
         storage_offset=offset,
         storage_nbytes=nbytes,
-        slab_device=slab_device,
+        slab_device=slab_device.astype(np.int32),
         slab_nbytes=slab_nbytes,
-        after=(np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
+        after_ptr=np.zeros(count + 1, dtype=np.int64),
+        after_storages=np.zeros(0, dtype=np.int32),
         num_added_waits=added_waits,
         reported_bytes=reported_bytes,
+        **_common(buffers),
     )
 
 
@@ -103,24 +104,14 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
     program = buffers.program
     count = len(buffers.nbytes)
     offset = np.zeros(count, dtype=np.int64)
-    slab_of = np.full(len(program.contexts), -1, dtype=np.int64)
-    slab_device: list[int] = []
+    slab_device, slab = np.unique(buffers.device, return_inverse=True)
     slab_nbytes: list[int] = []
-    later: list[NDArray[np.int64]] = []
-    earlier: list[NDArray[np.int64]] = []
+    later: list[IntArray] = []
+    earlier: list[IntArray] = []
     order = buffers.order()
-    for index, context in enumerate(program.contexts):
+    for index in slab_device.tolist():
         mine = np.flatnonzero((buffers.device == index) & (buffers.nbytes > 0))
-        if not len(mine):
-            if not np.any(buffers.device == index):
-                continue
-            slab_of[index] = len(slab_device)
-            slab_device.append(index)
-            slab_nbytes.append(0)
-            continue
-        alignment = buffers.options.alignment or alignment_of(context)
-        slab_of[index] = len(slab_device)
-        slab_device.append(index)
+        alignment = buffers.options.alignment or alignment_of(program.contexts[index])
         top = room = 0
         parts = _parts(buffers, mine, color)
         if len(parts) > 1 and order is not None:
@@ -146,20 +137,22 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
         slab_nbytes.append(top)
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
-    after = _rows(later, earlier, count)
-    return _finish(
-        buffers,
-        "arena",
-        storage=buffers.entry_group,
+    none = np.zeros(0, dtype=np.int64)
+    pointers, rows = compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
+    return MemoryPlan(
+        strategy="arena",
+        entry_storage=buffers.entry_group.astype(np.int32),
         workspace_storage=workspace_storage,
-        storage_slab=slab_of[buffers.device] if count else np.zeros(0, dtype=np.int64),
+        storage_slab=slab.astype(np.int32),
         storage_offset=offset,
         storage_nbytes=buffers.nbytes,
-        slab_device=np.array(slab_device, dtype=np.int64),
+        slab_device=slab_device.astype(np.int32),
         slab_nbytes=np.array(slab_nbytes, dtype=np.int64),
-        after=after,
-        num_added_waits=None if order is None else order.waits(*after),
+        after_ptr=pointers,
+        after_storages=rows.astype(np.int32),
+        num_added_waits=None if order is None else order.waits(pointers, rows),
         reported_bytes=sum(slab_nbytes),
+        **_common(buffers),
     )
 
 
@@ -218,61 +211,23 @@ def _packed(
     return packed
 
 
-def _rows(
-    later: list[NDArray[np.int64]], earlier: list[NDArray[np.int64]], count: int
-) -> tuple[IntArray, NDArray[np.int32]]:
-    """Compressed rows of the pairs (later, earlier), ascending."""
-    if not later:
-        return np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    rows, values = np.concatenate(later), np.concatenate(earlier)
-    order = np.lexsort((values, rows))
-    pointers = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rows, minlength=count), out=pointers[1:])
-    return pointers, values[order].astype(np.int32)
-
-
-def _finish(
-    buffers: Buffers,
-    strategy: str,
-    *,
-    storage: IntArray,
-    workspace_storage: NDArray[np.int32],
-    storage_slab: IntArray,
-    storage_offset: IntArray,
-    storage_nbytes: IntArray,
-    slab_device: IntArray,
-    slab_nbytes: IntArray,
-    after: tuple[IntArray, NDArray[np.int32]],
-    reported_bytes: int,
-    num_added_waits: int | None = None,
-) -> MemoryPlan:
+def _common(buffers: Buffers) -> dict[str, Any]:
+    """What does not depend on where anything lies: fields of a plan by name."""
     program, found = buffers.program, buffers.assignment
     workspace_nbytes = np.zeros(program.graph.num_nodes, dtype=np.int64)
     for nid, nbytes in buffers.workspace.items():
         workspace_nbytes[nid] = nbytes
-    return MemoryPlan(
-        strategy=strategy,
-        options=buffers.options,
-        contexts=program.contexts,
-        entry_storage=storage.astype(np.int32),
-        entry_nbytes=buffers.entry_nbytes,
-        entry_kind=np.frombuffer(bytes(found.kind), dtype=np.int8).copy(),
-        entry_first=buffers.entry_first.astype(np.int32),
-        entry_last=buffers.entry_last.astype(np.int32),
-        entry_inplace=np.array(found.inplace, dtype=np.int32),
-        storage_slab=storage_slab.astype(np.int32),
-        storage_offset=storage_offset,
-        storage_nbytes=storage_nbytes,
-        slab_device=slab_device.astype(np.int32),
-        slab_nbytes=slab_nbytes,
-        workspace_nbytes=workspace_nbytes,
-        workspace_storage=workspace_storage,
-        after_ptr=after[0],
-        after_storages=after[1],
-        num_added_waits=num_added_waits,
-        lower_bound=buffers.lower_bound(),
-        unshared_bytes=buffers.unshared(),
-        reported_bytes=reported_bytes,
-        labels=Labels(program.graph, program.order, shapes=program.shapes, dtypes=program.dtypes, found=found),
-        external_bytes=program.external_bytes,
-    )
+    return {
+        "options": buffers.options,
+        "contexts": program.contexts,
+        "entry_nbytes": buffers.entry_nbytes,
+        "entry_kind": np.frombuffer(bytes(found.kind), dtype=np.int8).copy(),
+        "entry_first": buffers.entry_first.astype(np.int32),
+        "entry_last": buffers.entry_last.astype(np.int32),
+        "entry_inplace": np.array(found.inplace, dtype=np.int32),
+        "workspace_nbytes": workspace_nbytes,
+        "lower_bound": buffers.lower_bound(),
+        "unshared_bytes": buffers.unshared(),
+        "labels": Labels(program.graph, program.order, shapes=program.shapes, dtypes=program.dtypes, found=found),
+        "external_bytes": program.external_bytes,
+    }

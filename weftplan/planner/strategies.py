@@ -119,7 +119,7 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
 
 def _whole_blocks(
     program: Program, options: PlanOptions, match_range: int, color: list[int]
-) -> tuple[BlockPool | paddle.ExactPool, Assignment]:
+) -> tuple[BlockPool, Assignment]:
     """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total. Or Paddle's."""
     if options.compat in paddle.COMPAT:
         later = options.compat == "paddle_pir"

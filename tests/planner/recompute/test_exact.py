@@ -90,7 +90,7 @@ def test_no_neighbour_of_a_small_curve_lies_below_it(training: Any, size: int, s
     for point in points[::4] + points[-1:]:
         for width in (1, 2):
             for step in combinations(tape.repeatable, width):
-                price = tape.price(point.twins ^ frozenset(step))
+                price = tape.price(frozenset(point.twins).symmetric_difference(step))
                 assert any(p.peak <= price.peak and p.seconds <= price.seconds for p in points)
 
 

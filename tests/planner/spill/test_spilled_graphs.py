@@ -99,10 +99,10 @@ def test_prices_count_devices_that_nothing_leaves() -> None:
 
 def check_prices(net: Any, shapes: Any, **named: Any) -> None:
     """Peaks of states fall and are those of plans; a state's graph is the given one with two copies per result."""
-    seen: list[tuple[search.State, Draft, Draft]] = []
+    seen: list[tuple[search.Choice, Draft, Draft]] = []
 
     def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
-        states = searched(start).states()
+        states = searched(start).choices()
         for state in states[:: max(1, len(states) // 5)]:
             made = spilled(start.program, state.spills)
             seen.append((state, start, strategies.plan_graph(made, options)))

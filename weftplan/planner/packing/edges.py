@@ -54,8 +54,11 @@ def reuse_edges(
             found.discard(-1)
             later.extend([i] * len(found))
             earlier.extend(found)
-    rows, values = np.array(later, np.int64), np.array(earlier, np.int64)
-    order = np.lexsort((values, rows))
-    pointers = np.zeros(len(lo) + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=len(lo)), out=pointers[1:])
-    return pointers, values[order]
+    return compressed_rows(np.array(later, np.int64), np.array(earlier, np.int64), len(lo))
+
+
+def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]:
+    """The pairs (row, value) as (where each of ``count`` rows begins, values row by row, ascending)."""
+    pointers = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(row, minlength=count), out=pointers[1:])
+    return pointers, value[np.lexsort((value, row))]

@@ -5,7 +5,6 @@ Problems are frozen; any thread may read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -95,20 +94,6 @@ class Problem:
     def take(self, which: npt.NDArray[Any]) -> Problem:
         """The buffers selected by a mask or by indices, on sections of their own."""
         return sectioned(self.lo[which], self.hi[which], self.size[which], self.index[which])
-
-    def parts(self) -> Iterator[Problem]:
-        """The independent parts: no buffer of one lives together with a buffer of another."""
-        crossing = np.zeros(self.sections + 1, np.int64)
-        np.add.at(crossing, self.lo + 1, 1)
-        np.subtract.at(crossing, self.hi, 1)
-        cuts = np.flatnonzero(np.cumsum(crossing[:-1])[1:] == 0) + 1  # section t starts with nothing alive from before
-        if not len(cuts):
-            yield self
-            return
-        part = np.searchsorted(cuts, self.lo, side="right")
-        order = np.argsort(part, kind="stable")
-        for members in np.split(order, np.flatnonzero(np.diff(part[order])) + 1):
-            yield self.take(members)
 
 
 def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:

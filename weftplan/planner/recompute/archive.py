@@ -6,16 +6,14 @@ thread, uses an archive.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TypeVar
 
 from weftplan.planner.graph import IntArray
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.stopping import asked
 
-T = TypeVar("T")
+Choice = TypeVar("Choice", bound=Price)
 
 STEPS_PRICED = 2_000_000
 """Steps that a whole search may price: one to six seconds of Python, by the length of the graph."""
@@ -23,22 +21,11 @@ MOST_PRICES = 24_000
 """Prices are not worth more than this many, however small the graph."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One choice that no other choice beats in both bytes and seconds."""
-
-    peak: int
-    seconds: float
-    twins: frozenset[int]
-
-
-def undominated(ranked: Iterable[T], peak: Callable[[T], int]) -> list[T]:
+def undominated(ranked: Iterable[Choice]) -> list[Choice]:
     """What is left of choices from the fastest to the slowest without those that a faster one undercuts: peaks fall."""
-    kept: list[T] = []
-    lowest: int | None = None
+    kept: list[Choice] = []
     for choice in ranked:
-        if lowest is None or peak(choice) < lowest:
-            lowest = peak(choice)
+        if not kept or choice.peak < kept[-1].peak:
             kept.append(choice)
     return kept
 
@@ -53,7 +40,6 @@ class Archive:
         """Prices that the search may ask for in all, seeds aside."""
         self.left = self.allowance
         self.known: dict[frozenset[int], Price] = {}
-        self.stairs: list[tuple[float, int]] = []
         self.can = frozenset(tape.repeatable)
 
     def price(self, chosen: frozenset[int]) -> Price:
@@ -68,23 +54,13 @@ class Archive:
     def _remember(self, price: Price) -> None:
         self.left = 0 if asked() else self.left - 1
         self.known[frozenset(price.twins)] = price
-        # `stairs` holds (seconds, peak) of the curve so far: seconds rise, peaks fall.
-        stairs, step = self.stairs, (price.seconds, price.peak)
-        at = bisect_left(stairs, step)
-        if (at and stairs[at - 1][1] <= price.peak) or (at < len(stairs) and stairs[at] == step):
-            return
-        end = at
-        while end < len(stairs) and stairs[end][1] >= price.peak:
-            end += 1
-        stairs[at:end] = [step]
 
-    def frontier(self) -> list[Point]:
+    def frontier(self) -> list[Price]:
         """What is not dominated, fastest first."""
         ranked = sorted(
-            {(p.seconds, p.peak, p.twins) for p in self.known.values()}, key=lambda p: (p[0], p[1], len(p[2]), p[2])
+            self.known.values(), key=lambda price: (price.seconds, price.peak, len(price.twins), price.twins)
         )
-        best = undominated(ranked, peak=lambda p: p[1])
-        return [Point(peak, seconds, frozenset(twins)) for seconds, peak, twins in best]
+        return undominated(ranked)
 
     def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
         """The price, and what each step asks of its peak."""

@@ -135,11 +135,7 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
             continue
         draft = _planned(start, tape, options, price.twins)
         if draft.memory.peak < best.memory.peak:
-            best, note = (
-                draft,
-                _saved(policy, start, draft=draft, tape=tape, seconds=price.seconds, count=len(price.twins)),
-            )
-            more = _share(tape, price.seconds)
+            best, note, more = draft, _saved(policy, start, draft=draft, tape=tape, price=price), _share(tape, price)
         else:
             refused = min(refused, draft.memory.peak) or draft.memory.peak
     if best is start:
@@ -155,7 +151,7 @@ def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions) -> Draf
     points = [point for point in curve(tape, most_seconds=limit) if point.seconds <= limit]
     # The smallest lower bounds first; a few, because offsets may cost one of them what another does not pay.
     best = sorted(points, key=lambda point: point.peak)[:3]
-    return _try(start, options, [(tape, tape.price(point.twins)) for point in best], "cheap")
+    return _try(start, options, [(tape, point) for point in best], "cheap")
 
 
 def _better_order(tapes: Sequence[Tape]) -> Tape:
@@ -179,8 +175,8 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
         if draft.memory.peak < smallest.memory.peak:
             smallest = draft
         if draft.memory.peak <= budget:
-            note = _saved("budget", start, draft=draft, tape=tape, seconds=point.seconds, count=len(point.twins))
-            return replace(draft.slowed(_share(tape, point.seconds)), notes=(note,))
+            note = _saved("budget", start, draft=draft, tape=tape, price=point)
+            return replace(draft.slowed(_share(tape, point)), notes=(note,))
     # The smallest real plan on the curve, so that the number in the error is one that works.
     for point in reversed(points):
         if point.peak >= smallest.memory.peak:
@@ -199,15 +195,15 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
     )
 
 
-def _share(tape: Tape, seconds: float) -> float:
-    """Seconds as a share of a step."""
-    return seconds / tape.step_seconds if tape.step_seconds else 0.0
+def _share(tape: Tape, price: Price) -> float:
+    """The seconds of a price as a share of a step."""
+    return price.seconds / tape.step_seconds if tape.step_seconds else 0.0
 
 
-def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, seconds: float, count: int) -> str:
-    share = 100.0 * _share(tape, seconds)
+def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, price: Price) -> str:
+    share = 100.0 * _share(tape, price)
     less = 100.0 * (1.0 - draft.memory.peak / start.memory.peak)
     return (
-        f"recompute {policy}: {counted(count, 'node')} run twice, {draft.memory.peak:,} bytes instead of "
+        f"recompute {policy}: {counted(len(price.twins), 'node')} run twice, {draft.memory.peak:,} bytes instead of "
         f"{start.memory.peak:,} (-{less:.1f} %) for {share:.1f} % more modelled time"
     )

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from weftplan.planner.recompute.archive import Archive, Point
+from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.segments import measure, rooms, segments
-from weftplan.planner.recompute.tape import Tape
+from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.stopping import asked
 
 EXHAUSTIVE = 12
@@ -35,7 +35,7 @@ SEEDS = 12
 """How many sizes of rooms are tried with each of them."""
 
 
-def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Point]:
+def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Price]:
     """Choices from the fastest (nothing repeated) to the smallest found; peaks fall strictly, seconds rise.
 
     ``most_seconds``: do not look for choices that take longer (the curve may have some all the same).
@@ -64,7 +64,7 @@ def polish(archive: Archive) -> None:
     """Price what differs in one node or two from a choice on the curve, until the curve stays as it is."""
     can, done = archive.tape.repeatable, set[frozenset[int]]()
     steps = [frozenset(step) for width in (1, 2) for step in combinations(can, width)]
-    while fresh := [point.twins for point in archive.frontier() if point.twins not in done]:
+    while fresh := [twins for point in archive.frontier() if (twins := frozenset(point.twins)) not in done]:
         for twins in fresh:
             done.add(twins)
             for step in steps if archive.left > 0 else ():

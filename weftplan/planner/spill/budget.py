@@ -9,7 +9,7 @@ device is relieved to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weftplan.device.amounts import counted
 from weftplan.errors import BudgetError
@@ -18,26 +18,14 @@ from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.spill.place import places
-from weftplan.planner.spill.rewrite import Spill, spilled
-from weftplan.planner.spill.search import Search
+from weftplan.planner.spill.rewrite import spilled
+from weftplan.planner.spill.search import Choice, Search
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 BASES = 4
 """So many points of the recomputation curve get spills on top."""
 MOST_STEPS = 3000
 """Longer graphs choose between recomputation and spills for all results at once: the curve of both takes too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Nodes to repeat and results to send away, with the extra seconds and the peak of both."""
-
-    peak: int
-    seconds: float
-    copied: int
-    """Bytes that leave: of equally fast choices, the one that copies less is the better."""
-    twins: frozenset[int]
-    spills: tuple[Spill, ...]
 
 
 def wanted(options: PlanOptions, start: Draft) -> bool:
@@ -65,14 +53,14 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     seconds = cost(program)
     step = sum(seconds[nid] for nid in program.order)
     smallest = memory.peak
-    choices = _curve(start, options, (), cost)
+    choices = _curve(start, options, recompute.Price(memory.peak, 0.0, ()), cost)
     # Nothing is faster than copies that nobody waits for, so these need not be compared with anything.
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
         if program.num_forward < len(program.order) <= MOST_STEPS:
             tape = recompute.Tape(program, found=start.assignment, options=options, seconds=seconds)
             for point in _spread(recompute.curve(tape)):
-                choices += _curve(start, options, point.twins, cost, point.seconds)
+                choices += _curve(start, options, point, cost)
         best, low = _first_that_fits(start, options, _undominated(choices))
         smallest = min(smallest, low)
         try:
@@ -97,33 +85,19 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     )
 
 
-def _curve(
-    start: Draft,
-    options: PlanOptions,
-    twins: Sequence[int] | frozenset[int],
-    cost: recompute.Cost,
-    extra: float = 0.0,
-) -> list[_Choice]:
-    """Choices that send results elsewhere from the graph that repeats ``twins``, which takes ``extra`` seconds."""
+def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: recompute.Cost) -> list[Choice]:
+    """Choices that send results elsewhere from the graph in which what has this price is ``repeated``."""
     program, found = start.program, start.assignment
-    if twins:
-        program = recompute.repeat(program, twins)
+    if repeated.twins:
+        program = recompute.repeat(program, repeated.twins)
         found = assignment(program, options)
-    search = Search(Buffers(program, found, options), cost(program))
-    choices = [
-        _Choice(
-            state.peak,
-            extra + state.seconds,
-            sum(program.nbytes[spill.entry] for spill in state.spills),
-            frozenset(twins),
-            state.spills,
-        )
-        for state in search.states()
-    ]
-    return _undominated(choices)
+    choices = Search(Buffers(program, found, options), cost(program)).choices()
+    return _undominated(
+        [replace(choice, seconds=repeated.seconds + choice.seconds, twins=repeated.twins) for choice in choices]
+    )
 
 
-def _spread(points: Sequence[recompute.Point]) -> list[recompute.Point]:
+def _spread(points: Sequence[recompute.Price]) -> list[recompute.Price]:
     """Some points of a curve, from the fastest to the smallest."""
     repeating = [point for point in points if point.twins]
     if len(repeating) <= BASES:
@@ -131,15 +105,14 @@ def _spread(points: Sequence[recompute.Point]) -> list[recompute.Point]:
     return [repeating[k * (len(repeating) - 1) // (BASES - 1)] for k in range(BASES)]
 
 
-def _undominated(choices: Sequence[_Choice]) -> list[_Choice]:
+def _undominated(choices: Sequence[Choice]) -> list[Choice]:
     """What no other choice beats: seconds (and at equal seconds the bytes copied) rise, peaks fall strictly."""
-    ranked = sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak))
-    return recompute.undominated(ranked, peak=lambda choice: choice.peak)
+    return recompute.undominated(sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak)))
 
 
 def _first_that_fits(
-    start: Draft, options: PlanOptions, choices: Sequence[_Choice], *, give_up: bool = False
-) -> tuple[tuple[Draft, _Choice] | None, int]:
+    start: Draft, options: PlanOptions, choices: Sequence[Choice], *, give_up: bool = False
+) -> tuple[tuple[Draft, Choice] | None, int]:
     """The fastest choice whose real plan fits, and the fewest bytes that a real plan needed.
 
     Where none fits, the smallest is planned too, so that the number in an error is one that works (unless the caller
@@ -159,7 +132,7 @@ def _first_that_fits(
     return None, fewest
 
 
-def _planned(start: Draft, options: PlanOptions, choice: _Choice) -> Draft:
+def _planned(start: Draft, options: PlanOptions, choice: Choice) -> Draft:
     program = start.program
     if choice.twins:
         program = recompute.repeat(program, choice.twins)
@@ -168,7 +141,7 @@ def _planned(start: Draft, options: PlanOptions, choice: _Choice) -> Draft:
     return plan_graph(program, options)
 
 
-def _note(plain: MemoryPlan, draft: Draft, choice: _Choice, more: float) -> str:
+def _note(plain: MemoryPlan, draft: Draft, choice: Choice, more: float) -> str:
     need = draft.memory.peak - draft.memory.in_homes
     less = 100.0 * (1.0 - need / plain.peak)
     homes = sorted({str(spill.home) for spill in choice.spills})

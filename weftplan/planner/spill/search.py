@@ -22,6 +22,7 @@ import numpy as np
 from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.program import Program
+from weftplan.planner.recompute import Price
 from weftplan.planner.spill.link import PCIE, Idle, StepTimes, timetable
 from weftplan.planner.spill.place import Place, places
 from weftplan.planner.spill.rewrite import Spill
@@ -38,12 +39,12 @@ SENDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """One choice: its peak (homes left out), the seconds that it costs, and who goes when."""
+class Choice(Price):
+    """Results to send away, and nodes that are repeated besides: the peak leaves out what is in homes."""
 
-    peak: int
-    seconds: float
     spills: tuple[Spill, ...]
+    copied: int
+    """Bytes that leave: of equally fast choices, the one that copies less is the better."""
 
 
 class Search:
@@ -102,11 +103,11 @@ class Search:
                 found.append(Idle(e, g, program.nbytes[e], step, used[g], wanted[e], turn, turn))
         return found
 
-    def states(self) -> list[State]:
+    def choices(self) -> list[Choice]:
         """The curve, beginning with nothing on the host; peaks fall strictly."""
         chosen: list[list[Idle]] = [[] for _ in self._devices]
-        state, live = self._measured(chosen)
-        result = [state]
+        choice, live = self._measured(chosen)
+        result = [choice]
         left = SENDS * sum(map(len, self._idle))
         while left > 0 and not asked():
             target = int(result[-1].peak * RUNG)
@@ -116,27 +117,28 @@ class Search:
             if not sent:
                 break
             left -= sent
-            state, live = self._measured(chosen)
-            if state.peak < result[-1].peak:
-                result.append(state)
+            choice, live = self._measured(chosen)
+            if choice.peak < result[-1].peak:
+                result.append(choice)
         return result
 
     def _peak(self, live: IntArray) -> int:
         return int(live[self._counted].max(axis=1, initial=0).sum())
 
-    def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[State, IntArray]:
-        """The state of a choice, and the bytes alive on each device."""
+    def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[Choice, IntArray]:
+        """What it comes to, and the bytes alive on each device."""
         live = self._live.copy()
         spills: list[Spill] = []
-        stall = 0.0
+        copied, stall = 0, 0.0
         for device, idle in zip(self._devices, chosen, strict=True):
             table = timetable(idle, self._times)
             for one, (start, end), out, back in zip(idle, table.away, table.out, table.back, strict=True):
                 if start < end:  # others have delayed it so much that it would never be away
                     live[device, start:end] -= self._held[one.group]
                     spills.append(Spill(one.entry, out, back, one.place.context))
+                    copied += one.nbytes
             stall += table.stall
-        return State(self._peak(live), stall, tuple(spills)), live
+        return Choice(self._peak(live), stall, (), tuple(spills), copied), live
 
     def _send(self, chosen: list[list[Idle]], live: IntArray, target: int) -> bool:
         """Send one more result away from the fullest moment, and bring ``live`` up to date; False: none helps."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weftplan.planner.packing.deadline import ENDLESS, Deadline
+from weftplan.planner.packing.edges import compressed_rows
 from weftplan.planner.packing.hard import compiled, kernel
 from weftplan.planner.packing.hard.kernel import Ints, Tables
 from weftplan.planner.packing.problem import Int64, Problem
@@ -52,13 +53,6 @@ def _ranges(start: Int64, stop: Int64) -> tuple[Int64, Int64]:
     return owner, np.arange(len(owner)) - np.repeat(begin - start, length)
 
 
-def _rows(row: Int64, value: Int64, rows: int) -> tuple[Int64, Int64]:
-    """Group ``value`` by ``row``: (pointer of each row, values)."""
-    pointer = np.zeros(rows + 1, np.int64)
-    pointer[1:] = np.cumsum(np.bincount(row, minlength=rows))
-    return pointer, value[np.argsort(row, kind="stable")].astype(np.int64)
-
-
 def tables(problem: Problem) -> tuple[Int64, ...]:
     """The kernel's read-only tables: bounds, conflicts, and buffers by section, birth and death."""
     lo, hi, n = problem.lo, problem.hi, len(problem)
@@ -67,10 +61,10 @@ def tables(problem: Problem) -> tuple[Int64, ...]:
     first, second = np.nonzero(live)
     owner, section = _ranges(lo, hi)
     every = np.arange(n)
-    conflicts = _rows(first, second, n)
-    alive = _rows(section, owner, problem.sections)
-    births = _rows(lo, every, problem.sections + 1)
-    deaths = _rows(hi, every, problem.sections + 1)
+    conflicts = compressed_rows(first, second, n)
+    alive = compressed_rows(section, owner, problem.sections)
+    births = compressed_rows(lo, every, problem.sections + 1)
+    deaths = compressed_rows(hi, every, problem.sections + 1)
     return lo, hi, problem.size, *conflicts, *alive, *births, *deaths
 
 
