@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_inputs, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import same_dtype, same_shape
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, Param, Params
 
 
 def numbered_inputs(params: Params) -> tuple[str, ...]:
@@ -41,9 +42,9 @@ def p_count(value: Any) -> int:
 NUM_ARGS = Param("num_args", p_inputs, doc="number of inputs (filled in when composing)")
 
 
-def _add_n(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    xp = ctx.xp
+@kernel
+def _add_n(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     if len(inputs) == 1:
         xp.copyto(out, inputs[0])
         return

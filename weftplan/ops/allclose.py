@@ -6,15 +6,17 @@ The kernel compares in float64, in declared scratch. Importing the module regist
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from weftplan.ops.floats import is_float
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
 
 _RESULT = np.dtype(np.uint8)
 _FLOAT = np.dtype(np.float64)
@@ -31,23 +33,24 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [both, both], [merge_dtype(outs[0], _RESULT, "output of allclose, which is uint8")]
 
 
-def _kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _kernel(ctx: OpContext, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     xp = ctx.xp
-    result = outputs[0].reshape(1)
+    result = out.reshape(1)
     result.fill(1)
-    for a, b, gap, bound, near, same, other in blocks(ctx, inputs, _SCRATCH):
+    for a, b, gap, bound, near, same, other in blocks(ctx, (lhs, rhs), _SCRATCH):
         xp.subtract(a, b, out=gap, dtype=_FLOAT)
         xp.absolute(gap, out=gap)
         xp.absolute(b, out=bound, dtype=_FLOAT)
         # Infinite bounds would let everything pass; equal infinities are found by equality.
         xp.isfinite(bound, out=near)
-        xp.multiply(bound, params["rtol"], out=bound)
-        xp.add(bound, params["atol"], out=bound)
+        xp.multiply(bound, p["rtol"], out=bound)
+        xp.add(bound, p["atol"], out=bound)
         xp.less_equal(gap, bound, out=same)
         xp.logical_and(near, same, out=near)
         xp.equal(a, b, out=same)
         xp.logical_or(near, same, out=near)
-        if params["equal_nan"] and is_float(a.dtype):
+        if p["equal_nan"] and is_float(a.dtype):
             xp.not_equal(a, a, out=same)
             xp.not_equal(b, b, out=other)
             xp.logical_and(same, other, out=same)

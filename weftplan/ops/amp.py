@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan.ops.add_n import p_count
 from weftplan.ops.floats import is_float, is_half
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_dtype
 from weftplan.ops.registry import register
@@ -27,7 +28,7 @@ from weftplan.ops.rules import (
     same_dtype,
     same_shape,
 )
-from weftplan.ops.schema import Arrays, DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
+from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
 
 
 def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -38,8 +39,10 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return ins, [merge_dtype(outs[0], wanted, f"output of amp_cast of {data}")]
 
 
-def _casts(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for source, out in zip(inputs, outputs, strict=True):
+@context_kernel
+def _casts(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    count = len(arrays) // 2
+    for source, out in zip(arrays[:count], arrays[count:], strict=True):
         if out is not None:
             for x, y in blocks(ctx, (source, out)):  # block by block: in place NumPy copies what it converts
                 ctx.xp.copyto(y, x, casting="unsafe")
@@ -130,13 +133,15 @@ def _scaled_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [data, merge_shape(ins[1], (1,), "scale of _scale_gradient")], [data]
 
 
-def _forwards(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if outputs[0] is not inputs[0]:
-        ctx.xp.copyto(outputs[0], inputs[0])
+@kernel
+def _forwards(xp: Any, p: Params, data: Any, scale: Any, out: Any) -> None:
+    if out is not data:
+        xp.copyto(out, data)
 
 
-def _scales(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ctx.xp.multiply(inputs[0], inputs[1], out=outputs[0])
+@kernel
+def _scales(xp: Any, p: Params, ograd: Any, scale: Any, out: Any) -> None:
+    xp.multiply(ograd, scale, out=out)
 
 
 register(

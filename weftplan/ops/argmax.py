@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_int, p_optional
 from weftplan.ops.reduce import kept_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, normalize_axis, same_dtype, take_bytes, zero_gradient
-from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _ARG = (
     Param("axis", p_optional(p_int), None, "axis; None: the position in the flattened tensor"),
@@ -30,11 +32,11 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def _arg(function: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
         xp = ctx.xp
-        outer, size, inner = _arg_plan(inputs[0].shape, params["axis"])
-        x = inputs[0].reshape(outer, size, inner)
+        outer, size, inner = _arg_plan(data.shape, p["axis"])
+        x = data.reshape(outer, size, inner)
         found = ctx.take((outer * inner,), INDEX).reshape(outer, inner)
         if inner == 1:
             getattr(xp, function)(x.reshape(outer, size), axis=1, out=found.reshape(outer))
@@ -45,7 +47,7 @@ def _arg(function: str) -> Kernel:
                 getattr(xp, function)(slab, axis=1, out=found[k])
         xp.copyto(out.reshape(outer, inner), found, casting="unsafe")
 
-    return kernel
+    return compute
 
 
 def _arg_plan(source: Shape, axis: int | None) -> tuple[int, int, int]:
@@ -81,8 +83,9 @@ def _channel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return _arg_shape(_CHANNEL, ins, outs)
 
 
-def _channel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    _argmax(ctx, _CHANNEL, inputs, outputs)
+@context_kernel
+def _channel(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    _argmax(ctx, _CHANNEL, (data,), (out,))
 
 
 _CHANNEL: Params = {"axis": 1, "keepdims": False}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from weftplan.ops.binary_gradients import (
     Sides,
@@ -24,6 +25,7 @@ from weftplan.ops.binary_gradients import (
     power_r,
     sum_backward,
 )
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, UfuncKernel, block_bytes, blocks, divide_integers
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -75,11 +77,10 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return block_bytes(math.prod(shape), [dtype]) if lhs.shape == rhs.shape else take_bytes((shape, dtype))
 
 
-def _mod(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _mod(ctx: OpContext, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     """Remainder with the divisor's sign; 0 where the divisor is 0."""
-    out = outputs[0]
     xp = ctx.xp
-    lhs, rhs = inputs
     if lhs.shape == rhs.shape:
         for a, b, y, zero in blocks(ctx, (lhs, rhs, out), (BOOL,)):
             xp.equal(b, 0, out=zero)

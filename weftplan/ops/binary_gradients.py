@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import Kind, block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
 from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, TensorSpec
@@ -148,10 +149,8 @@ def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], 
 def sum_backward(sign: int) -> Kernel:
     """Gradients of lhs + rhs and lhs - rhs: the incoming one, summed to each shape, the right one times ``sign``."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp = ctx.xp
-        g = inputs[0]
-        left, right = outputs
+    @kernel
+    def compute(xp: Any, p: Params, g: Any, left: Any, right: Any) -> None:
         # The left one first: where it shares memory with g it leaves g as it is, while the right one may change it.
         if left is not None:
             reduce_to(xp, g, left)
@@ -163,7 +162,7 @@ def sum_backward(sign: int) -> Kernel:
                 if sign < 0:
                     xp.negative(right, out=right)
 
-    return kernel
+    return compute
 
 
 # -------------------------------------------------------------------------------- gradients: (xp, ograd, a, b, out, t…)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, grad, merge_shape, same_dtype
-from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Kernel, Op, Param, Params, Shape
 
 
 def _p_block(value: Any) -> int:
@@ -59,21 +60,21 @@ def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -
 
 
 def _kernel(*, to_space: bool) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        block = params["block_size"]
-        deep, wide = (inputs[0], out) if to_space else (out, inputs[0])
+    @kernel
+    def compute(xp: Any, p: Params, data: Any, out: Any) -> None:
+        block = p["block_size"]
+        deep, wide = (data, out) if to_space else (out, data)
         batch, channels, height, width = wide.shape
         blocks = wide.reshape(batch, channels, height // block, block, width // block, block).transpose(
             0, 3, 5, 1, 2, 4
         )
         layers = deep.reshape(blocks.shape)
         if to_space:
-            ctx.xp.copyto(blocks, layers)
+            xp.copyto(blocks, layers)
         else:
-            ctx.xp.copyto(layers, blocks)
+            xp.copyto(layers, blocks)
 
-    return kernel
+    return compute
 
 
 for _name, _other, _forth, _back, _doc in (

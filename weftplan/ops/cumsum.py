@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.ops import grain
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_dtype, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, normalize_axis, take_bytes
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 _CUMSUM = (
     Param("axis", p_optional(p_int), None, "axis; None: the flattened tensor"),
@@ -104,13 +105,15 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(((rows, length, width), wide), ((rows, length, width), wide), ((rows, 1, width), wide))
 
 
-def _cumsum(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    _sums(ctx, params, inputs[0], outputs[0], 1)
+@context_kernel
+def _cumsum(ctx: OpContext, p: Params, a: Any, out: Any) -> None:
+    _sums(ctx, p, a, out, 1)
 
 
-def _backward_cumsum(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g = inputs[0] if params["axis"] is not None else inputs[0].reshape(outputs[0].shape)
-    _sums(ctx, params, g, outputs[0], -1)
+@context_kernel
+def _backward_cumsum(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+    g = ograd if p["axis"] is not None else ograd.reshape(out.shape)
+    _sums(ctx, p, g, out, -1)
 
 
 register(

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
 
 _DIAG = (
     Param("k", p_int, 0, "which diagonal: above the main one when positive"),
@@ -65,23 +66,23 @@ def _build(ctx: OpContext, params: Params, vector: Any, matrix: Any) -> None:
     view[line] = vector
 
 
-def _diag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    data, out = inputs[0], outputs[0]
+@context_kernel
+def _diag(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
     if data.ndim == 1:
-        _build(ctx, params, data, out)
+        _build(ctx, p, data, out)
     else:
-        view, line = _line(ctx.xp, params, data, *_axes(params, data.ndim))
+        view, line = _line(ctx.xp, p, data, *_axes(p, data.ndim))
         ctx.xp.copyto(out, view[line])
 
 
-def _backward_diag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g, out = inputs[0], outputs[0]
+@kernel
+def _backward_diag(xp: Any, p: Params, g: Any, out: Any) -> None:
     if out.ndim == 1:
-        view, line = _line(ctx.xp, params, g, 0, 1)
-        ctx.xp.copyto(out, view[line])
+        view, line = _line(xp, p, g, 0, 1)
+        xp.copyto(out, view[line])
     else:
         out.fill(0)
-        view, line = _line(ctx.xp, params, out, *_axes(params, out.ndim))
+        view, line = _line(xp, p, out, *_axes(p, out.ndim))
         view[line] = g
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import accumulator, reduce_to
 from weftplan.ops.params import p_enum, p_float, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
@@ -25,17 +26,20 @@ from weftplan.ops.rules import (
     same_dtype,
     take_bytes,
 )
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 # ------------------------------------------------------------------------------------------------------------ broadcast
 
 
-def _broadcast(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ctx.xp.copyto(outputs[0], inputs[0])
+@kernel
+def _broadcast(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    xp.copyto(out, inputs[0])
 
 
-def _backward_broadcast(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    reduce_to(ctx.xp, inputs[0], outputs[0])
+@kernel
+def _backward_broadcast(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    reduce_to(xp, ograd, out)
 
 
 def _stretched(source: Shape, wanted: Shape, what: str) -> Shape:
@@ -180,14 +184,16 @@ def _repeat_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
     return small.reshape(outer, size, 1, inner), large.reshape(outer, size, params["repeats"], inner)
 
 
-def _repeat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    small, large = _repeat_views(params, inputs[0], outputs[0])
-    ctx.xp.copyto(large, small)
+@kernel
+def _repeat(xp: Any, p: Params, data: Any, out: Any) -> None:
+    small, large = _repeat_views(p, data, out)
+    xp.copyto(large, small)
 
 
-def _backward_repeat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    small, large = _repeat_views(params, outputs[0], inputs[0])
-    reduce_to(ctx.xp, large, small)
+@kernel
+def _backward_repeat(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    small, large = _repeat_views(p, out, ograd)
+    reduce_to(xp, large, small)
 
 
 _REPEAT = (
@@ -242,15 +248,17 @@ def _tile_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
     )
 
 
-def _tile(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    small, large = _tile_views(params, inputs[0], outputs[0])
-    ctx.xp.copyto(large, small)
+@kernel
+def _tile(xp: Any, p: Params, data: Any, out: Any) -> None:
+    small, large = _tile_views(p, data, out)
+    xp.copyto(large, small)
 
 
-def _backward_tile(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    small, large = _tile_views(params, outputs[0], inputs[0])
+@kernel
+def _backward_tile(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    small, large = _tile_views(p, out, ograd)
     axes = tuple(range(0, large.ndim, 2))
-    ctx.xp.sum(large, axis=axes, dtype=accumulator(small.dtype), out=small, keepdims=True)
+    xp.sum(large, axis=axes, dtype=accumulator(small.dtype), out=small, keepdims=True)
 
 
 _TILE = (Param("reps", _p_reps, doc="repetitions along each axis, the last ones when there are fewer than axes"),)
@@ -311,27 +319,26 @@ def _mirrors(params: Params, padded: Any) -> Iterator[tuple[Any, Any]]:
             yield padded[(*lead, last + k)], padded[(*lead, last if edge else last - k)]
 
 
-def _pad(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    if params["mode"] == "constant":
-        out.fill(params["constant_value"])
-    ctx.xp.copyto(_centre(params, out), inputs[0])
-    if params["mode"] != "constant":
-        for border, source in _mirrors(params, out):
-            ctx.xp.copyto(border, source)
+@kernel
+def _pad(xp: Any, p: Params, data: Any, out: Any) -> None:
+    if p["mode"] == "constant":
+        out.fill(p["constant_value"])
+    xp.copyto(_centre(p, out), data)
+    if p["mode"] != "constant":
+        for border, source in _mirrors(p, out):
+            xp.copyto(border, source)
 
 
-def _backward_pad(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _backward_pad(ctx: OpContext, p: Params, g: Any, out: Any) -> None:
     xp = ctx.xp
-    g = inputs[0]
-    if params["mode"] != "constant":
+    if p["mode"] != "constant":
         folded = ctx.take(g.shape, g.dtype)
         xp.copyto(folded, g)
-        for border, source in reversed(list(_mirrors(params, folded))):
+        for border, source in reversed(list(_mirrors(p, folded))):
             xp.add(source, border, out=source)
         g = folded
-    xp.copyto(out, _centre(params, g))
+    xp.copyto(out, _centre(p, g))
 
 
 def _backward_pad_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.floats import is_float
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape, p_str
 from weftplan.ops.registry import register
@@ -27,7 +28,7 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -52,11 +53,12 @@ def _flexible_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
 def _fill(value: float | None) -> Kernel:
     """Fill with ``value``, or with parameter ``value`` when it is None."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        out.fill(converted(params["value"], out.dtype) if value is None else value)
+    @kernel
+    def compute(xp: Any, p: Params, *arrays: Any) -> None:
+        out = arrays[-1]
+        out.fill(converted(p["value"], out.dtype) if value is None else value)
 
-    return kernel
+    return compute
 
 
 def placed(dtype: Any) -> tuple[Param, ...]:
@@ -146,10 +148,10 @@ def _arange_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [], [outs[0] if length is None else merge_shape(outs[0], (length,), "output of _arange")]
 
 
-def _arange(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    start = 0.0 if params["stop"] is None and not params["infer_range"] else params["start"]
-    _range(ctx, out, start, params["step"], params["repeat"])
+@context_kernel
+def _arange(ctx: OpContext, p: Params, out: Any) -> None:
+    start = 0.0 if p["stop"] is None and not p["infer_range"] else p["start"]
+    _range(ctx, out, start, p["step"], p["repeat"])
 
 
 def _range(ctx: OpContext, out: Any, start: float, step: float, repeat: int) -> None:
@@ -211,8 +213,9 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [(*ins[0][:axis], out[0], *ins[0][axis + 1 :])], [out]
 
 
-def _arange_like(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    _range(ctx, outputs[0], params["start"], params["step"], params["repeat"])
+@context_kernel
+def _arange_like(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    _range(ctx, out, p["start"], p["step"], p["repeat"])
 
 
 register(

@@ -17,11 +17,12 @@ import numpy as np
 
 from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.expand import like_dtype
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX, gather, to_index
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _check(name: str, tensor: Shape, index: Shape) -> int:
@@ -89,18 +90,16 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return ins, [merge_shape(outs[0], out, f"output of gather_nd of {tensor} at indices of shape {index}")]
 
 
-def _gather(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    data, index = inputs
+@context_kernel
+def _gather(ctx: OpContext, p: Params, data: Any, index: Any, out: Any) -> None:
     found = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
     source = _slices(data, index.shape[0])
     gather(ctx.xp, source, found, 0, out.reshape(found.size, source.shape[1]))
 
 
-def _gather_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _gather_backward(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
     """Sums, in the order of the places, where several of them name one slice."""
-    out = outputs[0]
-    g, index = inputs
     found = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
     source = g.reshape(found.size, target.shape[1])
@@ -149,9 +148,8 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [data, index], [out]
 
 
-def _scatter(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    data, index = inputs
+@context_kernel
+def _scatter(ctx: OpContext, p: Params, data: Any, index: Any, out: Any) -> None:
     found = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
     target = _slices(out, index.shape[0])
     out.fill(0)
@@ -209,14 +207,13 @@ def _batch_places(ctx: OpContext, index: Any, shape: Shape) -> Any:
     return found
 
 
-def _batch_take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    a, index = inputs
-    gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, outputs[0])
+@context_kernel
+def _batch_take(ctx: OpContext, p: Params, a: Any, index: Any, out: Any) -> None:
+    gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, out)
 
 
-def _batch_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    g, index = inputs
+@context_kernel
+def _batch_backward(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
     out.fill(0)
     out.reshape(-1)[_batch_places(ctx, index, out.shape)] = g
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.filling import FLOAT32, FLOAT64, declared_dtype, placed
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, zero_gradient
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 _DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
 
@@ -30,10 +32,10 @@ def _eye_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return [], [merge_shape(outs[0], _eye_size(params), "output of _eye")]
 
 
-def _eye(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@kernel
+def _eye(xp: Any, p: Params, out: Any) -> None:
     rows, columns = out.shape
-    above = params["k"]
+    above = p["k"]
     out.fill(0)
     length = min(rows + min(above, 0), columns - max(above, 0))
     if length > 0:
@@ -70,12 +72,12 @@ def _linspace_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, 
     return [], [merge_shape(outs[0], (count,), "output of _linspace")]
 
 
-def _linspace(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _linspace(ctx: OpContext, p: Params, out: Any) -> None:
     xp = ctx.xp
-    start, count = params["start"], params["num"]
-    gaps = count - 1 if params["endpoint"] else count
-    step = (params["stop"] - start) / gaps if gaps else 0.0
+    start, count = p["start"], p["num"]
+    gaps = count - 1 if p["endpoint"] else count
+    step = (p["stop"] - start) / gaps if gaps else 0.0
     done = 0
     for y, t in blocks(ctx, (out,), (FLOAT64,)):
         t.fill(1.0)
@@ -85,8 +87,8 @@ def _linspace(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
         xp.add(t, start, out=t)
         xp.copyto(y, t, casting="unsafe")
         done += y.size
-    if params["endpoint"] and count > 1:
-        out[-1:] = params["stop"]
+    if p["endpoint"] and count > 1:
+        out[-1:] = p["stop"]
 
 
 def _linspace_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

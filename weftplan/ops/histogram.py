@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_float, p_optional, p_range, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params
+from weftplan.ops.schema import Op, Param, Params
 
 _COUNT = np.dtype(np.int64)
 
@@ -44,14 +45,16 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [common] * len(ins), [merge_dtype(outs[0], _COUNT, "counts of _histogram"), common]
 
 
-def _histogram(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if params["bin_cnt"] is None:
-        counts, edges = ctx.xp.histogram(inputs[0], bins=inputs[1])
+@kernel
+def _histogram(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, output, bin_edges = arrays
+    if p["bin_cnt"] is None:
+        counts, edges = xp.histogram(inputs[0], bins=inputs[1])
     else:
-        counts, edges = ctx.xp.histogram(inputs[0], bins=params["bin_cnt"], range=params["range"])
-    for out, value in zip(outputs, (counts, edges), strict=True):
+        counts, edges = xp.histogram(inputs[0], bins=p["bin_cnt"], range=p["range"])
+    for out, value in zip((output, bin_edges), (counts, edges), strict=True):
         if out is not None:
-            ctx.xp.copyto(out, value, casting="unsafe")
+            xp.copyto(out, value, casting="unsafe")
 
 
 register(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.params import p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -26,7 +27,7 @@ from weftplan.ops.rules import (
     same_shape,
     zero_gradient,
 )
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
 
 _floats = p_tuple(p_float)
 FLOAT = np.dtype(np.float32)
@@ -66,14 +67,15 @@ def _of_channels(ctx: OpContext, values: tuple[float, ...], like: Any) -> Any:
     return ctx.xp.asarray(np.array(chosen).reshape(-1, 1, 1), dtype=like.dtype)
 
 
-def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    ctx.xp.subtract(inputs[0], _of_channels(ctx, params["mean"], out), out=out)
-    ctx.xp.divide(out, _of_channels(ctx, params["std"], out), out=out)
+@context_kernel
+def _normalize(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    ctx.xp.subtract(data, _of_channels(ctx, p["mean"], out), out=out)
+    ctx.xp.divide(out, _of_channels(ctx, p["std"], out), out=out)
 
 
-def _normalize_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ctx.xp.divide(inputs[0], _of_channels(ctx, params["std"], outputs[0]), out=outputs[0])
+@context_kernel
+def _normalize_backward(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+    ctx.xp.divide(ograd, _of_channels(ctx, p["std"], out), out=out)
 
 
 register(
@@ -109,10 +111,10 @@ def _tensor_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DT
     return ins, [merge_dtype(FLOAT, outs[0], "to_tensor: output")]
 
 
-def _to_tensor(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    ctx.xp.copyto(ctx.xp.moveaxis(out, -3, -1), inputs[0], casting="unsafe")
-    ctx.xp.divide(out, 255.0, out=out)
+@kernel
+def _to_tensor(xp: Any, p: Params, data: Any, out: Any) -> None:
+    xp.copyto(xp.moveaxis(out, -3, -1), data, casting="unsafe")
+    xp.divide(out, 255.0, out=out)
 
 
 register(
@@ -161,13 +163,15 @@ def _window(params: Params, image: Any) -> Any:
     return image[..., rows, params["x"] : params["x"] + params["width"], :]
 
 
-def _crop(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ctx.xp.copyto(outputs[0], _window(params, inputs[0]))
+@kernel
+def _crop(xp: Any, p: Params, data: Any, out: Any) -> None:
+    xp.copyto(out, _window(p, data))
 
 
-def _crop_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    outputs[0].fill(0)
-    ctx.xp.copyto(_window(params, outputs[0]), inputs[0])
+@kernel
+def _crop_backward(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    out.fill(0)
+    xp.copyto(_window(p, out), ograd)
 
 
 register(
@@ -195,12 +199,13 @@ def _flip_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def _flip(axis: int) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        turned: list[Any] = [slice(None)] * inputs[0].ndim
+    @kernel
+    def compute(xp: Any, p: Params, data: Any, out: Any) -> None:
+        turned: list[Any] = [slice(None)] * data.ndim
         turned[axis] = slice(None, None, -1)
-        ctx.xp.copyto(outputs[0], inputs[0][tuple(turned)])
+        xp.copyto(out, data[tuple(turned)])
 
-    return kernel
+    return compute
 
 
 for _name, _axis, _doc in (

@@ -5,11 +5,14 @@ The kernel writes ranges into views of its output and keeps nothing; importing t
 
 from __future__ import annotations
 
+from typing import Any
+
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, normalize_axis, zero_gradient
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params
+from weftplan.ops.schema import Op, Param, Params
 
 
 def _axes(params: Params, ndim: int) -> list[int]:
@@ -33,11 +36,11 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return ins, [merge_dtype(INDEX, outs[0], "output of index_array")]
 
 
-def _index_array(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@kernel
+def _index_array(xp: Any, p: Params, data: Any, out: Any) -> None:
     shape = out.shape[:-1]
-    for place, axis in enumerate(_axes(params, len(shape))):
-        positions = ctx.xp.arange(shape[axis], dtype=INDEX)  # one number a row, not an activation
+    for place, axis in enumerate(_axes(p, len(shape))):
+        positions = xp.arange(shape[axis], dtype=INDEX)  # one number a row, not an activation
         out[..., place] = positions.reshape(-1, *[1] * (len(shape) - 1 - axis))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.expand import like_dtype
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, INDEX, gather, rows_per_block, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.registry import register
@@ -28,7 +29,7 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _count_up(xp: Any, out: Any) -> Any:
@@ -68,18 +69,16 @@ def _positions(ctx: OpContext, params: Params, index: Any, size: int) -> Any:
     return found
 
 
-def _take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    a, index = inputs
-    axis = params["axis"] % a.ndim
-    gather(ctx.xp, a, _positions(ctx, params, index, a.shape[axis]), axis, out)
+@context_kernel
+def _take(ctx: OpContext, p: Params, a: Any, index: Any, out: Any) -> None:
+    axis = p["axis"] % a.ndim
+    gather(ctx.xp, a, _positions(ctx, p, index, a.shape[axis]), axis, out)
 
 
-def _backward_take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    g, index = inputs
-    axis = params["axis"] % out.ndim
-    found = _positions(ctx, params, index, out.shape[axis]).reshape(-1)
+@context_kernel
+def _backward_take(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
+    axis = p["axis"] % out.ndim
+    found = _positions(ctx, p, index, out.shape[axis]).reshape(-1)
     outer, inner = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
     target = out.reshape(outer, out.shape[axis], inner)
     source = g.reshape(outer, found.size, inner)
@@ -173,16 +172,15 @@ def _pick_bytes(params: Params, shape: Shape) -> int:
     return take_bytes(((outer, inner), INDEX), ((inner,), INDEX), ((outer,), INDEX))
 
 
-def _pick(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    data, index = inputs
-    found = _pick_positions(ctx, params, data.shape, index)
-    gather(ctx.xp, data.reshape(-1), found, 0, outputs[0].reshape(-1))
+@context_kernel
+def _pick(ctx: OpContext, p: Params, data: Any, index: Any, out: Any) -> None:
+    found = _pick_positions(ctx, p, data.shape, index)
+    gather(ctx.xp, data.reshape(-1), found, 0, out.reshape(-1))
 
 
-def _backward_pick(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    g, index = inputs
-    found = _pick_positions(ctx, params, out.shape, index)
+@context_kernel
+def _backward_pick(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
+    found = _pick_positions(ctx, p, out.shape, index)
     out.fill(0)
     out.reshape(-1)[found] = g.reshape(-1)
 
@@ -241,17 +239,18 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-def _one_hot(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _one_hot(ctx: OpContext, p: Params, indices: Any, out: Any) -> None:
     xp = ctx.xp
-    depth = params["depth"]
-    index = inputs[0].reshape(-1)
-    out = outputs[0].reshape(index.size, depth)
+    depth = p["depth"]
+    index = indices.reshape(-1)
+    out = out.reshape(index.size, depth)
     rows = rows_per_block((index.size, depth))
     classes = _count_up(xp, ctx.take((depth,), INDEX))
     whole = ctx.take((rows, 1), INDEX)
     hot = ctx.take((rows, depth), BOOL)
-    out.fill(converted(params["off_value"], out.dtype))
-    on = converted(params["on_value"], out.dtype)
+    out.fill(converted(p["off_value"], out.dtype))
+    on = converted(p["on_value"], out.dtype)
     for start in range(0, index.size, max(1, rows)):
         count = min(rows, index.size - start)
         xp.copyto(whole[:count, 0], index[start : start + count], casting="unsafe")

@@ -12,11 +12,12 @@ import numpy as np
 
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.add_n import NUM_ARGS, numbered, numbered_inputs
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import KernelWithBare
 from weftplan.ops.params import p_bool, p_int, p_outputs
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
@@ -83,11 +84,12 @@ def _parameters_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
     return ins, outs
 
 
-def _concat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    axis = params["dim"] % out.ndim
+@kernel
+def _concat(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    axis = p["dim"] % out.ndim
     for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
-        ctx.xp.copyto(piece, x)
+        xp.copyto(piece, x)
 
 
 def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
@@ -126,9 +128,9 @@ def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> lis
     return spans
 
 
-def _backward_concat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g = inputs[0]
-    axis = params["dim"] % g.ndim
+@context_kernel
+def _backward_concat(ctx: OpContext, p: Params, g: Any, *outputs: Any) -> None:
+    axis = p["dim"] % g.ndim
     before = (slice(None),) * axis
     for out, span in zip(outputs, _sizes(ctx, g.shape[axis], axis, outputs), strict=True):
         if out is not None:
@@ -192,19 +194,20 @@ def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [merged] * count, [(*merged[:axis], count, *merged[axis:])]
 
 
-def _stack(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    before = (slice(None),) * (params["axis"] % out.ndim)
+@kernel
+def _stack(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    before = (slice(None),) * (p["axis"] % out.ndim)
     for k, x in enumerate(inputs):
-        ctx.xp.copyto(out[(*before, k)], x)
+        xp.copyto(out[(*before, k)], x)
 
 
-def _backward_stack(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g = inputs[0]
-    before = (slice(None),) * (params["axis"] % g.ndim)
+@kernel
+def _backward_stack(xp: Any, p: Params, g: Any, *outputs: Any) -> None:
+    before = (slice(None),) * (p["axis"] % g.ndim)
     for k, out in enumerate(outputs):
         if out is not None:
-            ctx.xp.copyto(out, g[(*before, k)])
+            xp.copyto(out, g[(*before, k)])
 
 
 _STACK = (NUM_ARGS, Param("axis", p_int, 0, "where the new axis stands in the output"))
@@ -259,15 +262,18 @@ def _slots(params: Params, whole: Any) -> list[Any]:
     return _pieces(whole, axis, [whole.shape[axis] // count] * count)
 
 
-def _split(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for out, piece in zip(outputs, _slots(params, inputs[0]), strict=True):
+@kernel
+def _split(xp: Any, p: Params, data: Any, *outputs: Any) -> None:
+    for out, piece in zip(outputs, _slots(p, data), strict=True):
         if out is not None:
-            ctx.xp.copyto(out, piece)
+            xp.copyto(out, piece)
 
 
-def _backward_split(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for g, piece in zip(inputs, _slots(params, outputs[0]), strict=True):
-        ctx.xp.copyto(piece, g)
+@kernel
+def _backward_split(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    for g, piece in zip(inputs, _slots(p, out), strict=True):
+        xp.copyto(piece, g)
 
 
 def _split_outputs(params: Params) -> tuple[str, ...]:

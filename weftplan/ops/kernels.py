@@ -22,6 +22,7 @@ import numpy as np
 
 from weftplan.ops import grain
 from weftplan.ops.floats import is_float, is_half
+from weftplan.ops.forms import Call, bound, with_views
 from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, aligned
 
 BOOL = np.dtype(bool)
@@ -61,6 +62,10 @@ class KernelWithBare:
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self.kernel(ctx, params, inputs, outputs)
+
+    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The kernel with everything bound."""
+        return bound(self.kernel, ctx, params, inputs, outputs)
 
 
 def accumulator(dtype: DType) -> DType:
@@ -285,19 +290,8 @@ class BlockKernel:
         if size > grain.block() or any(s.shape != shape for s in inputs):
             return None
         scratch = self.scratch(params, dtype)
-        if not scratch:
-            return partial(self.step, np, params)
-        ranges, end = [], 0
-        for kind in scratch:
-            ranges.append((end, end + size * np.dtype(kind).itemsize, kind))
-            end += aligned(size * np.dtype(kind).itemsize)
-
-        def step(*arrays: Any) -> None:
-            room = arrays[-1]
-            views = [room[start:stop].view(kind).reshape(shape) for start, stop, kind in ranges]
-            self.step(np, params, *arrays[:-1], *views)
-
-        return step
+        step = partial(self.step, np, params)
+        return with_views(step, [(shape, np.dtype(kind)) for kind in scratch]) if scratch else step
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """``Op.workspace`` of this kernel."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_dim, merge_shape, same_dtype, take_bytes
@@ -38,19 +39,23 @@ def _apart(array: Any, matrices: Arrays) -> Any:
     return array.reshape(*(matrix.shape[0] for matrix in matrices), array.shape[1])
 
 
-def _khatri_rao(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if outputs[0] is None:
+@kernel
+def _khatri_rao(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    if out is None:
         return
-    whole, rank = _apart(outputs[0], inputs), len(inputs)
-    ctx.xp.copyto(whole, _factor(inputs[-1], rank - 1, rank))
+    whole, rank = _apart(out, inputs), len(inputs)
+    xp.copyto(whole, _factor(inputs[-1], rank - 1, rank))
     for axis, matrix in enumerate(inputs[:-1]):
-        ctx.xp.multiply(whole, _factor(matrix, axis, rank), out=whole)
+        xp.multiply(whole, _factor(matrix, axis, rank), out=whole)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, g: Any, *arrays: Any) -> None:
     """Of each matrix: the sum of the gradient times all others, over the rows of the others."""
-    matrices = inputs[1:]
-    g, rank, xp = _apart(inputs[0], matrices), len(matrices), ctx.xp
+    xp, rank = ctx.xp, len(arrays) // 2
+    matrices, outputs = arrays[:rank], arrays[rank:]
+    g = _apart(g, matrices)
     room = ctx.take(g.shape, g.dtype)
     for axis, out in enumerate(outputs):
         if out is None:

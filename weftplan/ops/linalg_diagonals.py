@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.linalg_core import batched, diagonal, flip, square_shape, wide_floats
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 # ----------------------------------------------------------------------------------------------------------- sumlogdiag
 
@@ -23,18 +24,19 @@ def _diagonal_spec(spec: TensorSpec) -> tuple[Shape, Any]:
     return (math.prod(spec.shape[:-2]), spec.shape[-1]), spec.dtype
 
 
-def _sumlogdiag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
-    a = batched(inputs[0])
+@context_kernel
+def _sumlogdiag(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
+    xp = ctx.xp
+    a = batched(A)
     logs = ctx.take((a.shape[0], a.shape[-1]), a.dtype)
     xp.log(diagonal(a), out=logs)
     xp.sum(logs, axis=1, out=out.reshape(-1))
 
 
-def _backward_sumlogdiag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
+@kernel
+def _backward_sumlogdiag(xp: Any, p: Params, ograd: Any, A: Any, out: Any) -> None:
     out.fill(0)
-    xp.divide(inputs[0].reshape(-1, 1), diagonal(batched(inputs[1])), out=diagonal(batched(out)))
+    xp.divide(ograd.reshape(-1, 1), diagonal(batched(A)), out=diagonal(batched(out)))
 
 
 register(
@@ -108,22 +110,24 @@ def _cells(params: Params, packed: bool, matrix: Any) -> Iterator[tuple[slice, A
 
 
 def _extract(packed: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0].reshape(-1, outputs[0].shape[-1])
-        for place, cells in _cells(params, packed, batched(inputs[0])):
-            ctx.xp.copyto(out[:, place], cells)
+    @kernel
+    def compute(xp: Any, p: Params, A: Any, out: Any) -> None:
+        out = out.reshape(-1, out.shape[-1])
+        for place, cells in _cells(p, packed, batched(A)):
+            xp.copyto(out[:, place], cells)
 
-    return kernel
+    return compute
 
 
 def _make(packed: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        vector = inputs[0].reshape(-1, inputs[0].shape[-1])
-        outputs[0].fill(0)
-        for place, cells in _cells(params, packed, batched(outputs[0])):
-            ctx.xp.copyto(cells, vector[:, place])
+    @kernel
+    def compute(xp: Any, p: Params, A: Any, out: Any) -> None:
+        vector = A.reshape(-1, A.shape[-1])
+        out.fill(0)
+        for place, cells in _cells(p, packed, batched(out)):
+            xp.copyto(cells, vector[:, place])
 
-    return kernel
+    return compute
 
 
 def _extract_shape(name: str, packed: bool) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.linalg_core import (
     batch_of,
@@ -29,7 +30,7 @@ from weftplan.ops.linalg_core import (
 )
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Params, Shape, TensorSpec
 
 # ---------------------------------------------------------------------------------------------------------------- gelqf
 
@@ -71,9 +72,10 @@ def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any
     xp.subtract(rows, spread, out=rows)
 
 
-def _gelqf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _gelqf(ctx: OpContext, p: Params, A: Any, Q: Any, L: Any) -> None:
     xp = ctx.xp
-    a = batched(inputs[0])
+    a = batched(A)
     batch, m, n = a.shape
     work, outer, product, scales, norm, beta = (ctx.take(*s) for s in _reflector_scratch(batch, m, n, a.dtype))
     xp.copyto(work, a)
@@ -97,7 +99,7 @@ def _gelqf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> N
         xp.copyto(scale, 0, where=norm == 0)
         xp.copyto(diagonals[:, k : k + 1], beta)
         _reflect(xp, work[:, k + 1 :, k:], row, scale, product, outer)
-    q, factor = (None if out is None else batched(out) for out in outputs)
+    q, factor = (None if out is None else batched(out) for out in (Q, L))
     if factor is not None:
         xp.copyto(factor, work[:, :, :m])
         diagonal(factor)[...] = diagonals[:, :, 0]
@@ -122,11 +124,12 @@ def _gelqf_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [(square, spec.dtype), (square, spec.dtype), ((solve_scratch(batch, m, n),), spec.dtype)]
 
 
-def _backward_gelqf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_gelqf(ctx: OpContext, p: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any) -> None:
     """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
     xp = ctx.xp
-    dq, dl, q, factor = (batched(x) for x in inputs)
-    out = batched(outputs[0])
+    dq, dl, q, factor = (batched(x) for x in (ograd_Q, ograd_L, Q, L))
+    out = batched(out)
     both, term, scratch = (ctx.take(*s) for s in _gelqf_backward_scratch(TensorSpec(q.shape, q.dtype)))
     xp.matmul(flip(factor), dl, out=both)
     xp.matmul(dq, flip(q), out=term)
@@ -166,13 +169,14 @@ def _syevd_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [((n, n), spec.dtype), ((n,), INDEX), ((n,), BOOL)]
 
 
-def _syevd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _syevd(ctx: OpContext, p: Params, A: Any, U: Any, L: Any) -> None:
     xp = ctx.xp
-    a = batched(inputs[0])
+    a = batched(A)
     n = a.shape[-1]
     sizes, greatest, negative = (ctx.take(*s) for s in _syevd_scratch(TensorSpec(a.shape, a.dtype)))
-    vectors = None if outputs[0] is None else batched(outputs[0])
-    values = None if outputs[1] is None else outputs[1].reshape(-1, n)
+    vectors = None if U is None else batched(U)
+    values = None if L is None else L.reshape(-1, n)
     for item in range(a.shape[0]):
         found, columns = xp.linalg.eigh(a[item], UPLO="L")
         if values is not None:
@@ -193,11 +197,11 @@ def _syevd_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [(square, spec.dtype), (square, spec.dtype), (square, BOOL)]
 
 
-def _backward_syevd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_syevd(ctx: OpContext, p: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any) -> None:
     """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
     xp = ctx.xp
-    du, dvalues, u, values = inputs[0], inputs[1], inputs[2], inputs[3]
-    du, u, out = batched(du), batched(u), batched(outputs[0])
+    du, u, out = batched(du), batched(u), batched(out)
     n = u.shape[-1]
     inner, gaps, equal = (ctx.take(*s) for s in _syevd_backward_scratch(TensorSpec(u.shape, u.dtype)))
     rows = values.reshape(-1, n)

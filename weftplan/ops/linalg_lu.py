@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import MXNetError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.linalg_core import (
     batch_of,
@@ -25,7 +26,7 @@ from weftplan.ops.linalg_core import (
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, take_bytes
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 Spec = tuple[Shape, Any]
 
@@ -57,9 +58,10 @@ def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
     solve(xp, factors, out, scratch, lower=False)
 
 
-def _inverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _inverse(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
     xp = ctx.xp
-    a, out = batched(inputs[0]), batched(outputs[0])
+    a, out = batched(A), batched(out)
     spec = TensorSpec(a.shape, a.dtype)
     factors, pivots = ctx.take(a.shape, a.dtype), ctx.take(*_pivots(spec))
     xp.copyto(factors, a)
@@ -69,13 +71,14 @@ def _inverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     _invert(xp, factors, pivots, out, ctx.take(*_solve_room(spec)))
 
 
-def _backward_inverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_inverse(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
-    g, y = (batched(x) for x in inputs)
+    g, y = (batched(x) for x in (ograd, output))
     product = ctx.take(g.shape, g.dtype)
     ctx.xp.matmul(flip(y), g, out=product)
     ctx.xp.negative(product, out=product)
-    ctx.xp.matmul(product, flip(y), out=batched(outputs[0]))
+    ctx.xp.matmul(product, flip(y), out=batched(out))
 
 
 register(
@@ -137,36 +140,41 @@ def _factor_bytes(a: TensorSpec) -> int:
     return take_bytes(a, _pivots(a), _lu_room(a))
 
 
-def _det(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    factors, pivots = _factors(ctx, inputs[0], outputs[1:])
-    if outputs[0] is not None:
-        ctx.xp.prod(diagonal(factors), axis=1, out=outputs[0].reshape(-1))
-        _apply_parity(ctx.xp, pivots, outputs[0].reshape(-1))
+@context_kernel
+def _det(ctx: OpContext, p: Params, A: Any, output0: Any, output1: Any, output2: Any) -> None:
+    factors, pivots = _factors(ctx, A, (output1, output2))
+    if output0 is not None:
+        ctx.xp.prod(diagonal(factors), axis=1, out=output0.reshape(-1))
+        _apply_parity(ctx.xp, pivots, output0.reshape(-1))
 
 
-def _slogdet(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _slogdet(ctx: OpContext, p: Params, A: Any, output0: Any, output1: Any, output2: Any, output3: Any) -> None:
     xp = ctx.xp
-    factors, pivots = _factors(ctx, inputs[0], outputs[2:])
+    factors, pivots = _factors(ctx, A, (output2, output3))
     spare = ctx.take(pivots.shape, factors.dtype)
-    if outputs[0] is not None:
+    if output0 is not None:
         xp.sign(diagonal(factors), out=spare)
-        xp.prod(spare, axis=1, out=outputs[0].reshape(-1))
-        _apply_parity(xp, pivots, outputs[0].reshape(-1))
-    if outputs[1] is not None:
+        xp.prod(spare, axis=1, out=output0.reshape(-1))
+        _apply_parity(xp, pivots, output0.reshape(-1))
+    if output1 is not None:
         xp.absolute(diagonal(factors), out=spare)
         xp.log(spare, out=spare)
-        xp.sum(spare, axis=1, out=outputs[1].reshape(-1))
+        xp.sum(spare, axis=1, out=output1.reshape(-1))
 
 
-def _backward_determinant(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_determinant(
+    ctx: OpContext, p: Params, ograd: Any, value: Any, factors: Any, pivots: Any, out: Any
+) -> None:
     """ograd · A⁻ᵀ, times the determinant for det; 0 where the determinant, or its sign, is 0."""
     xp = ctx.xp
-    g, value = inputs[0].reshape(-1, 1, 1), inputs[1].reshape(-1, 1, 1)
-    factors, out = batched(inputs[2]), batched(outputs[0])
+    g, value = ograd.reshape(-1, 1, 1), value.reshape(-1, 1, 1)
+    factors, out = batched(factors), batched(out)
     spec = TensorSpec(out.shape, out.dtype)
-    _invert(xp, factors, inputs[3].reshape(_pivots(spec)[0]), flip(out), ctx.take(*_solve_room(spec)))
+    _invert(xp, factors, pivots.reshape(_pivots(spec)[0]), flip(out), ctx.take(*_solve_room(spec)))
     xp.multiply(out, g, out=out)
-    if params["scaled"]:
+    if p["scaled"]:
         xp.multiply(out, value, out=out)
     xp.copyto(out, 0, where=value == 0)
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.linalg_core import batched, flip, triangle, wide_floats
 from weftplan.ops.matrix import batch_shape
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, normalize_axis, take_bytes
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 _ALPHA = Param("alpha", p_float, 1.0, "factor of the product")
 
@@ -66,15 +67,17 @@ def _product(xp: Any, params: Params, a: Any, b: Any, out: Any) -> None:
         xp.multiply(out, params["alpha"], out=out)
 
 
-def _gemm2(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    _product(ctx.xp, params, inputs[0], inputs[1], outputs[0])
+@kernel
+def _gemm2(xp: Any, p: Params, A: Any, B: Any, out: Any) -> None:
+    _product(xp, p, A, B, out)
 
 
-def _gemm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
-    _product(xp, params, inputs[0], inputs[1], out)
-    for summand, target, spare in blocks(ctx, (inputs[2], out), (out.dtype,)):
-        xp.multiply(summand, params["beta"], out=spare)
+@context_kernel
+def _gemm(ctx: OpContext, p: Params, A: Any, B: Any, C: Any, out: Any) -> None:
+    xp = ctx.xp
+    _product(xp, p, A, B, out)
+    for summand, target, spare in blocks(ctx, (C, out), (out.dtype,)):
+        xp.multiply(summand, p["beta"], out=spare)
         xp.add(target, spare, out=target)
 
 
@@ -82,23 +85,23 @@ def _gemm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
     return block_bytes(math.prod(outputs[0].shape), [outputs[0].dtype])
 
 
-def _backward_gemm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp = ctx.xp
-    g, a, b = (_matrices(x, params) for x in inputs)
-    a, b = flip(a, params["transpose_a"]), flip(b, params["transpose_b"])
+@kernel
+def _backward_gemm(xp: Any, p: Params, ograd: Any, A: Any, B: Any, *outputs: Any) -> None:
+    g, a, b = (_matrices(x, p) for x in (ograd, A, B))
+    a, b = flip(a, p["transpose_a"]), flip(b, p["transpose_b"])
     for out, left, right, transpose in (
-        (outputs[0], g, flip(b), params["transpose_a"]),
-        (outputs[1], flip(a), g, params["transpose_b"]),
+        (outputs[0], g, flip(b), p["transpose_a"]),
+        (outputs[1], flip(a), g, p["transpose_b"]),
     ):
         if out is None:
             continue
         if transpose:
             left, right = flip(right), flip(left)
-        xp.matmul(left, right, out=_matrices(out, params))
-        if params["alpha"] != 1.0:
-            xp.multiply(out, params["alpha"], out=out)
+        xp.matmul(left, right, out=_matrices(out, p))
+        if p["alpha"] != 1.0:
+            xp.multiply(out, p["alpha"], out=out)
     if len(outputs) > 2 and outputs[2] is not None:
-        xp.multiply(inputs[0], params["beta"], out=outputs[2])
+        xp.multiply(ograd, p["beta"], out=outputs[2])
 
 
 for _name, _kernel, _names, _params, _doc in (
@@ -150,25 +153,25 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [a], [(*out[:-2], side, side)]
 
 
-def _syrk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    a = flip(inputs[0], params["transpose"])
-    ctx.xp.matmul(a, flip(a), out=out)
-    ctx.xp.multiply(out, params["alpha"], out=out)
+@kernel
+def _syrk(xp: Any, p: Params, A: Any, out: Any) -> None:
+    a = flip(A, p["transpose"])
+    xp.matmul(a, flip(a), out=out)
+    xp.multiply(out, p["alpha"], out=out)
 
 
-def _backward_syrk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
-    g, a = inputs
+@context_kernel
+def _backward_syrk(ctx: OpContext, p: Params, g: Any, a: Any, out: Any) -> None:
+    xp = ctx.xp
     spare = ctx.take(a.shape, a.dtype)
-    if params["transpose"]:
+    if p["transpose"]:
         xp.matmul(a, g, out=out)
         xp.matmul(a, flip(g), out=spare)
     else:
         xp.matmul(g, a, out=out)
         xp.matmul(flip(g), a, out=spare)
     xp.add(out, spare, out=out)
-    xp.multiply(out, params["alpha"], out=out)
+    xp.multiply(out, p["alpha"], out=out)
 
 
 register(
@@ -219,40 +222,41 @@ def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return [a, b], [b]
 
 
-def _trmm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
-    a, b = inputs
+@context_kernel
+def _trmm(ctx: OpContext, p: Params, a: Any, b: Any, out: Any) -> None:
+    xp = ctx.xp
     clean = batched(ctx.take(a.shape, a.dtype))
-    triangle(xp, batched(a), clean, params["lower"])
-    clean = flip(clean, params["transpose"])
-    if params["rightside"]:
+    triangle(xp, batched(a), clean, p["lower"])
+    clean = flip(clean, p["transpose"])
+    if p["rightside"]:
         xp.matmul(batched(b), clean, out=batched(out))
     else:
         xp.matmul(clean, batched(b), out=batched(out))
-    xp.multiply(out, params["alpha"], out=out)
+    xp.multiply(out, p["alpha"], out=out)
 
 
-def _backward_trmm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_trmm(ctx: OpContext, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B: Any) -> None:
     xp = ctx.xp
-    g, a, b = (batched(x) for x in inputs)
+    g, a, b = (batched(x) for x in (ograd, A, B))
     clean = ctx.take(a.shape, a.dtype)
-    if outputs[0] is not None:
-        out = batched(outputs[0])
-        left, right = (flip(b), g) if params["rightside"] else (g, flip(b))
-        if params["transpose"]:
+    if d_A is not None:
+        out = batched(d_A)
+        left, right = (flip(b), g) if p["rightside"] else (g, flip(b))
+        if p["transpose"]:
             left, right = flip(right), flip(left)
         xp.matmul(left, right, out=out)
-        triangle(xp, out, out, params["lower"])
-        xp.multiply(out, params["alpha"], out=out)
-    if outputs[1] is not None:
-        out = batched(outputs[1])
-        triangle(xp, a, clean, params["lower"])
-        clean = flip(clean, not params["transpose"])
-        if params["rightside"]:
+        triangle(xp, out, out, p["lower"])
+        xp.multiply(out, p["alpha"], out=out)
+    if d_B is not None:
+        out = batched(d_B)
+        triangle(xp, a, clean, p["lower"])
+        clean = flip(clean, not p["transpose"])
+        if p["rightside"]:
             xp.matmul(g, clean, out=out)
         else:
             xp.matmul(clean, g, out=out)
-        xp.multiply(out, params["alpha"], out=out)
+        xp.multiply(out, p["alpha"], out=out)
 
 
 register(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.linalg_core import (
     batch_of,
     batched,
@@ -25,7 +26,7 @@ from weftplan.ops.linalg_products import TRIANGULAR, triangular_shape
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
 
 
 def _one_solve(spec: TensorSpec, rows: int, columns: int) -> tuple[tuple[int, ...], Any]:
@@ -48,32 +49,33 @@ def _trsm_scratch(params: Params, b: TensorSpec) -> tuple[tuple[int, ...], Any]:
     return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
 
 
-def _trsm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
-    xp.multiply(inputs[1], params["alpha"], out=out)
-    scratch = ctx.take(*_trsm_scratch(params, TensorSpec(out.shape, out.dtype)))
-    _solved(xp, params, batched(inputs[0]), batched(out), scratch)
-
-
-def _backward_trsm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _trsm(ctx: OpContext, p: Params, A: Any, B: Any, out: Any) -> None:
     xp = ctx.xp
-    g, a, x = inputs
+    xp.multiply(B, p["alpha"], out=out)
+    scratch = ctx.take(*_trsm_scratch(p, TensorSpec(out.shape, out.dtype)))
+    _solved(xp, p, batched(A), batched(out), scratch)
+
+
+@context_kernel
+def _backward_trsm(ctx: OpContext, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: Any) -> None:
+    xp = ctx.xp
     inner = ctx.take(g.shape, g.dtype)
-    scratch = ctx.take(*_trsm_scratch(params, TensorSpec(g.shape, g.dtype)))
+    scratch = ctx.take(*_trsm_scratch(p, TensorSpec(g.shape, g.dtype)))
     xp.copyto(inner, g)
-    _solved(xp, params, batched(a), batched(inner), scratch, adjoint=True)
-    if outputs[0] is not None:
-        out = batched(outputs[0])
+    _solved(xp, p, batched(a), batched(inner), scratch, adjoint=True)
+    if d_A is not None:
+        out = batched(d_A)
         left, right = batched(inner), flip(batched(x))
-        if params["rightside"]:
+        if p["rightside"]:
             left, right = right, left
-        if params["transpose"]:
+        if p["transpose"]:
             left, right = flip(right), flip(left)
         xp.matmul(left, right, out=out)
-        triangle(xp, out, out, params["lower"])
+        triangle(xp, out, out, p["lower"])
         xp.negative(out, out=out)
-    if outputs[1] is not None:
-        xp.multiply(inner, params["alpha"], out=outputs[1])
+    if d_B is not None:
+        xp.multiply(inner, p["alpha"], out=d_B)
 
 
 register(
@@ -111,20 +113,21 @@ def _square_scratch(spec: TensorSpec) -> tuple[tuple[int, ...], Any]:
     return _one_solve(spec, n, n)
 
 
-def _potrf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    if out is not inputs[0]:
-        ctx.xp.copyto(out, inputs[0])
+@context_kernel
+def _potrf(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
+    if out is not A:
+        ctx.xp.copyto(out, A)
     scratch = ctx.take((cholesky_scratch(batch_of(out.shape), out.shape[-1]),), out.dtype)
-    cholesky(ctx.xp, flip(batched(out), not params["lower"]), scratch)
+    cholesky(ctx.xp, flip(batched(out), not p["lower"]), scratch)
 
 
-def _backward_potrf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_potrf(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
     xp = ctx.xp
-    if outputs[0] is None:
+    if out is None:
         return
-    g, factor = (flip(batched(x), not params["lower"]) for x in inputs)
-    out = batched(outputs[0])  # symmetric, so either way up
+    g, factor = (flip(batched(x), not p["lower"]) for x in (ograd, output))
+    out = batched(out)  # symmetric, so either way up
     scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     xp.matmul(flip(factor), g, out=out)
     mirror(xp, out)
@@ -133,21 +136,23 @@ def _backward_potrf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arr
     xp.multiply(out, 0.5, out=out)
 
 
-def _potri(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    factor, out = flip(batched(inputs[0]), not params["lower"]), batched(outputs[0])
+@context_kernel
+def _potri(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
+    factor, out = flip(batched(A), not p["lower"]), batched(out)
     scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     identity(ctx.xp, out)
     solve(ctx.xp, factor, out, scratch, lower=True)
     solve(ctx.xp, flip(factor), out, scratch, lower=False)
 
 
-def _backward_potri(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_potri(ctx: OpContext, p: Params, ograd: Any, A: Any, output: Any, out: Any) -> None:
     """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
     xp = ctx.xp
-    if outputs[0] is None:
+    if out is None:
         return
-    g, factor, inverse = (batched(x) for x in inputs)
-    factor, out = (flip(x, not params["lower"]) for x in (factor, batched(outputs[0])))
+    g, factor, inverse = (batched(x) for x in (ograd, A, output))
+    factor, out = (flip(x, not p["lower"]) for x in (factor, batched(out)))
     both = ctx.take(g.shape, g.dtype)
     scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     xp.add(g, flip(g), out=both)

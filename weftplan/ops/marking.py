@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Params, TensorSpec
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -43,24 +44,25 @@ def _room(columns: int, index: TensorSpec) -> int:
     return take_bytes((index.shape, INDEX), ((columns, index.shape[0]), BOOL))
 
 
-def _fill(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if outputs[0] is not None:
-        whole, values, index = inputs
-        if outputs[0] is not whole:
-            ctx.xp.copyto(outputs[0], whole)
-        ctx.xp.copyto(outputs[0], values[:, None], where=_marked(ctx, whole.shape[1], index))
+@context_kernel
+def _fill(ctx: OpContext, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> None:
+    if out is not None:
+        whole, values, index = (lhs, mhs, rhs)
+        if out is not whole:
+            ctx.xp.copyto(out, whole)
+        ctx.xp.copyto(out, values[:, None], where=_marked(ctx, whole.shape[1], index))
 
 
-def _backward_fill(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g, index = inputs
+@context_kernel
+def _backward_fill(ctx: OpContext, p: Params, g: Any, index: Any, d_lhs: Any, d_mhs: Any) -> None:
     marks = _marked(ctx, g.shape[1], index)
-    if outputs[1] is not None:
-        outputs[1].fill(0)
+    if d_mhs is not None:
+        d_mhs.fill(0)
         for column in range(g.shape[1]):
-            ctx.xp.copyto(outputs[1], g[:, column], where=marks[:, column])
-    if outputs[0] is not None:
-        ctx.xp.copyto(outputs[0], g)
-        ctx.xp.copyto(outputs[0], 0, where=marks)
+            ctx.xp.copyto(d_mhs, g[:, column], where=marks[:, column])
+    if d_lhs is not None:
+        ctx.xp.copyto(d_lhs, g)
+        ctx.xp.copyto(d_lhs, 0, where=marks)
 
 
 register(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 # ------------------------------------------------------------------------------------------------------------ transpose
 
@@ -48,15 +49,15 @@ def _transpose_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return _permuted_shape(_permutation(params["axes"], len(known)), ins, outs, "transpose")
 
 
-def _transpose(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    ctx.xp.copyto(out, inputs[0].transpose(_permutation(params["axes"], out.ndim)))
+@kernel
+def _transpose(xp: Any, p: Params, data: Any, out: Any) -> None:
+    xp.copyto(out, data.transpose(_permutation(p["axes"], out.ndim)))
 
 
-def _backward_transpose(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    order = _permutation(params["axes"], out.ndim)
-    ctx.xp.copyto(out.transpose(order), inputs[0])
+@kernel
+def _backward_transpose(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    order = _permutation(p["axes"], out.ndim)
+    xp.copyto(out.transpose(order), ograd)
 
 
 _TRANSPOSE = (Param("axes", p_shape, (), "input axis of each output axis; (): reversed"),)
@@ -89,9 +90,9 @@ def _swap_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return _permuted_shape(_swap_order(params, len(known)), ins, outs, "SwapAxis")
 
 
-def _swap(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    ctx.xp.copyto(out, inputs[0].swapaxes(params["dim1"], params["dim2"]))
+@kernel
+def _swap(xp: Any, p: Params, data: Any, out: Any) -> None:
+    xp.copyto(out, data.swapaxes(p["dim1"], p["dim2"]))
 
 
 _SWAP = (Param("dim1", p_int, 0, "first axis"), Param("dim2", p_int, 0, "second axis"))
@@ -151,29 +152,29 @@ def _matrix(x: Any, first: bool) -> Any:
     return x.reshape(-1, x.shape[-1])
 
 
-def _dot(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    a = _matrix(inputs[0], params["transpose_a"])
-    b = _matrix(inputs[1], not params["transpose_b"])
-    ctx.xp.matmul(a, b.T, out=out.reshape(a.shape[0], b.shape[0]))
+@kernel
+def _dot(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+    a = _matrix(lhs, p["transpose_a"])
+    b = _matrix(rhs, not p["transpose_b"])
+    xp.matmul(a, b.T, out=out.reshape(a.shape[0], b.shape[0]))
 
 
-def _backward_dot(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g, lhs, rhs = inputs
-    a = _matrix(lhs, params["transpose_a"])
-    b = _matrix(rhs, not params["transpose_b"])
+@kernel
+def _backward_dot(xp: Any, p: Params, g: Any, lhs: Any, rhs: Any, d_lhs: Any, d_rhs: Any) -> None:
+    a = _matrix(lhs, p["transpose_a"])
+    b = _matrix(rhs, not p["transpose_b"])
     g = g.reshape(a.shape[0], b.shape[0])
     # Each gradient is a matrix (rest, summed) in its own layout: write the transpose where the summed axis is first.
-    if outputs[0] is not None:
-        if params["transpose_a"]:
-            ctx.xp.matmul(b.T, g.T, out=outputs[0].reshape(a.shape[1], a.shape[0]))
+    if d_lhs is not None:
+        if p["transpose_a"]:
+            xp.matmul(b.T, g.T, out=d_lhs.reshape(a.shape[1], a.shape[0]))
         else:
-            ctx.xp.matmul(g, b, out=outputs[0].reshape(a.shape))
-    if outputs[1] is not None:
-        if params["transpose_b"]:
-            ctx.xp.matmul(g.T, a, out=outputs[1].reshape(b.shape))
+            xp.matmul(g, b, out=d_lhs.reshape(a.shape))
+    if d_rhs is not None:
+        if p["transpose_b"]:
+            xp.matmul(g.T, a, out=d_rhs.reshape(b.shape))
         else:
-            ctx.xp.matmul(a.T, g, out=outputs[1].reshape(b.shape[1], b.shape[0]))
+            xp.matmul(a.T, g, out=d_rhs.reshape(b.shape[1], b.shape[0]))
 
 
 register(
@@ -226,25 +227,25 @@ def _flipped(x: Any, transpose: bool) -> Any:
     return x.swapaxes(-1, -2) if transpose else x
 
 
-def _batch_product(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    a, b = (_flipped(x, params[flag]) for x, flag in zip(inputs, ("transpose_a", "transpose_b"), strict=True))
-    ctx.xp.matmul(a, b, out=out)
+@kernel
+def _batch_product(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+    a, b = (_flipped(x, p[flag]) for x, flag in zip((lhs, rhs), ("transpose_a", "transpose_b"), strict=True))
+    xp.matmul(a, b, out=out)
 
 
-def _backward_batch(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g, lhs, rhs = inputs
-    a, b = _flipped(lhs, params["transpose_a"]), _flipped(rhs, params["transpose_b"])
-    if outputs[0] is not None:
-        if params["transpose_a"]:
-            ctx.xp.matmul(b, g.swapaxes(-1, -2), out=outputs[0])
+@kernel
+def _backward_batch(xp: Any, p: Params, g: Any, lhs: Any, rhs: Any, d_lhs: Any, d_rhs: Any) -> None:
+    a, b = _flipped(lhs, p["transpose_a"]), _flipped(rhs, p["transpose_b"])
+    if d_lhs is not None:
+        if p["transpose_a"]:
+            xp.matmul(b, g.swapaxes(-1, -2), out=d_lhs)
         else:
-            ctx.xp.matmul(g, b.swapaxes(-1, -2), out=outputs[0])
-    if outputs[1] is not None:
-        if params["transpose_b"]:
-            ctx.xp.matmul(g.swapaxes(-1, -2), a, out=outputs[1])
+            xp.matmul(g, b.swapaxes(-1, -2), out=d_lhs)
+    if d_rhs is not None:
+        if p["transpose_b"]:
+            xp.matmul(g.swapaxes(-1, -2), a, out=d_rhs)
         else:
-            ctx.xp.matmul(a.swapaxes(-1, -2), g, out=outputs[1])
+            xp.matmul(a.swapaxes(-1, -2), g, out=d_rhs)
 
 
 register(

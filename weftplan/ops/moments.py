@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator, collapse, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("axes", p_optional(p_shape), None, "axes over which mean and variance are taken; at least one"),
@@ -64,10 +65,11 @@ def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
         xp.sum(block, axis=axes, dtype=total.dtype, out=total[here], keepdims=True)
 
 
-def moments_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def moments_forward(ctx: OpContext, p: Params, data: Any, of_mean: Any, of_var: Any) -> None:
     xp = ctx.xp
-    shape, small, count = _view(params, inputs[0].shape)
-    data = inputs[0].reshape(shape)
+    shape, small, count = _view(p, data.shape)
+    data = data.reshape(shape)
     acc = accumulator(data.dtype)
     block, mean, var, part = (ctx.take(*spec) for spec in _room(shape, small, acc))
     mean.fill(0)
@@ -81,7 +83,7 @@ def moments_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arr
         xp.multiply(centred, centred, out=centred)
         _sums(xp, centred, var, here, part)
     xp.multiply(var, 1.0 / count, out=var)
-    for out, value in zip(outputs, (mean, var), strict=True):
+    for out, value in zip((of_mean, of_var), (mean, var), strict=True):
         if out is not None:
             xp.copyto(out.reshape(small), value, casting="same_kind")
 
@@ -91,12 +93,13 @@ def moments_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
     return take_bytes(*_room(shape, small, accumulator(inputs[0].dtype)))
 
 
-def moments_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def moments_backward(ctx: OpContext, p: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any) -> None:
     """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
     xp = ctx.xp
-    shape, small, count = _view(params, outputs[0].shape)
-    data, out = inputs[2].reshape(shape), outputs[0].reshape(shape)
-    of_mean, of_var, mean = (inputs[k].reshape(small) for k in (0, 1, 3))
+    shape, small, count = _view(p, out.shape)
+    data, out = data.reshape(shape), out.reshape(shape)
+    of_mean, of_var, mean = (array.reshape(small) for array in (d_mean, d_var, mean))
     acc = accumulator(data.dtype)
     room = ctx.take((rows_per_block(shape), *shape[1:]), acc)
     for here in row_blocks(shape):

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.ops.floats import is_float
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, accumulator
 from weftplan.ops.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise, rowwise_workspace
 from weftplan.ops.registry import register
 from weftplan.ops.rules import backward, grad, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params, TensorSpec
 
 
 def _forward(function: str, neutral: int) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        xp, x = ctx.xp, inputs[0]
-        axes = reduced_axes(params, x.ndim, "a reduction")
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, x: Any, out: Any) -> None:
+        xp = ctx.xp
+        axes = reduced_axes(p, x.ndim, "a reduction")
         view = out.reshape(kept_shape(x.shape, axes))
         if is_float(x.dtype):
             mask = ctx.take(x.shape, BOOL)
@@ -31,7 +32,7 @@ def _forward(function: str, neutral: int) -> Kernel:
         else:
             xp.copyto(view, x)
 
-    return kernel
+    return compute
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

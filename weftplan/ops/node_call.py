@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.forms import bound
 from weftplan.ops.schema import Kernel, Op, OpContext, Params, Shape, TensorSpec
 
 Call = Callable[[], object]
@@ -81,10 +82,10 @@ class NodeCall:
             return _nothing
         prepare = getattr(self._kernel, "prepare", None)
         if prepare is None:
-            bare = self._bare_call()
-            return bare if bare is None or not self._added else self._adding(bare)
-        context = OpContext(self._xp, workspace=self._workspace)
-        replay: Call | None = prepare(context, self._params, self._inputs, self._outputs)
+            replay = self._bare_call()
+        else:
+            context = OpContext(self._xp, workspace=self._workspace)
+            replay = prepare(context, self._params, self._inputs, self._outputs)
         return replay if replay is None or not self._added else self._adding(replay)
 
     def _bare_call(self) -> Call | None:
@@ -110,12 +111,13 @@ class NodeCall:
             recompute=self._recompute,
             output_shapes=self._output_shapes,
         )
+        work = bound(self._kernel, context, self._params, self._inputs, self._outputs)
         if self._workspace is None and not self._added:
-            return partial(self._kernel, context, self._params, self._inputs, self._outputs)
+            return work
 
         def call() -> None:
             context._offset = 0
-            self._kernel(context, self._params, self._inputs, self._outputs)
+            work()
 
         return self._adding(call) if self._added else call
 

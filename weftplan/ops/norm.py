@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.floats import is_half
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator, collapse, reduce_to, rows_per_block
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _norm_ord(value: Any) -> int:
@@ -51,19 +52,19 @@ def _working(params: Params, data: DType, out: DType) -> DType:
     return np.dtype(np.float64)
 
 
-def _norm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _norm(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
-    shape, small, rows = _norm_plan(inputs[0].shape, params)
-    x, y = inputs[0].reshape(shape), out.reshape(small)
-    work = _working(params, x.dtype, out.dtype)
+    shape, small, rows = _norm_plan(data.shape, p)
+    x, y = data.reshape(shape), out.reshape(small)
+    work = _working(p, x.dtype, out.dtype)
     powers = ctx.take((rows, *shape[1:]), work)
     total = ctx.take(small, work)
     part = ctx.take(small if rows < shape[0] and small[0] == 1 else (0,), work)
     for start in range(0, shape[0], rows):
         stop = min(start + rows, shape[0])
         term = powers[: stop - start]
-        if params["ord"] == 1:
+        if p["ord"] == 1:
             xp.absolute(x[start:stop], out=term, dtype=work)
         else:
             xp.multiply(x[start:stop], x[start:stop], out=term, dtype=work)
@@ -74,7 +75,7 @@ def _norm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> No
         else:
             reduce_to(xp, term, part)
             xp.add(total, part, out=total)
-    if params["ord"] == 2:
+    if p["ord"] == 2:
         xp.sqrt(total, out=total)
     xp.copyto(y, total, casting="unsafe")
 
@@ -99,8 +100,9 @@ def _norm2_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> Non
 _NORM_BACKWARD = {1: rowwise(_norm1_gradient, False), 2: rowwise(_norm2_gradient, False)}
 
 
-def _backward_norm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    _NORM_BACKWARD[params["ord"]](ctx, params, inputs, outputs)
+@context_kernel
+def _backward_norm(ctx: OpContext, p: Params, ograd: Any, data: Any, output: Any, out: Any) -> None:
+    _NORM_BACKWARD[p["ord"]](ctx, p, (ograd, data, output), (out,))
 
 
 register(

@@ -15,12 +15,12 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.floats import is_float, limits
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
 from weftplan.ops.schema import (
-    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -149,39 +149,39 @@ def _topk_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [data], [data, *rest]
 
 
-def _topk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, data = ctx.xp, inputs[0]
-    extents = _extents(data.shape, params["axis"])
-    k = params["k"] if params["k"] > 0 else extents[1]
+@context_kernel
+def _topk(ctx: OpContext, p: Params, data: Any, *outputs: Any) -> None:
+    xp = ctx.xp
+    extents = _extents(data.shape, p["axis"])
+    k = p["k"] if p["k"] > 0 else extents[1]
     source = _as_rows(data, extents)
     views = [None if out is None else _as_rows(out, extents) for out in outputs]
-    if params["ret_typ"] == "mask" and outputs[0] is not None:
+    if p["ret_typ"] == "mask" and outputs[0] is not None:
         outputs[0].fill(0)
-    for where, order in _orders(ctx, data, extents, params["is_ascend"]):
+    for where, order in _orders(ctx, data, extents, p["is_ascend"]):
         chosen = order[:, :k]
-        if params["ret_typ"] == "mask":
+        if p["ret_typ"] == "mask":
             if views[0] is not None:
                 _scatter(xp, views[0], where, chosen, 1)
             continue
-        values, positions = views if _gives_values(params) else (None, views[0])
+        values, positions = views if _gives_values(p) else (None, views[0])
         if values is not None:
             values[where] = xp.take_along_axis(source[where], chosen, axis=1)
         if positions is not None:
             positions[where] = chosen
 
 
-def _backward_order(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@kernel
+def _backward_order(xp: Any, p: Params, g: Any, positions: Any, out: Any) -> None:
     """The incoming gradient, at the positions where the values came from."""
-    out = outputs[0]
-    g, positions = inputs
-    extents = _extents(out.shape, params["axis"])
+    extents = _extents(out.shape, p["axis"])
     out.fill(0)
     target, g, positions = (_as_rows(array, extents) for array in (out, g, positions))
     count = _rows_at_once(*target.shape[1:])
     for group in range(target.shape[0]):
         for first in range(0, target.shape[1], count):
             where = group, slice(first, first + count)
-            _scatter(ctx.xp, target, where, positions[where].astype(INDEX), g[where])
+            _scatter(xp, target, where, positions[where].astype(INDEX), g[where])
 
 
 def _topk_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -238,12 +238,12 @@ def _sort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [data], [data, _INT32]
 
 
-def _sort(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    data = inputs[0]
-    extents = _extents(data.shape, params["axis"])
+@context_kernel
+def _sort(ctx: OpContext, p: Params, data: Any, output0: Any, output1: Any) -> None:
+    extents = _extents(data.shape, p["axis"])
     source = _as_rows(data, extents)
-    values, positions = (None if out is None else _as_rows(out, extents) for out in outputs)
-    for where, order in _orders(ctx, data, extents, params["is_ascend"]):
+    values, positions = (None if out is None else _as_rows(out, extents) for out in (output0, output1))
+    for where, order in _orders(ctx, data, extents, p["is_ascend"]):
         if values is not None:
             values[where] = ctx.xp.take_along_axis(source[where], order, axis=1)
         if positions is not None:
@@ -280,10 +280,11 @@ def _argsort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of argsort and its dtype")]
 
 
-def _argsort(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    extents = _extents(inputs[0].shape, params["axis"])
-    target = _as_rows(outputs[0], extents)
-    for where, order in _orders(ctx, inputs[0], extents, params["is_ascend"]):
+@context_kernel
+def _argsort(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    extents = _extents(data.shape, p["axis"])
+    target = _as_rows(out, extents)
+    for where, order in _orders(ctx, data, extents, p["is_ascend"]):
         target[where] = order
 
 

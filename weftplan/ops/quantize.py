@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.params import p_enum, p_float, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params
+from weftplan.ops.schema import Op, OpContext, Param, Params
 
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)
@@ -50,29 +51,31 @@ def _fill(out: Any, value: Any) -> None:
         out[...] = value
 
 
-def _quantize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _quantize(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, output, min_output, max_output = arrays
     xp, x = ctx.xp, inputs[0]
     first = len(inputs) == 3
     if first:
         least, most = inputs[1], inputs[2]
-    elif params["min_calib_range"] is not None and params["max_calib_range"] is not None:
-        least, most = (xp.full(_ONE, params[key], _FLOAT) for key in ("min_calib_range", "max_calib_range"))
+    elif p["min_calib_range"] is not None and p["max_calib_range"] is not None:
+        least, most = (xp.full(_ONE, p[key], _FLOAT) for key in ("min_calib_range", "max_calib_range"))
     else:
         least, most = xp.min(x).reshape(_ONE), xp.max(x).reshape(_ONE)
-    kind = _kind(params)
+    kind = _kind(p)
     reach = xp.maximum(xp.abs(least), xp.abs(most))
     if kind == np.int8:
         least, most = -reach, reach
-    if outputs[0] is not None:
+    if output is not None:
         room = ctx.take(x.shape, _FLOAT)
         # A range of nothing but 0 gives 0.
         xp.multiply(
             x, ((_LIMITS if first else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)).astype(_FLOAT), out=room
         )
         xp.clip(xp.rint(room, out=room), 0 if kind == np.uint8 else -127, _LIMITS[kind.name], out=room)
-        xp.copyto(outputs[0], room, casting="unsafe")
-    _fill(outputs[1], least)
-    _fill(outputs[2], most)
+        xp.copyto(output, room, casting="unsafe")
+    _fill(min_output, least)
+    _fill(max_output, most)
 
 
 def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -82,13 +85,14 @@ def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DType
     return [ins[0], *ranges], [merge_dtype(outs[0], _FLOAT, "output of _contrib_dequantize")]
 
 
-def _dequantize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if outputs[0] is None:
+@kernel
+def _dequantize(xp: Any, p: Params, data: Any, min_range: Any, max_range: Any, out: Any) -> None:
+    if out is None:
         return
-    xp, (x, least, most) = ctx.xp, inputs
+    (x, least, most) = (data, min_range, max_range)
     reach = xp.maximum(xp.abs(least), xp.abs(most))
-    xp.copyto(outputs[0], x, casting="unsafe")
-    xp.multiply(outputs[0], (reach / _REACH[x.dtype.name]).astype(_FLOAT), out=outputs[0])
+    xp.copyto(out, x, casting="unsafe")
+    xp.multiply(out, (reach / _REACH[x.dtype.name]).astype(_FLOAT), out=out)
 
 
 _RANGE = ("output", "min_output", "max_output")

@@ -12,11 +12,12 @@ from typing import Any
 from weftplan.errors import ParameterError
 from weftplan.ops.filling import FLOAT32, declared_shape, placed
 from weftplan.ops.floats import is_float, is_half
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_dtype, p_float, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, merge_dtype, zero_gradient
-from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
 
 
 def _float_dtype(value: Any) -> Any:
@@ -51,9 +52,9 @@ def _check_normal(params: Params) -> None:
 def _drawing(method: str, shift: str, scale: Any, check: Callable[[Params], None]) -> Kernel:
     """``generator.<method>() * scale(params) + params[shift]``; ``check`` raises what no distribution has."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        check(params)
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, out: Any) -> None:
+        check(p)
         if out is None or out.size == 0:
             return
         xp = ctx.xp
@@ -61,12 +62,12 @@ def _drawing(method: str, shift: str, scale: Any, check: Callable[[Params], None
         for target, *converted in blocks(ctx, (out,), _scratch(out.dtype)):
             drawn = converted[0] if converted else target
             draw(drawn.shape, dtype=drawn.dtype, out=drawn)
-            xp.multiply(drawn, scale(params), out=drawn)
-            xp.add(drawn, params[shift], out=drawn)
+            xp.multiply(drawn, scale(p), out=drawn)
+            xp.add(drawn, p[shift], out=drawn)
             if converted:
                 xp.copyto(target, drawn, casting="unsafe")
 
-    return kernel
+    return compute
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ops.filling import FLOAT32, declared_shape, placed
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, same_dtype, same_shape, zero_gradient
@@ -117,30 +118,34 @@ def _fill(ctx: OpContext, out: Any, draw: Callable[[Any, int, int], Any]) -> Non
 
 
 def _of_numbers(name: str, kind: _Kind) -> Callable[..., None]:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        values = [params[key] for key in kind.defaults]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        out = arrays[-1]
+        values = [p[key] for key in kind.defaults]
         _check(name, kind, values)
-        if outputs[0] is not None:
-            _fill(ctx, outputs[0], lambda g, start, count: kind.draw(g, ctx.xp, count, *values))
+        if out is not None:
+            _fill(ctx, out, lambda g, start, count: kind.draw(g, ctx.xp, count, *values))
 
-    return kernel
+    return compute
 
 
 def _of_arrays(name: str, kind: _Kind) -> Callable[..., None]:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
         flat = [value.reshape(-1) for value in inputs]
         _check(name, kind, flat)
-        if outputs[0] is None:
+        if out is None:
             return
-        xp, inner = ctx.xp, outputs[0].size // flat[0].size
+        xp, inner = ctx.xp, out.size // flat[0].size
 
         def draw(generator: Any, start: int, count: int) -> Any:
             rows = xp.arange(start, start + count) // inner
             return kind.draw(generator, xp, count, *(value[rows].astype(np.float64) for value in flat))
 
-        _fill(ctx, outputs[0], draw)
+        _fill(ctx, out, draw)
 
-    return kernel
+    return compute
 
 
 def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -211,12 +216,13 @@ for _name, _kind in _KINDS.items():
 # ------------------------------------------------------------------------------------------------------ integers, order
 
 
-def _integers(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    low, high = params["low"], params["high"]
+@context_kernel
+def _integers(ctx: OpContext, p: Params, out: Any) -> None:
+    low, high = p["low"], p["high"]
     if not low < high:
         raise ParameterError(f"_random_randint: expected low < high, got low={low} and high={high}")
-    if outputs[0] is not None:
-        _fill(ctx, outputs[0], lambda g, start, count: g.integers(low, high, count, dtype=np.int64))
+    if out is not None:
+        _fill(ctx, out, lambda g, start, count: g.integers(low, high, count, dtype=np.int64))
 
 
 def _integer(value: Any) -> Any:
@@ -247,13 +253,14 @@ register(
 )
 
 
-def _shuffle(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
+@context_kernel
+def _shuffle(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    if out is None:
         return
     # Drawn on the host, so that the order is the same on every device.
-    order = OpContext(np, random_key=ctx.random_key).generator().permutation(inputs[0].shape[0])
+    order = OpContext(np, random_key=ctx.random_key).generator().permutation(data.shape[0])
     for row, source in enumerate(order.tolist()):
-        outputs[0][row] = inputs[0][source]
+        out[row] = data[source]
 
 
 register(
@@ -282,11 +289,12 @@ def _classes_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, found if len(outs) == 1 else [*found, ins[0]]
 
 
-def _classes(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+@context_kernel
+def _classes(ctx: OpContext, p: Params, data: Any, *outputs: Any) -> None:
     xp, generator = ctx.xp, ctx.generator()
-    table = inputs[0].reshape(-1, inputs[0].shape[-1])
+    table = data.reshape(-1, data.shape[-1])
     flat = [None if out is None else out.reshape(len(table), -1) for out in outputs]
-    inner = math.prod(params["shape"] or ())
+    inner = math.prod(p["shape"] or ())
     for row in range(len(table)):
         bound = xp.cumsum(table[row].astype(np.float64))
         for start in range(0, inner, _AT_ONCE):
@@ -307,16 +315,16 @@ def _classes_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
     return builder.node("_backward_sample_multinomial", drawn, {})
 
 
-def _backward_classes(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
+@kernel
+def _backward_classes(xp: Any, p: Params, g: Any, data: Any, drawn: Any, out: Any) -> None:
+    if out is None:
         return
-    g, data, drawn = inputs
     width = data.shape[-1]
-    out, table = outputs[0].reshape(-1, width), data.reshape(-1, width)
+    out, table = out.reshape(-1, width), data.reshape(-1, width)
     out.fill(0)
     for row, (slopes, index) in enumerate(zip(g.reshape(len(out), -1), drawn.reshape(len(out), -1), strict=True)):
-        ctx.xp.add.at(out[row], index.astype(np.int64), slopes)
-        ctx.xp.divide(out[row], table[row], out=out[row])
+        xp.add.at(out[row], index.astype(np.int64), slopes)
+        xp.divide(out[row], table[row], out=out[row])
         out[row][table[row] == 0] = 0
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 from weftplan.ops.special import digamma_of, gammaln_of
 
 _AT_ONCE = 4096
@@ -128,40 +129,44 @@ def _wide(values: Any) -> Any:
 
 
 def _forward(density: _Density) -> Callable[..., None]:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp, rows = ctx.xp, inputs[1].size
-        samples, out = inputs[0].reshape(rows, -1), outputs[0].reshape(rows, -1)
+    @kernel
+    def compute(xp: Any, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
+        rows = inputs[1].size
+        samples, out = inputs[0].reshape(rows, -1), out.reshape(rows, -1)
         values = [value.reshape(rows, 1) for value in inputs[1:]]
         for row, column in _tiles(*samples.shape):
             found = density.log(xp, _wide(samples[row, column]), *(_wide(value[row]) for value in values))
-            out[row, column] = found if params["is_log"] else xp.exp(found)
+            out[row, column] = found if p["is_log"] else xp.exp(found)
 
-    return kernel
+    return compute
 
 
 def _backward(density: _Density) -> Callable[..., None]:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp, rows = ctx.xp, inputs[2].size
-        ograds, samples = (value.reshape(rows, -1) for value in inputs[:2])
-        values = [value.reshape(rows, 1) for value in inputs[2:]]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, ograd: Any, sample: Any, *arrays: Any) -> None:
+        count = len(density.parameters)
+        xp, rows, (out, *outputs) = ctx.xp, arrays[0].size, arrays[count:]
+        ograds, samples = ograd.reshape(rows, -1), sample.reshape(rows, -1)
+        values = [value.reshape(rows, 1) for value in arrays[:count]]
         sums = [ctx.take((rows, 1), _DOUBLE) for _ in values]
         for total in sums:
             total.fill(0)
         for row, column in _tiles(*samples.shape):
             x, at = _wide(samples[row, column]), [_wide(value[row]) for value in values]
             scale = _wide(ograds[row, column])
-            if not params["is_log"]:
+            if not p["is_log"]:
                 scale *= xp.exp(density.log(xp, x, *at))
             slopes = density.slopes(xp, x, *at)
-            if outputs[0] is not None:
-                outputs[0].reshape(rows, -1)[row, column] = 0 if slopes[0] is None else scale * slopes[0]
+            if out is not None:
+                out.reshape(rows, -1)[row, column] = 0 if slopes[0] is None else scale * slopes[0]
             for total, slope in zip(sums, slopes[1:], strict=True):
                 total[row] += (scale * slope).sum(axis=1, keepdims=True)
-        for total, out in zip(sums, outputs[1:], strict=True):
-            if out is not None:
-                out.reshape(rows, 1)[...] = total
+        for total, target in zip(sums, outputs, strict=True):
+            if target is not None:
+                target.reshape(rows, 1)[...] = total
 
-    return kernel
+    return compute
 
 
 def _shape(name: str, count: int) -> Callable[[Params, Shapes, Shapes], tuple[Shapes, Shapes]]:
@@ -220,32 +225,35 @@ def _dirichlet_log(xp: Any, x: Any, alpha: Any) -> Any:
     return ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
 
 
-def _dirichlet(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp = ctx.xp
-    samples, alpha = _dirichlet_parts(*inputs)
-    out = outputs[0].reshape(samples.shape[:2])
+@kernel
+def _dirichlet(xp: Any, p: Params, sample: Any, parameter: Any, out: Any) -> None:
+    samples, alpha = _dirichlet_parts(sample, parameter)
+    out = out.reshape(samples.shape[:2])
     for row, column in _dirichlet_tiles(samples.shape):
         found = _dirichlet_log(xp, _wide(samples[row, column]), _wide(alpha[row]))
-        out[row, column] = found if params["is_log"] else xp.exp(found)
+        out[row, column] = found if p["is_log"] else xp.exp(found)
 
 
-def _dirichlet_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _dirichlet_backward(
+    ctx: OpContext, p: Params, ograd: Any, sample: Any, parameter: Any, out: Any, d_alpha: Any
+) -> None:
     xp = ctx.xp
-    samples, alpha = _dirichlet_parts(*inputs[1:])
-    ograds = inputs[0].reshape(samples.shape[:2])
+    samples, alpha = _dirichlet_parts(sample, parameter)
+    ograds = ograd.reshape(samples.shape[:2])
     total = ctx.take(alpha.shape, _DOUBLE)
     total.fill(0)
     for row, column in _dirichlet_tiles(samples.shape):
         x, at = _wide(samples[row, column]), _wide(alpha[row])
         scale = _wide(ograds[row, column])
-        if not params["is_log"]:
+        if not p["is_log"]:
             scale *= xp.exp(_dirichlet_log(xp, x, at))
-        if outputs[0] is not None:
-            outputs[0].reshape(samples.shape)[row, column] = scale[..., None] * ((at - 1) / x)
+        if out is not None:
+            out.reshape(samples.shape)[row, column] = scale[..., None] * ((at - 1) / x)
         norm = digamma_of(xp, at.sum(axis=-1, keepdims=True)) - digamma_of(xp, at)
         total[row] += (scale[..., None] * (xp.log(x) + norm)).sum(axis=1, keepdims=True)
-    if outputs[1] is not None:
-        outputs[1].reshape(alpha.shape)[...] = total
+    if d_alpha is not None:
+        d_alpha.reshape(alpha.shape)[...] = total
 
 
 def _sums(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX, block_bytes, blocks, divide_integers
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, same_dtype, zero_gradient
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
 
 _PARAMS = (Param("shape", p_shape, doc="shape of the tensor that the places are in"),)
 
@@ -36,12 +37,12 @@ def _ravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data], [data[1:]]
 
 
-def _ravel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out, data = outputs[0], inputs[0]
+@context_kernel
+def _ravel(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
     for y, *coordinates, total, part in blocks(ctx, (out, *data), (INDEX, INDEX)):
         total.fill(0)
-        for size, x in zip(params["shape"], coordinates, strict=True):
+        for size, x in zip(p["shape"], coordinates, strict=True):
             xp.copyto(part, x, casting="unsafe")
             xp.multiply(total, size, out=total)
             xp.add(total, part, out=total)
@@ -59,10 +60,10 @@ def _unravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [out[1:]], [out]
 
 
-def _unravel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out, data = outputs[0], inputs[0]
+@context_kernel
+def _unravel(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
-    shape = params["shape"]
+    shape = p["shape"]
     for x, *coordinates, rest, part, scratch in blocks(ctx, (data, *out), (INDEX,) * 3):
         xp.copyto(rest, x, casting="unsafe")
         for axis in range(len(shape) - 1, 0, -1):

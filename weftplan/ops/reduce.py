@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import (
     BOOL,
     KernelWithBare,
@@ -26,7 +27,7 @@ from weftplan.ops.kernels import (
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
 
 AXES = (
     Param("axis", p_optional(p_shape), None, "axes to reduce; None or (): all"),
@@ -70,16 +71,15 @@ def _views(params: Params, source: Any, small: Any) -> tuple[tuple[int, ...], An
 
 
 def _reduction(function: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        x = inputs[0]
-        axes, view = _views(params, x, out)
+    @kernel
+    def compute(xp: Any, p: Params, x: Any, out: Any) -> None:
+        axes, view = _views(p, x, out)
         if not axes:
-            ctx.xp.copyto(view, x)
+            xp.copyto(view, x)
         elif function in ("sum", "prod"):
-            getattr(ctx.xp, function)(x, axis=axes, dtype=accumulator(out.dtype), out=view, keepdims=True)
+            getattr(xp, function)(x, axis=axes, dtype=accumulator(out.dtype), out=view, keepdims=True)
         else:
-            getattr(ctx.xp, function)(x, axis=axes, out=view, keepdims=True)
+            getattr(xp, function)(x, axis=axes, out=view, keepdims=True)
 
     def bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
         source, (_, dtype) = inputs[0].shape, outputs[0]
@@ -89,7 +89,7 @@ def _reduction(function: str) -> Kernel:
         reduce = getattr(np, _UFUNCS[function]).reduce
         return (lambda x, out: reduce(x, axes, wide, out.reshape(kept), True)) if axes else None
 
-    return KernelWithBare(kernel, bare)
+    return KernelWithBare(compute, bare)
 
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
@@ -99,13 +99,13 @@ _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 _sum = _reduction("sum")
 
 
-def _mean(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _mean(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
     total = out
     if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
         total = ctx.take(out.shape, accumulator(out.dtype))
-    _sum(ctx, params, inputs, [total])
-    count = inputs[0].size // max(1, out.size)
+    _sum(ctx, p, (data,), [total])
+    count = data.size // max(1, out.size)
     if out.dtype.kind not in "iu":
         ctx.xp.divide(total, count, out=out, casting="unsafe")
     elif count > np.iinfo(out.dtype).max:  # more elements than any sum of this dtype
@@ -123,16 +123,16 @@ def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
     return 0 if work == dtype else take_bytes((shape, work))
 
 
-def _spread(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@kernel
+def _spread(xp: Any, p: Params, ograd: Any, out: Any) -> None:
     """Gradient of a sum: the incoming one repeated along the reduced axes."""
-    out = outputs[0]
-    ctx.xp.copyto(out, _views(params, out, inputs[0])[1])
+    xp.copyto(out, _views(p, out, ograd)[1])
 
 
-def _spread_mean(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    view = _views(params, out, inputs[0])[1]
-    ctx.xp.divide(view, out.size // max(1, view.size), out=out, casting="unsafe")
+@kernel
+def _spread_mean(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    view = _views(p, out, ograd)[1]
+    xp.divide(view, out.size // max(1, view.size), out=out, casting="unsafe")
 
 
 Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
@@ -142,10 +142,9 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 def rowwise(formula: Formula, scratch: bool) -> Kernel:
     """A backward kernel of (ograd, data, output) that works through rows of data."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        g, x, y = inputs
-        g = _views(params, x, g)[1]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, g: Any, x: Any, y: Any, out: Any) -> None:
+        g = _views(p, x, g)[1]
         shape, small = collapse(x.shape, g.shape)
         rows = rows_per_block(shape)
         g, y = g.reshape(small), y.reshape(small)
@@ -157,7 +156,7 @@ def rowwise(formula: Formula, scratch: bool) -> Kernel:
             temporary = None if mask is None else mask[: stop - start]
             formula(ctx.xp, bg, x[start:stop], by, out[start:stop], temporary)
 
-    return kernel
+    return compute
 
 
 def rowwise_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

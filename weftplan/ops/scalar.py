@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.floats import is_float
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import (
     BOOL,
     BlockKernel,
@@ -127,20 +128,21 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 _any_power = _ScalarKernel("power", as_float=True)
 
 
-def _power_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if params["scalar"] == 2.0:  # the usual one, and twenty times cheaper this way
-        ctx.xp.multiply(inputs[0], inputs[0], out=outputs[0])
+@context_kernel
+def _power_forward(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    if p["scalar"] == 2.0:  # the usual one, and twenty times cheaper this way
+        ctx.xp.multiply(data, data, out=out)
     else:
-        _any_power(ctx, params, inputs, outputs)
+        _any_power(ctx, p, (data,), (out,))
 
 
-def _mod(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    value = converted(params["scalar"], out.dtype)
+@kernel
+def _mod(xp: Any, p: Params, data: Any, out: Any) -> None:
+    value = converted(p["scalar"], out.dtype)
     if value == 0:
         out.fill(0)
     else:
-        ctx.xp.remainder(inputs[0], value, out=out)
+        xp.remainder(data, value, out=out)
 
 
 def _rmod_step(xp: Any, params: Params, x: Any, out: Any, zero: Any) -> None:
@@ -160,12 +162,13 @@ def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers
     return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1, integers))
 
 
-def _backward_mod(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward_mod(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
     """The incoming gradient; of integers none, as of every remainder of integers."""
-    if not is_float(outputs[0].dtype):
-        outputs[0].fill(0)
+    if not is_float(out.dtype):
+        out.fill(0)
     else:
-        copy_kernel(ctx, params, inputs, outputs)
+        copy_kernel(ctx, p, (ograd,), (out,))
 
 
 def _scalar_op(

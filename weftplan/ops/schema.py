@@ -9,7 +9,8 @@ An operator is data plus a few pure functions. It knows nothing of graphs, engin
 
 Kernel contract
 ---------------
-``kernel(ctx, params, inputs, outputs)`` writes every ``outputs[k]`` that is not None (None: nobody wants it). The
+Authors write functions of single arrays (:mod:`weftplan.ops.forms`); callers see
+``kernel(ctx, params, inputs, outputs)``. It writes every ``outputs[k]`` that is not None (None: nobody wants it). The
 caller leaves a call out that nobody wants anything of (:meth:`Op.has_work`), so the output of a kernel with one is
 there.
 Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
@@ -255,7 +256,8 @@ class Op:
     ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     """Inputs of which only shape and dtype matter: they need not stay alive, and the kernel gets None for them."""
     workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None
-    """Bytes of scratch for one call: the sum of ``aligned(nbytes)`` of everything the kernel takes."""
+    """Bytes of scratch for one call: the sum of ``aligned(nbytes)`` of everything the kernel takes. None: what the
+    kernel says itself, as one does that is written with its scratch (:mod:`weftplan.ops.forms`)."""
     input_init: Mapping[int, str] = field(default_factory=dict)
     """``__init__`` attribute given to auto-created variables of these inputs (JSON text as MXNet writes it)."""
     random: bool = False
@@ -272,6 +274,10 @@ class Op:
     """One node's own operator (``Custom``), which others of its name have nothing to do with: not in the registry, and
     nothing is remembered under its name."""
     doc: str = ""
+
+    def __post_init__(self) -> None:
+        if self.workspace is None:
+            object.__setattr__(self, "workspace", getattr(self.forward, "workspace", None))
 
     def input_names(self, params: Params) -> tuple[str, ...]:
         """Names of the inputs under these parameters."""

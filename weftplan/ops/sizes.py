@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
-from weftplan.ops.schema import Arrays, Op, OpContext, Params, Shape
+from weftplan.ops.schema import Op, Params, Shape
 
 
 def _int64(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -21,14 +22,15 @@ def _operator(name: str, length: Callable[[Shape], int], values: Callable[[Any],
             return ins, outs
         return ins, [merge_shape(outs[0], (length(ins[0]),), f"output of {name} of {ins[0]}")]
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        for position, value in enumerate(values(inputs[0])):
-            outputs[0][position] = value
+    @kernel
+    def compute(xp: Any, p: Params, data: Any, out: Any) -> None:
+        for position, value in enumerate(values(data)):
+            out[position] = value
 
     register(
         Op(
             name=name,
-            forward=kernel,
+            forward=compute,
             infer_shape=infer_shape,
             infer_dtype=_int64,
             gradient=zero_gradient,

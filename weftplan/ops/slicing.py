@@ -11,11 +11,12 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.expand import like_dtype
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_float, p_int, p_optional, p_shape, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, same_shape
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape
 
 Region = Callable[[Params, Shape, Shape], tuple[slice, ...]]
 """The selected region of a tensor, from the parameters, its shape and the shape of the region."""
@@ -164,26 +165,27 @@ def _assign_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [whole, *region[: len(ins) - 1]], [whole]
 
 
-def _assign(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@kernel
+def _assign(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     if out is not inputs[0]:
-        ctx.xp.copyto(out, inputs[0])
-    region = out[_slice_region(params, out.shape, ())]
+        xp.copyto(out, inputs[0])
+    region = out[_slice_region(p, out.shape, ())]
     if len(inputs) == 2:
-        ctx.xp.copyto(region, inputs[1])
+        xp.copyto(region, inputs[1])
     else:
-        region[...] = converted(params["scalar"], out.dtype)
+        region[...] = converted(p["scalar"], out.dtype)
 
 
-def _assign_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@kernel
+def _assign_backward(xp: Any, p: Params, g: Any, *outputs: Any) -> None:
     """The region's gradient goes to what was assigned, the rest to the input."""
-    g = inputs[0]
-    region = _slice_region(params, g.shape, ())
+    region = _slice_region(p, g.shape, ())
     if len(outputs) == 2 and outputs[1] is not None:
-        ctx.xp.copyto(outputs[1], g[region])
+        xp.copyto(outputs[1], g[region])
     if outputs[0] is not None:
         if outputs[0] is not g:
-            ctx.xp.copyto(outputs[0], g)
+            xp.copyto(outputs[0], g)
         outputs[0][region] = 0
 
 
@@ -217,11 +219,11 @@ for _name, _inputs, _params, _aliases, _doc in (
     )
 
 
-def _reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    axes = {normalize_axis(axis, out.ndim, "axis of reverse") for axis in params["axis"]}
+@kernel
+def _reverse(xp: Any, p: Params, data: Any, out: Any) -> None:
+    axes = {normalize_axis(axis, out.ndim, "axis of reverse") for axis in p["axis"]}
     flipped = tuple(slice(None, None, -1 if axis in axes else None) for axis in range(out.ndim))
-    ctx.xp.copyto(out, inputs[0][flipped])
+    xp.copyto(out, data[flipped])
 
 
 _REVERSE = (Param("axis", p_shape, doc="axes to turn round"),)

@@ -11,10 +11,11 @@ from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.add_n import numbered
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import MOST_OUTPUTS, p_bool, p_int, p_range, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params
 
 _SPLIT = (
     Param("indices", p_shape, doc="where each piece begins, the first at 0; unused when sections is given"),
@@ -73,15 +74,18 @@ def _pieces(params: Params, whole: Any, parts: Sequence[Any]) -> list[tuple[Any,
     return [(view, None if part is None else part.reshape(view.shape)) for view, part in zip(views, parts, strict=True)]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for view, out in _pieces(params, inputs[0], outputs):
+@kernel
+def _forward(xp: Any, p: Params, data: Any, *outputs: Any) -> None:
+    for view, out in _pieces(p, data, outputs):
         if out is not None:
-            ctx.xp.copyto(out, view)
+            xp.copyto(out, view)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for view, g in _pieces(params, outputs[0], inputs):
-        ctx.xp.copyto(view, g)
+@kernel
+def _backward(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    for view, g in _pieces(p, out, inputs):
+        xp.copyto(view, g)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

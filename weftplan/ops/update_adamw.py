@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, block_workspace, blocks
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, floats_only, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.update import COMMON, LR
 from weftplan.ops.update_mixed import mixed_dtype
 from weftplan.ops.update_more import single
@@ -75,26 +76,27 @@ def _step(
     xp.copyto(out, u, where=good)
 
 
-def _adamw(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if outputs[0] is None:  # without the new weight the states stay, too
+@context_kernel
+def _adamw(ctx: OpContext, p: Params, w: Any, g: Any, mean: Any, var: Any, given: Any, out: Any) -> None:
+    if out is None:  # without the new weight the states stay, too
         return
-    *arrays, given = inputs
     factor = _factor(ctx, given)
-    dtype = outputs[0].dtype
-    for w, g, mean, var, out, t, u, s in blocks(ctx, (*arrays, outputs[0]), (dtype,) * 3):
-        _step(ctx.xp, params, w, g, mean, var, factor, out, t, u, s)
+    for weight, gradient, m, v, y, t, u, s in blocks(ctx, (w, g, mean, var, out), (out.dtype,) * 3):
+        _step(ctx.xp, p, weight, gradient, m, v, factor, y, t, u, s)
 
 
-def _mp_adamw(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if outputs[0] is None:
+@context_kernel
+def _mp_adamw(
+    ctx: OpContext, p: Params, weight: Any, g: Any, mean: Any, var: Any, weight32: Any, given: Any, out: Any
+) -> None:
+    if out is None:
         return
     xp = ctx.xp
-    _, g, mean, var, weight32, given = inputs
     factor = _factor(ctx, given)
-    for gradient, m, v, w, out, t, u, s in blocks(ctx, (g, mean, var, weight32, outputs[0]), (_WIDE,) * 3):
+    for gradient, m, v, w, y, t, u, s in blocks(ctx, (g, mean, var, weight32, out), (_WIDE,) * 3):
         xp.copyto(t, gradient)
-        _step(xp, params, w, t, m, v, factor, w, t, u, s)
-        xp.copyto(out, w, casting="same_kind")
+        _step(xp, p, w, t, m, v, factor, w, t, u, s)
+        xp.copyto(y, w, casting="same_kind")
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:

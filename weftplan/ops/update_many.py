@@ -13,11 +13,12 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ops.add_n import numbered
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float, p_inputs, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.update import COMMON, sgd_step
 
 _SINGLE = np.dtype(np.float32)
@@ -54,8 +55,11 @@ def _pairs_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [dtype for dtype in found for _ in range(2)], found
 
 
-def _multi_sgd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for k, (rate, decay) in enumerate(_rates(params)):
+@context_kernel
+def _multi_sgd(ctx: OpContext, params: Params, *arrays: Any) -> None:
+    rates = _rates(params)
+    inputs, outputs = arrays[: 2 * len(rates)], arrays[2 * len(rates) :]
+    for k, (rate, decay) in enumerate(rates):
         here = {**params, "lr": rate, "wd": decay}
         out = outputs[k]
         # The scratch of every weight is taken, whoever is wanted: the sum is what was declared.
@@ -110,27 +114,31 @@ def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     return list(new_ins), [merge_dtype(_SINGLE, outs[0], "output of a count over arrays")]
 
 
-def _all_finite(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _all_finite(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     xp = ctx.xp
-    outputs[0].fill(1)
+    out.fill(1)
     one = ctx.take((1,), BOOL)
     for array in inputs:
         for part, finite in blocks(ctx, (array,), (BOOL,)):
             xp.isfinite(part, out=finite)
             xp.all(finite, keepdims=True, out=one)
-            xp.multiply(outputs[0], one, out=outputs[0])
+            xp.multiply(out, one, out=out)
 
 
 def _finite_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     return take_bytes(((1,), BOOL)) + sum(block_bytes(math.prod(shape), [BOOL]) for shape, _ in inputs)
 
 
-def _sum_sq(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _sum_sq(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     xp = ctx.xp
-    outputs[0].fill(0)
+    out.fill(0)
     for k, array in enumerate(inputs):
         wide = accumulator(array.dtype)
-        total = outputs[0][k : k + 1]
+        total = out[k : k + 1]
         part_sum = ctx.take((1,), wide)
         for part, square in blocks(ctx, (array,), (wide,)):
             xp.copyto(square, part)

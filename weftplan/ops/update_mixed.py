@@ -11,10 +11,11 @@ import numpy as np
 
 from weftplan.errors import DTypeError
 from weftplan.ops.floats import is_float
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import block_workspace, blocks
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, merge_dtype, same_shape
-from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Params
+from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params
 from weftplan.ops.update import COMMON, LR, Step, rescaled, sgd_mom_step, sgd_step
 from weftplan.ops.update_more import MOMENTUM
 
@@ -32,17 +33,19 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _mixed(step: Step) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp, out = ctx.xp, outputs[0]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
+        xp = ctx.xp
         if out is None:  # without the new weight the states stay, too
             return
         for gradient, *states, target, wide, t, u in blocks(ctx, (*inputs[1:], out), (_WIDE, _WIDE, _WIDE)):
             *others, weight = states
             xp.copyto(wide, gradient)
-            step(xp, params, weight, wide, *others, weight, t, u)
+            step(xp, p, weight, wide, *others, weight, t, u)
             xp.copyto(target, weight, casting="same_kind")
 
-    return kernel
+    return compute
 
 
 def _nag_mom(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:

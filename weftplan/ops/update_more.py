@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import block_bytes, block_workspace, blocks
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.update import COMMON, LR, rescaled, step_kernel
 
 _SHARED = COMMON[:3]
@@ -275,19 +276,19 @@ def _lamb2_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [weight, weight, norms, norms], [weight]
 
 
-def _lamb2(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
-    weight, g, r1, r2 = inputs
+@context_kernel
+def _lamb2(ctx: OpContext, p: Params, weight: Any, g: Any, r1: Any, r2: Any, out: Any) -> None:
+    xp = ctx.xp
     ratio, spare = ctx.take((1,), out.dtype), ctx.take((1,), out.dtype)
     xp.copyto(ratio, r1)
-    if params["lower_bound"] >= 0:
-        xp.maximum(ratio, params["lower_bound"], out=ratio)
-    if params["upper_bound"] >= 0:
-        xp.minimum(ratio, params["upper_bound"], out=ratio)
+    if p["lower_bound"] >= 0:
+        xp.maximum(ratio, p["lower_bound"], out=ratio)
+    if p["upper_bound"] >= 0:
+        xp.minimum(ratio, p["upper_bound"], out=ratio)
     xp.multiply(ratio, r2, out=spare)
     xp.divide(ratio, r2, out=ratio)
     xp.copyto(ratio, 1, where=spare == 0)
-    xp.multiply(ratio, params["lr"], out=ratio)
+    xp.multiply(ratio, p["lr"], out=ratio)
     for w, step, target, moved in blocks(ctx, (weight, g, out), (out.dtype,)):
         xp.multiply(step, ratio, out=moved)
         xp.subtract(w, moved, out=target)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Params, TensorSpec
 
 
 def _where_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -63,9 +64,8 @@ def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
     xp.bitwise_xor(out, y, out=out)
 
 
-def _where(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    condition, x, y = inputs
+@context_kernel
+def _where(ctx: OpContext, p: Params, condition: Any, x: Any, y: Any, out: Any) -> None:
     if condition.shape != out.shape:
         _choose(ctx.xp, _by_row(ctx, condition, out), x, y, out)
         return
@@ -74,15 +74,15 @@ def _where(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> N
         _choose(ctx.xp, bits, bx, by, bo)
 
 
-def _backward_where(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    g, condition = inputs
+@context_kernel
+def _backward_where(ctx: OpContext, p: Params, g: Any, condition: Any, d_x: Any, d_y: Any) -> None:
     if condition.shape != g.shape:
-        _share_out(ctx.xp, _by_row(ctx, condition, g), g, *outputs)
+        _share_out(ctx.xp, _by_row(ctx, condition, g), g, d_x, d_y)
         return
-    spare = [g if out is None else out for out in outputs]
+    spare = [g if out is None else out for out in (d_x, d_y)]
     for bg, bc, bx, by, bits, mask in blocks(ctx, (g, condition, *spare), (_integer(g.dtype), BOOL)):
         _bits(ctx.xp, bc, mask, bits)
-        _share_out(ctx.xp, bits, bg, None if outputs[0] is None else bx, None if outputs[1] is None else by)
+        _share_out(ctx.xp, bits, bg, None if d_x is None else bx, None if d_y is None else by)
 
 
 def _share_out(xp: Any, bits: Any, g: Any, x: Any, y: Any) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params
+from weftplan.ops.schema import Op, OpContext, Param, Params
 
 _AT_ONCE = 4096
 """Draws made at a time."""
@@ -53,15 +54,16 @@ def _draw(generator: Any, count: int, range_max: int) -> tuple[Any, int]:
         tries += _AT_ONCE
 
 
-def _unique(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _unique(ctx: OpContext, p: Params, out: Any, num_tries: Any) -> None:
     generator = ctx.generator()
-    rows, count = (ctx.output_shapes or [out.shape for out in outputs])[0]
+    rows, count = (ctx.output_shapes or [out.shape])[0]
     for row in range(rows):
-        samples, tries = _draw(generator, count, params["range_max"])
-        if outputs[0] is not None:
-            outputs[0][row] = ctx.xp.asarray(samples)
-        if outputs[1] is not None:
-            outputs[1][row] = tries
+        samples, tries = _draw(generator, count, p["range_max"])
+        if out is not None:
+            out[row] = ctx.xp.asarray(samples)
+        if num_tries is not None:
+            num_tries[row] = tries
 
 
 register(

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.params import p_enum
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
@@ -86,15 +87,14 @@ def _iou_scratch(lhs: Shape, rhs: Shape, dtype: DType) -> list[tuple[Shape, DTyp
     return [*found, ((max(left, right),), dtype), *overlap_scratch(right, dtype)]
 
 
-def _iou(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _iou(ctx: OpContext, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     xp = ctx.xp
-    lhs, rhs = inputs
     left, right, sizes, others, spare, *scratch = (
         ctx.take(*spec) for spec in _iou_scratch(lhs.shape, rhs.shape, out.dtype)
     )
     for source, boxes, size in ((lhs, left, sizes), (rhs, right, others)):
-        to_corners(xp, source.reshape(-1, 4), params["format"], boxes)
+        to_corners(xp, source.reshape(-1, 4), p["format"], boxes)
         areas(xp, boxes, size, spare[: len(size)])
     target = out.reshape(len(left), len(right))
     for row in range(len(left)):

@@ -25,12 +25,13 @@ from weftplan.ops.detection.psroi_pooling import (
     region_dtypes,
 )
 from weftplan.ops.detection.region_points import Cells, cells_bytes
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.roi_pooling import away
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _NAME = "DeformablePSROIPooling"
 _PARAMS = (
@@ -158,13 +159,15 @@ def _on_host(trans: Any) -> Any:
     return None if trans is None else np.array(trans.tolist(), trans.dtype)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
+@context_kernel
+def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    xp = ctx.xp
     data, rois = inputs[:2]
-    trans = _on_host(None if params["no_trans"] else inputs[2])
+    trans = _on_host(None if p["no_trans"] else inputs[2])
     out.fill(0)
-    geometry, cells = _begin(ctx, params, data.shape, data.dtype, trans, data.shape[1:])
-    for region in _regions(params, rois, data.shape):
+    geometry, cells = _begin(ctx, p, data.shape, data.dtype, trans, data.shape[1:])
+    for region in _regions(p, rois, data.shape):
         image = cells.image(data[region.image])
         for one in range(geometry.classes):
             points = geometry.points(region, trans, one)
@@ -191,17 +194,17 @@ def _moved_back(geometry: _Geometry, region: _Region, one: int, gradient: Any, s
         np.add.at(target[2 * one + axis].reshape(-1), geometry.part, slope)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, rois: Any, *arrays: Any) -> None:
     xp = ctx.xp
-    ograd, data, rois = inputs[:3]
-    of_data, of_rois, *of_trans = outputs
-    trans = _on_host(None if params["no_trans"] else inputs[3])
+    trans = _on_host(None if p["no_trans"] else arrays[0])
+    of_data, of_rois, *of_trans = arrays if p["no_trans"] else arrays[1:]
     if of_rois is not None:
         of_rois.fill(0)
     moved = bool(of_trans) and of_trans[0] is not None
     if of_data is None and not moved:
         return
-    geometry, cells = _begin(ctx, params, data.shape, data.dtype, trans, data.shape)
+    geometry, cells = _begin(ctx, p, data.shape, data.dtype, trans, data.shape)
     wide = cells.image(data)
     whole = of_data
     if of_data is not None:
@@ -209,7 +212,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
             whole = ctx.take(of_data.shape, wide.dtype)
         whole.fill(0)
     moves = np.zeros(trans.shape) if moved else None
-    for region in _regions(params, rois, data.shape):
+    for region in _regions(p, rois, data.shape):
         for one in range(geometry.classes):
             points = geometry.points(region, trans, one)
             count = np.maximum(sum(inside.astype(np.int64) for *_, inside in points), 1)

@@ -10,11 +10,12 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.detection.boxes import p_format
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, INDEX, gather, to_index
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _to_centres(xp: Any, boxes: Any, out: Any) -> None:
@@ -50,10 +51,20 @@ def _encode_scratch(boxes: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
     return [((count, 4), dtype), ((count, 4), dtype), ((count,), INDEX), ((count,), BOOL)]
 
 
-def _encode(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _encode(
+    ctx: OpContext,
+    p: Params,
+    samples: Any,
+    matches: Any,
+    anchors: Any,
+    refs: Any,
+    means: Any,
+    stds: Any,
+    targets: Any,
+    masks: Any,
+) -> None:
     xp = ctx.xp
-    samples, matches, anchors, refs, means, stds = inputs
-    targets, masks = outputs
     own, found, index, idle = (ctx.take(*spec) for spec in _encode_scratch(anchors.shape, anchors.dtype))
     for image in range(anchors.shape[0]):
         xp.less_equal(samples[image], 0.5, out=idle)
@@ -110,12 +121,12 @@ def _decode_scratch(specs: Sequence[TensorSpec]) -> list[tuple[Shape, DType]]:
     return [((shape[1], 4), dtype), ((shape[1], 2), dtype)]
 
 
-def _decode(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, out = ctx.xp, outputs[0]
-    data, anchors = inputs
-    specs = [TensorSpec(x.shape, x.dtype) for x in inputs]
+@context_kernel
+def _decode(ctx: OpContext, p: Params, data: Any, anchors: Any, out: Any) -> None:
+    xp = ctx.xp
+    specs = [TensorSpec(x.shape, x.dtype) for x in (data, anchors)]
     own, half = (ctx.take(*spec) for spec in _decode_scratch(specs))
-    if params["format"] == "corner":
+    if p["format"] == "corner":
         _to_centres(xp, anchors[0], own)
     else:
         xp.copyto(own, anchors[0])
@@ -124,15 +135,15 @@ def _decode(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> 
         for axis in (0, 1):
             # Half the size first: the output may be the offsets' memory, whose last columns it needs.
             size = half[:, axis]
-            xp.multiply(offsets[:, axis + 2], params[f"std{axis + 2}"], out=size)
-            if params["clip"] > 0:
-                xp.minimum(size, params["clip"], out=size)
+            xp.multiply(offsets[:, axis + 2], p[f"std{axis + 2}"], out=size)
+            if p["clip"] > 0:
+                xp.minimum(size, p["clip"], out=size)
             xp.exp(size, out=size)
             xp.multiply(size, own[:, axis + 2], out=size)
             xp.multiply(size, 0.5, out=size)
         for axis in (0, 1):
             centre = target[:, axis]
-            xp.multiply(offsets[:, axis], params[f"std{axis}"], out=centre)
+            xp.multiply(offsets[:, axis], p[f"std{axis}"], out=centre)
             xp.multiply(centre, own[:, axis + 2], out=centre)
             xp.add(centre, own[:, axis], out=centre)
         xp.add(target[:, :2], half, out=target[:, 2:])

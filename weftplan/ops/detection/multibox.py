@@ -15,11 +15,12 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape
 
 _floats = p_tuple(p_float)
 
@@ -52,26 +53,23 @@ def _prior_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data], [out]
 
 
-def _prior(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    xp = ctx.xp
-    height, width = inputs[0].shape[2:]
-    count = _per_pixel(params)
+@kernel
+def _prior(xp: Any, p: Params, data: Any, out: Any) -> None:
+    height, width = data.shape[2:]
+    count = _per_pixel(p)
     boxes = out.reshape(height, width, count, 4)
-    step_y, step_x = (
-        step if step > 0 else 1.0 / side for step, side in zip(params["steps"], (height, width), strict=True)
-    )
-    offset_y, offset_x = params["offsets"]
+    step_y, step_x = (step if step > 0 else 1.0 / side for step, side in zip(p["steps"], (height, width), strict=True))
+    offset_y, offset_x = p["offsets"]
     rows = xp.asarray((np.arange(height) + offset_y) * step_y, dtype=out.dtype)[:, None]
     columns = xp.asarray((np.arange(width) + offset_x) * step_x, dtype=out.dtype)
-    sizes, ratios = params["sizes"], params["ratios"]
+    sizes, ratios = p["sizes"], p["ratios"]
     shapes = [(size, ratios[0]) for size in sizes] + [(sizes[0], ratio) for ratio in ratios[1:]]
     for k, (size, ratio) in enumerate(shapes):
         root = math.sqrt(ratio)
         half_x, half_y = size * height / width * root / 2, size / root / 2
         boxes[:, :, k, 0], boxes[:, :, k, 2] = columns - half_x, columns + half_x
         boxes[:, :, k, 1], boxes[:, :, k, 3] = rows - half_y, rows + half_y
-    if params["clip"]:
+    if p["clip"]:
         xp.clip(out, 0.0, 1.0, out=out)
 
 
@@ -148,27 +146,26 @@ def _detection_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
     return [*found, ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
 
 
-def _detection(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _detection(ctx: OpContext, p: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any) -> None:
     xp = ctx.xp
-    cls_prob, loc_pred, anchor = inputs
     count = cls_prob.shape[2]
     found, sizes, row, kept, best, *scratch = (ctx.take(*spec) for spec in _detection_scratch(count, out.dtype))
     out.fill(-1)
     for item in range(out.shape[0]):
-        number = _found(xp, params, cls_prob[item], loc_pred[item].reshape(-1, 4), anchor[0], best, found)
+        number = _found(xp, p, cls_prob[item], loc_pred[item].reshape(-1, 4), anchor[0], best, found)
         boxes = found[:number]
         target = out[item]
-        if number and 0 < params["nms_threshold"] <= 1:
+        if number and 0 < p["nms_threshold"] <= 1:
             order = xp.argsort(-boxes[:, 1], kind="stable")
-            most = min(number, params["nms_topk"]) if params["nms_topk"] > 0 else number
+            most = min(number, p["nms_topk"]) if p["nms_topk"] > 0 else number
             xp.copyto(target[:number], boxes)
             target[:most] = boxes[order[:most]]
             target[most:number, 0] = -1
             chosen = target[:most]
             areas(xp, chosen[:, 2:], sizes[:most], row[:most])
-            classes = None if params["force_suppress"] else chosen[:, 0].copy()
-            threshold = params["nms_threshold"]
+            classes = None if p["force_suppress"] else chosen[:, 0].copy()
+            threshold = p["nms_threshold"]
             suppress(xp, chosen[:, 2:], sizes[:most], classes, threshold, kept[:most], row, scratch, inclusive=True)
             xp.copyto(chosen[:, 0], -1, where=~kept[:most])
         else:

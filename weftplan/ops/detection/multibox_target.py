@@ -15,11 +15,12 @@ import numpy as np
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
 from weftplan.ops.detection.multibox import VARIANCES, check_variances
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _LEAST = 1e-6
 """A box takes an anchor only where they overlap by more."""
@@ -75,17 +76,18 @@ def _scratch(anchors: int, labels: int, dtype: DType) -> list[tuple[Shape, DType
     ]
 
 
-def _kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _kernel(
+    ctx: OpContext, p: Params, anchor: Any, label: Any, cls_pred: Any, loc_target: Any, loc_mask: Any, cls_target: Any
+) -> None:
     xp = ctx.xp
-    anchor, label, cls_pred = inputs
     anchors = anchor[0]
     count = len(anchors)
     grid, struck, best, sizes, spare, box, state, *scratch = (
         ctx.take(*spec) for spec in _scratch(count, label.shape[1], anchor.dtype)
     )
     areas(xp, anchors, sizes, spare)
-    loc_target, loc_mask, cls_target = outputs
-    for out, value in ((loc_target, 0.0), (loc_mask, 0.0), (cls_target, params["ignore_label"])):
+    for out, value in ((loc_target, 0.0), (loc_mask, 0.0), (cls_target, p["ignore_label"])):
         if out is not None:
             out.fill(value)
     for item in range(label.shape[0]):
@@ -98,9 +100,9 @@ def _kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> 
             corners = truth[row, 1:5]
             area = xp.maximum(corners[2:3] - corners[:1], 0) * xp.maximum(corners[3:4] - corners[1:2], 0)
             overlaps(xp, corners, area, anchors, sizes, grid[row], scratch)
-        _assign(xp, params, grid[:number], struck[:number], best, box, state)
-        if params["negative_mining_ratio"] > 0:
-            _mine(xp, params, cls_pred[item], best, state)
+        _assign(xp, p, grid[:number], struck[:number], best, box, state)
+        if p["negative_mining_ratio"] > 0:
+            _mine(xp, p, cls_pred[item], best, state)
         else:
             xp.copyto(state, 0, where=state != 1)
         chosen = xp.nonzero(state == 1)[0]
@@ -111,9 +113,7 @@ def _kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> 
         if loc_mask is not None:
             loc_mask[item].reshape(count, 4)[chosen] = 1
         if loc_target is not None:
-            loc_target[item].reshape(count, 4)[chosen] = encoded(
-                xp, anchors[chosen], boxes[:, 1:5], params["variances"]
-            )
+            loc_target[item].reshape(count, 4)[chosen] = encoded(xp, anchors[chosen], boxes[:, 1:5], p["variances"])
 
 
 def _assign(xp: Any, params: Params, grid: Any, struck: Any, best: Any, box: Any, state: Any) -> None:

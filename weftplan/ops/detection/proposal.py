@@ -16,11 +16,12 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),
@@ -100,21 +101,20 @@ def _scratch(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DT
     return [*found, ((most,), dtype), ((most,), BOOL), *overlap_scratch(most, dtype)]
 
 
-def _proposal(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _proposal(ctx: OpContext, p: Params, scores: Any, moves: Any, info: Any, rois: Any, kept_scores: Any) -> None:
     xp = ctx.xp
-    scores, moves, info = inputs
-    rois, kept_scores = outputs
     boxes, values, best, sizes, row, kept, *scratch = (
-        ctx.take(*spec) for spec in _scratch(params, scores.shape, scores.dtype)
+        ctx.take(*spec) for spec in _scratch(p, scores.shape, scores.dtype)
     )
-    wanted = params["rpn_post_nms_top_n"]
+    wanted = p["rpn_post_nms_top_n"]
     for item in range(scores.shape[0]):
-        _propose(xp, params, scores[item], moves[item], info[item].tolist(), boxes, values)
+        _propose(xp, p, scores[item], moves[item], info[item].tolist(), boxes, values)
         order = xp.argsort(-values, kind="stable")[: len(best)]
         xp.take(boxes, order, axis=0, out=best, mode="clip")
         xp.add(best[:, 2:], 1, out=best[:, 2:])  # corners are pixels: the far ones are counted in
         areas(xp, best, sizes, row)
-        suppress(xp, best, sizes, None, params["threshold"], kept, row, scratch, inclusive=False)
+        suppress(xp, best, sizes, None, p["threshold"], kept, row, scratch, inclusive=False)
         left = order[kept][:wanted]
         chosen = left[xp.arange(wanted) % len(left)]
         part = slice(item * wanted, (item + 1) * wanted)

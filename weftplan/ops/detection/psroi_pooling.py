@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ParameterError
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.roi_pooling import away
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
-from weftplan.ops.schema import Arrays, DTypeRule, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import DTypeRule, Op, Param, Params, Shape
 
 SCALE = Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions.")
 CHANNELS = Param("output_dim", p_int, doc="Channels of the output.")
@@ -110,29 +111,27 @@ def _by_group(params: Params, image: Any) -> Any:
     return image.reshape(params["output_dim"], -1, *image.shape[1:])
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    data, rois = inputs
-    out = outputs[0]
+@kernel
+def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any) -> None:
     out.fill(0)
     wide = accumulator(data.dtype)
-    for region, image, i, j, rows, columns, group in _cells(params, rois, data.shape):
-        window = _by_group(params, data[image])[:, group, rows, columns]
-        ctx.xp.mean(window, axis=(1, 2), dtype=wide, out=out[region, :, i, j])
+    for region, image, i, j, rows, columns, group in _cells(p, rois, data.shape):
+        window = _by_group(p, data[image])[:, group, rows, columns]
+        xp.mean(window, axis=(1, 2), dtype=wide, out=out[region, :, i, j])
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@kernel
+def _backward(xp: Any, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
     """Each pixel of a cell gets its share, in the order of the regions; the regions themselves get none."""
-    ograd, rois = inputs
-    of_data, of_rois = outputs
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:
         return
     of_data.fill(0)
-    for region, image, i, j, rows, columns, group in _cells(params, rois, of_data.shape):
-        target = _by_group(params, of_data[image])[:, group, rows, columns]
+    for region, image, i, j, rows, columns, group in _cells(p, rois, of_data.shape):
+        target = _by_group(p, of_data[image])[:, group, rows, columns]
         share = ograd[region, :, i, j] / ((rows.stop - rows.start) * (columns.stop - columns.start))
-        ctx.xp.add(target, share[:, None, None], out=target)
+        xp.add(target, share[:, None, None], out=target)
 
 
 register(

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_float, p_int, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),
@@ -122,14 +123,13 @@ def _own_cells(xp: Any, cells: Any, size: tuple[int, int], out: Any, *, back: bo
                 out[:, row, column] = each[:, row, column, row, column]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    xp, size = ctx.xp, _size(params)
-    data, rois = inputs
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data: Any, rois: Any, out: Any) -> None:
+    xp, size = ctx.xp, _size(p)
     wide = accumulator(data.dtype)
     between, copy, cells = (ctx.take(*spec) for spec in _scratch(data.shape, size, data.dtype))
     out.fill(0)
-    for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, params, rois, data.shape, wide):
+    for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, p, rois, data.shape, wide):
         window = data[image, :, rows, columns]
         if wide != data.dtype:
             held = _room(copy, window.shape)
@@ -138,7 +138,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         middle = _room(between, (data.shape[1], size[0], window.shape[2]))
         xp.matmul(row_matrix, window, out=middle)
         xp.matmul(middle, column_matrix.T, out=cells)
-        if params["position_sensitive"]:
+        if p["position_sensitive"]:
             _own_cells(xp, cells, size, out[region], back=False)
         else:
             xp.copyto(out[region], cells, casting="same_kind")
@@ -154,21 +154,20 @@ def _backward_scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[
     return [((channels, *size), wide), ((channels, data[2], size[1]), wide), ((channels, *data[2:]), wide)]
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ograd, rois = inputs
-    of_data, of_rois = outputs
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:
         return
-    xp, size = ctx.xp, _size(params)
+    xp, size = ctx.xp, _size(p)
     shape = of_data.shape
     wide = accumulator(of_data.dtype)
     cells, between, whole = (ctx.take(*spec) for spec in _backward_scratch(shape, size, of_data.dtype))
     of_data.fill(0)
     cells.fill(0)
-    for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, params, rois, shape, wide):
-        if params["position_sensitive"]:
+    for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, p, rois, shape, wide):
+        if p["position_sensitive"]:
             _own_cells(xp, cells, size, ograd[region], back=True)
         else:
             xp.copyto(cells, ograd[region])

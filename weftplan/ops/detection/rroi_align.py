@@ -17,11 +17,12 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ops.detection.psroi_pooling import region_dtypes
 from weftplan.ops.detection.region_points import Cells, cells_bytes
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_float, p_int, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -92,12 +93,11 @@ def _points(
             yield x.reshape(-1), y.reshape(-1), inside.reshape(-1)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    data, rois = inputs
-    out = outputs[0]
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data: Any, rois: Any, out: Any) -> None:
     out.fill(0)
-    cells = Cells(ctx, data.shape[1], math.prod(_size(params)), data.shape[1:], data.dtype)
-    for region, image, count, samples in _samples(params, rois, data.shape):
+    cells = Cells(ctx, data.shape[1], math.prod(_size(p)), data.shape[1:], data.dtype)
+    for region, image, count, samples in _samples(p, rois, data.shape):
         pixels = cells.image(data[image])
         cells.total.fill(0)
         for sample in samples:
@@ -107,18 +107,17 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         ctx.xp.copyto(out[region].reshape(cells.total.shape), cells.total, casting="same_kind")
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
     """Each pixel gets its share, in the order of the regions and samples; the regions themselves get none."""
-    ograd, rois = inputs
-    of_data, of_rois = outputs
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:
         return
-    cells = Cells(ctx, of_data.shape[1], math.prod(_size(params)), of_data.shape, of_data.dtype)
+    cells = Cells(ctx, of_data.shape[1], math.prod(_size(p)), of_data.shape, of_data.dtype)
     whole = cells.image(of_data)
     whole.fill(0)
-    for region, image, count, samples in _samples(params, rois, of_data.shape):
+    for region, image, count, samples in _samples(p, rois, of_data.shape):
         ctx.xp.copyto(cells.total, ograd[region].reshape(cells.total.shape))
         ctx.xp.divide(cells.total, count, out=cells.total)
         for sample in samples:

@@ -12,6 +12,7 @@ from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
@@ -26,7 +27,7 @@ from weftplan.ops.rules import (
     take_bytes,
     zero_gradient,
 )
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
@@ -102,29 +103,30 @@ def _nms_scratch(shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
     return [*found, ((count,), dtype), ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
 
 
-def _nms(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _nms(ctx: OpContext, p: Params, data: Any, out: Any, record: Any) -> None:
     """Output 1: the place in data of each row of the output, -1 where it is filled up."""
-    xp, data = ctx.xp, inputs[0]
+    xp = ctx.xp
     count, width = data.shape[-2:]
     given, boxes, sizes, row, classes, kept, places, *scratch = (
         ctx.take(*spec) for spec in _nms_scratch(data.shape, data.dtype)
     )
     source = data.reshape(-1, count, width)
-    out, record = (None if y is None else y.reshape(source.shape[0], count, -1) for y in outputs)
-    first, label = params["coord_start"], params["id_index"]
+    out, record = (None if y is None else y.reshape(source.shape[0], count, -1) for y in (out, record))
+    first, label = p["coord_start"], p["id_index"]
     coordinates = slice(first, first + 4)
     for item in range(source.shape[0]):
-        chosen = _candidates(xp, params, source[item])
+        chosen = _candidates(xp, p, source[item])
         number = len(chosen)
         places[:number] = chosen
         xp.take(source[item][:, coordinates], chosen, axis=0, out=given[:number], mode="clip")
-        to_corners(xp, given[:number], params["in_format"], boxes[:number])
+        to_corners(xp, given[:number], p["in_format"], boxes[:number])
         areas(xp, boxes[:number], sizes[:number], row[:number])
         same = None
-        if label >= 0 and not params["force_suppress"]:
+        if label >= 0 and not p["force_suppress"]:
             same = classes[:number]
             same[...] = source[item][chosen, label]
-        limit, survivors = params["overlap_thresh"], kept[:number]
+        limit, survivors = p["overlap_thresh"], kept[:number]
         suppress(xp, boxes[:number], sizes[:number], same, limit, survivors, row, scratch, inclusive=False)
         left = places[:number][survivors]
         if record is not None:
@@ -133,7 +135,7 @@ def _nms(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Non
         if out is not None:
             out[item].fill(-1)
             out[item, : len(left)] = source[item][left]
-            _converted(xp, out[item, : len(left), coordinates], params["in_format"], params["out_format"])
+            _converted(xp, out[item, : len(left), coordinates], p["in_format"], p["out_format"])
 
 
 def _candidates(xp: Any, params: Params, boxes: Any) -> Any:
@@ -158,10 +160,9 @@ def _converted(xp: Any, boxes: Any, before: str, after: str) -> None:
         boxes[:, :2], boxes[:, 2:] = low - high * 0.5, low + high * 0.5
 
 
-def _backward_nms(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@kernel
+def _backward_nms(xp: Any, p: Params, ograd: Any, record: Any, out: Any) -> None:
     """Each box kept gets the gradient of its row; formats do not count, as in MXNet 1.9.1."""
-    out = outputs[0]
-    ograd, record = inputs
     count, width = out.shape[-2:]
     out.fill(0)
     target, g, places = out.reshape(-1, count, width), ograd.reshape(-1, count, width), record.reshape(-1, count)
@@ -212,15 +213,16 @@ def _matching_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
     return [data], [data, data]
 
 
-def _matching(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    xp, data = ctx.xp, inputs[0]
+@context_kernel
+def _matching(ctx: OpContext, p: Params, data: Any, of_rows: Any, of_columns: Any) -> None:
+    xp = ctx.xp
     count, width = data.shape[-2:]
     scores = data.reshape(-1, count, width)
     rows = ctx.take((count,), INDEX)
     columns = ctx.take((width,), INDEX)
     for item in range(scores.shape[0]):
-        _match(xp, params, scores[item].reshape(-1), width, rows, columns)
-        for out, found in zip(outputs, (rows, columns), strict=True):
+        _match(xp, p, scores[item].reshape(-1), width, rows, columns)
+        for out, found in zip((of_rows, of_columns), (rows, columns), strict=True):
             if out is not None:
                 out.reshape(scores.shape[0], -1)[item] = found
 

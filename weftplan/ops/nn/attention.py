@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel, kernel
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, grad, merge_dim, merge_shape, same_shape
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
 
 
 def _heads(value: Any) -> int:
@@ -139,62 +140,69 @@ def _scores_gradient(ctx: OpContext, g: Any, queries: Any, keys: Any, d_queries:
         xp.multiply(d_keys, scale, out=d_keys)
 
 
-def _selfatt_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    heads = params["heads"]
-    _scores(ctx, heads, _part(inputs[0], heads, 3, 0), _part(inputs[0], heads, 3, 1), outputs[0])
+@context_kernel
+def _selfatt_qk(ctx: OpContext, p: Params, queries_keys_values: Any, out: Any) -> None:
+    heads = p["heads"]
+    _scores(ctx, heads, _part(queries_keys_values, heads, 3, 0), _part(queries_keys_values, heads, 3, 1), out)
 
 
-def _backward_selfatt_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    heads = params["heads"]
-    g, x = inputs
+@context_kernel
+def _backward_selfatt_qk(ctx: OpContext, p: Params, g: Any, x: Any, out: Any) -> None:
+    heads = p["heads"]
     queries, keys, _ = (_part(x, heads, 3, k) for k in range(3))
-    d_queries, d_keys, d_values = (_part(outputs[0], heads, 3, k) for k in range(3))
+    d_queries, d_keys, d_values = (_part(out, heads, 3, k) for k in range(3))
     _scores_gradient(ctx, _spread(g, heads), queries, keys, d_queries, d_keys)
     d_values[...] = 0
 
 
-def _encdec_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    heads = params["heads"]
-    _scores(ctx, heads, _part(inputs[0], heads, 1, 0), _part(inputs[1], heads, 2, 0), outputs[0])
+@context_kernel
+def _encdec_qk(ctx: OpContext, p: Params, queries: Any, keys_values: Any, out: Any) -> None:
+    heads = p["heads"]
+    _scores(ctx, heads, _part(queries, heads, 1, 0), _part(keys_values, heads, 2, 0), out)
 
 
-def _backward_encdec_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    heads = params["heads"]
-    g, queries, keys_values = inputs
-    d_queries = None if outputs[0] is None else _part(outputs[0], heads, 1, 0)
-    d_keys = None if outputs[1] is None else _part(outputs[1], heads, 2, 0)
+@context_kernel
+def _backward_encdec_qk(
+    ctx: OpContext, p: Params, g: Any, queries: Any, keys_values: Any, d_queries: Any, d_keys_values: Any
+) -> None:
+    heads = p["heads"]
+    d_queries = None if d_queries is None else _part(d_queries, heads, 1, 0)
+    d_keys = None if d_keys_values is None else _part(d_keys_values, heads, 2, 0)
     queries, keys = _part(queries, heads, 1, 0), _part(keys_values, heads, 2, 0)
     _scores_gradient(ctx, _spread(g, heads), queries, keys, d_queries, d_keys)
-    if outputs[1] is not None:
-        _part(outputs[1], heads, 2, 1)[...] = 0
+    if d_keys_values is not None:
+        _part(d_keys_values, heads, 2, 1)[...] = 0
 
 
 def _weighted(parts: int) -> Any:
     """Values, the last of ``parts`` interleaved tensors, weighted by attention."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        heads = params["heads"]
-        values, attention = _part(inputs[0], heads, parts, parts - 1), _spread(inputs[1], heads)
-        ctx.xp.matmul(attention, values, out=_part(outputs[0], heads, 1, 0))
+    @kernel
+    def compute(xp: Any, p: Params, keys_values: Any, attention: Any, out: Any) -> None:
+        heads = p["heads"]
+        values, attention = _part(keys_values, heads, parts, parts - 1), _spread(attention, heads)
+        xp.matmul(attention, values, out=_part(out, heads, 1, 0))
 
-    return kernel
+    return compute
 
 
 def _backward_weighted(parts: int) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        heads, xp = params["heads"], ctx.xp
-        g, sequence, attention = inputs
+    @kernel
+    def compute(
+        xp: Any, p: Params, g: Any, sequence: Any, attention: Any, d_queries_keys_values: Any, d_attention: Any
+    ) -> None:
+        heads = p["heads"]
         g = _part(g, heads, 1, 0)
-        if outputs[0] is not None:
+        if d_queries_keys_values is not None:
             for part in range(parts - 1):
-                _part(outputs[0], heads, parts, part)[...] = 0
-            target = _part(outputs[0], heads, parts, parts - 1)
+                _part(d_queries_keys_values, heads, parts, part)[...] = 0
+            target = _part(d_queries_keys_values, heads, parts, parts - 1)
             xp.matmul(_spread(attention, heads).swapaxes(-1, -2), g, out=target)
-        if outputs[1] is not None:
+        if d_attention is not None:
             values = _part(sequence, heads, parts, parts - 1)
-            xp.matmul(g, values.swapaxes(-1, -2), out=_spread(outputs[1], heads))
+            xp.matmul(g, values.swapaxes(-1, -2), out=_spread(d_attention, heads))
 
-    return kernel
+    return compute
 
 
 # ----------------------------------------------------------------------------------------------------------- operators
@@ -256,8 +264,9 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
     )
 
 
-def _div_sqrt_dim(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ctx.xp.multiply(inputs[0], 1.0 / math.sqrt(inputs[0].shape[-1]), out=outputs[0])
+@kernel
+def _div_sqrt_dim(xp: Any, p: Params, data: Any, out: Any) -> None:
+    xp.multiply(data, 1.0 / math.sqrt(data.shape[-1]), out=out)
 
 
 register(

@@ -20,6 +20,7 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops import grain
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, accumulator
 from weftplan.ops.nn.activation import relu_gradient
 from weftplan.ops.params import p_bool, p_float, p_int, p_optional
@@ -35,7 +36,6 @@ from weftplan.ops.rules import (
     take_bytes,
 )
 from weftplan.ops.schema import (
-    Arrays,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -147,41 +147,52 @@ def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: An
     xp.multiply(var, 1.0 / split.count, out=var)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _forward(
+    ctx: OpContext,
+    p: Params,
+    data: Any,
+    gamma: Any,
+    beta: Any,
+    moving_mean: Any,
+    moving_var: Any,
+    out: Any,
+    kept_mean: Any,
+    kept_inverse: Any,
+) -> None:
     xp = ctx.xp
-    data, gamma, beta, moving_mean, moving_var = inputs
-    split = _Split(params, data.shape)
+    split = _Split(p, data.shape)
     data = data.reshape(split.shape)
     acc = moving_mean.dtype
     block = ctx.take(split.block, acc)
     mean, var, scale, shift = (ctx.take((split.channels,), acc) for _ in range(4))
     inverse = scale
-    if outputs[1] is not None:
-        mean = outputs[1]
-    if outputs[2] is not None:
-        inverse = outputs[2]
-    if ctx.is_train and not params["use_global_stats"]:
+    if kept_mean is not None:
+        mean = kept_mean
+    if kept_inverse is not None:
+        inverse = kept_inverse
+    if ctx.is_train and not p["use_global_stats"]:
         _statistics(xp, split, data, mean, var, scale, block)
         if not ctx.recompute:
             for moving, batch in ((moving_mean, mean), (moving_var, var)):
-                xp.multiply(moving, params["momentum"], out=moving)
-                xp.multiply(batch, 1.0 - params["momentum"], out=scale)
+                xp.multiply(moving, p["momentum"], out=moving)
+                xp.multiply(batch, 1.0 - p["momentum"], out=scale)
                 xp.add(moving, scale, out=moving)
-        xp.add(var, params["eps"], out=inverse)
+        xp.add(var, p["eps"], out=inverse)
     else:
         mean[...] = moving_mean
-        xp.add(moving_var, params["eps"], out=inverse)
+        xp.add(moving_var, p["eps"], out=inverse)
     xp.sqrt(inverse, out=inverse)
     xp.divide(1.0, inverse, out=inverse)
-    if outputs[0] is None:
+    if out is None:
         return
-    if params["fix_gamma"]:
+    if p["fix_gamma"]:
         scale = inverse
     else:
         xp.multiply(inverse, gamma, out=scale)
     xp.multiply(mean, scale, out=shift)
     xp.subtract(beta, shift, out=shift)
-    out = outputs[0].reshape(split.shape)
+    out = out.reshape(split.shape)
     for where in split:
         target = out[where]
         wide = target if acc == target.dtype else split.cut(block, where)
@@ -195,21 +206,32 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes((split.block, acc), *[((split.channels,), acc)] * 4)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, *others: Any) -> None:
     """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
-    _backward_of(ctx, params, inputs, outputs, None)
+    _backward_of(ctx, p, ograd, None, *others)
 
 
-def backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    """The same, of inputs (ograd, output of the relu, data, gamma, mean, inverse)."""
-    ograd, y, *others = inputs
-    _backward_of(ctx, params, [ograd, *others], outputs, y)
+@context_kernel
+def backward_behind_relu(ctx: OpContext, p: Params, ograd: Any, y: Any, *others: Any) -> None:
+    """The same, where a relu gave ``y`` of what was normalised."""
+    _backward_of(ctx, p, ograd, y, *others)
 
 
-def _backward_of(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, y: Any) -> None:
+def _backward_of(
+    ctx: OpContext,
+    params: Params,
+    ograd: Any,
+    y: Any,
+    data: Any,
+    gamma: Any,
+    mean: Any,
+    inverse: Any,
+    dgrad: Any,
+    ggrad: Any,
+    bgrad: Any,
+) -> None:
     xp = ctx.xp
-    ograd, data, gamma, mean, inverse = inputs
-    dgrad, ggrad, bgrad = outputs
     split = _Split(params, data.shape)
     data, ograd = data.reshape(split.shape), ograd.reshape(split.shape)
     acc = mean.dtype

@@ -12,11 +12,12 @@ from itertools import product
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _WINDOW = (
     Param("kernel", p_shape, doc="sizes of the window: one, two or three"),
@@ -111,14 +112,16 @@ def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [(out[0], out[1] // math.prod(kernel), *image[2:])], [out]
 
 
-def _im2col(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = window_counts(params, inputs[0].shape[2:], "im2col")
-    _gather(ctx, params, inputs[0], outputs[0], counts, "im2col")
+@context_kernel
+def _im2col(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    counts = window_counts(p, data.shape[2:], "im2col")
+    _gather(ctx, p, data, out, counts, "im2col")
 
 
-def _backward_im2col(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = window_counts(params, outputs[0].shape[2:], "im2col")
-    _sum_back(ctx, params, outputs[0], inputs[0], counts, "im2col")
+@context_kernel
+def _backward_im2col(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+    counts = window_counts(p, out.shape[2:], "im2col")
+    _sum_back(ctx, p, out, ograd, counts, "im2col")
 
 
 register(
@@ -159,14 +162,16 @@ def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [(batch, channels * elements, windows)], [(batch, channels, *size)]
 
 
-def _col2im(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = window_counts(params, params["output_size"], "col2im")
-    _sum_back(ctx, params, outputs[0], inputs[0], counts, "col2im")
+@context_kernel
+def _col2im(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    counts = window_counts(p, p["output_size"], "col2im")
+    _sum_back(ctx, p, out, data, counts, "col2im")
 
 
-def _backward_col2im(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = window_counts(params, params["output_size"], "col2im")
-    _gather(ctx, params, inputs[0], outputs[0], counts, "col2im")
+@context_kernel
+def _backward_col2im(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+    counts = window_counts(p, p["output_size"], "col2im")
+    _gather(ctx, p, ograd, out, counts, "col2im")
 
 
 register(

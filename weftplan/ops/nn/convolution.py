@@ -7,15 +7,17 @@ It owns the parameters and sizes, which Deconvolution shares; the arithmetic is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 _TUNE = "Who computes on a CPU, which algorithm of cuDNN on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
@@ -134,24 +136,25 @@ def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
     )
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     data, weight = inputs[:2]
-    geo = sizes(params, TensorSpec(data.shape, data.dtype), out.shape)
-    correlate(ctx, geo, data, weight, None if params["no_bias"] else inputs[2], out)
+    geo = sizes(p, TensorSpec(data.shape, data.dtype), out.shape)
+    correlate(ctx, geo, data, weight, None if p["no_bias"] else inputs[2], out)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     return sizes(params, inputs[0], outputs[0].shape).forward_nbytes()
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ograd, data, weight = inputs
-    if not params["no_bias"] and outputs[2] is not None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+    if not p["no_bias"] and outputs[2] is not None:
         ctx.xp.sum(
             ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=outputs[2], keepdims=False
         )
-    geo = sizes(params, TensorSpec(data.shape, data.dtype), ograd.shape)
+    geo = sizes(p, TensorSpec(data.shape, data.dtype), ograd.shape)
     adjoint(ctx, geo, data, ograd, weight, outputs[0], outputs[1])
 
 

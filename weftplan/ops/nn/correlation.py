@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),
@@ -103,22 +104,22 @@ def _scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tupl
     return [(padded, wide), (padded, wide), ((data[1], *out[2:]), wide), (out[2:], wide), (out[2:], wide)]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    xp, shape = ctx.xp, inputs[0].shape
-    first, second, terms, part, total = (ctx.take(*s) for s in _scratch(params, shape, out.shape, out.dtype))
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data1: Any, data2: Any, out: Any) -> None:
+    xp, shape = ctx.xp, data1.shape
+    first, second, terms, part, total = (ctx.take(*s) for s in _scratch(p, shape, out.shape, out.dtype))
     first.fill(0)
     second.fill(0)
-    scale = 1.0 / (params["kernel_size"] ** 2 * shape[1])
+    scale = 1.0 / (p["kernel_size"] ** 2 * shape[1])
     for item in range(shape[0]):
-        xp.copyto(_inner(params, first, shape), inputs[0][item])
-        xp.copyto(_inner(params, second, shape), inputs[1][item])
+        xp.copyto(_inner(p, first, shape), data1[item])
+        xp.copyto(_inner(p, second, shape), data2[item])
         current = -1
-        for channel, a, b in _squares(params, out.shape, first, second):
+        for channel, a, b in _squares(p, out.shape, first, second):
             if channel != current:
                 total.fill(0)
                 current = channel
-            if params["is_multiply"]:
+            if p["is_multiply"]:
                 xp.multiply(a, b, out=terms)
             else:
                 xp.subtract(a, b, out=terms)
@@ -137,24 +138,24 @@ def _backward_scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> 
     return [*[(padded, wide)] * 4, ((data[1], *out[2:]), wide), (out[2:], wide)]
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data1: Any, data2: Any, d_data1: Any, d_data2: Any) -> None:
     xp = ctx.xp
-    ograd, *data = inputs
-    shape = data[0].shape
-    taken = [ctx.take(*s) for s in _backward_scratch(params, shape, ograd.shape, ograd.dtype)]
+    shape = data1.shape
+    taken = [ctx.take(*s) for s in _backward_scratch(p, shape, ograd.shape, ograd.dtype)]
     maps, gradients, terms, g = taken[:2], taken[2:4], taken[4], taken[5]
     for padded in maps:
         padded.fill(0)
-    scale = 1.0 / (params["kernel_size"] ** 2 * shape[1])
+    scale = 1.0 / (p["kernel_size"] ** 2 * shape[1])
     for item in range(shape[0]):
-        for padded, source in zip(maps, data, strict=True):
-            xp.copyto(_inner(params, padded, shape), source[item])
+        for padded, source in zip(maps, (data1, data2), strict=True):
+            xp.copyto(_inner(p, padded, shape), source[item])
         for padded in gradients:
             padded.fill(0)
-        pairs = zip(_squares(params, ograd.shape, *maps), _squares(params, ograd.shape, *gradients), strict=True)
+        pairs = zip(_squares(p, ograd.shape, *maps), _squares(p, ograd.shape, *gradients), strict=True)
         for (channel, a, b), (_, of_a, of_b) in pairs:
             xp.multiply(ograd[item, channel], scale, out=g)
-            if params["is_multiply"]:
+            if p["is_multiply"]:
                 for target, other in ((of_a, b), (of_b, a)):
                     xp.multiply(other, g, out=terms)
                     xp.add(target, terms, out=target)
@@ -165,9 +166,9 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
                 xp.multiply(terms, g, out=terms)
                 xp.add(of_a, terms, out=of_a)
                 xp.subtract(of_b, terms, out=of_b)
-        for out, padded in zip(outputs, gradients, strict=True):
+        for out, padded in zip((d_data1, d_data2), gradients, strict=True):
             if out is not None:
-                xp.copyto(out[item], _inner(params, padded, shape), casting="same_kind")
+                xp.copyto(out[item], _inner(p, padded, shape), casting="same_kind")
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

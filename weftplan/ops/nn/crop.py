@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_bool, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape
 
 _PARAMS = (
     NUM_ARGS,
@@ -68,17 +70,18 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data, *ins[1:]], [out]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    rows, columns = _window(params, inputs[0].shape, out.shape[2:])
-    ctx.xp.copyto(out, inputs[0][:, :, rows, columns])
+@kernel
+def _forward(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    rows, columns = _window(p, inputs[0].shape, out.shape[2:])
+    xp.copyto(out, inputs[0][:, :, rows, columns])
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    rows, columns = _window(params, out.shape, inputs[0].shape[2:])
+@kernel
+def _backward(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    rows, columns = _window(p, out.shape, ograd.shape[2:])
     out.fill(0)
-    ctx.xp.copyto(out[:, :, rows, columns], inputs[0])
+    xp.copyto(out[:, :, rows, columns], ograd)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from weftplan.errors import DTypeError, ShapeError
 from weftplan.ops.floats import is_float
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
 from weftplan.ops.params import p_bool, p_enum
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dim, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
-    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -202,10 +202,11 @@ class _Rows:
             self.row[item, max(last - 1, 0) : last + 1] = 0
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out, alpha = arrays
     xp, data = ctx.xp, inputs[0]
-    out, alpha = outputs
-    plan = _plan(ctx, params, data.shape, inputs[1], inputs[2:])
+    plan = _plan(ctx, p, data.shape, inputs[1], inputs[2:])
     rows = _Rows(ctx, plan, data.shape[2], accumulator(data.dtype))
     row = rows.row
     row.fill(_NEVER)
@@ -233,12 +234,12 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*_plan_scratch(batch, labels), *_row_scratch(batch, channels, labels, accumulator(dtype)))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
     """ograd · (softmax - the probability of each channel, given the labels)."""
-    target = outputs[0]
+    ograd, alpha, data, label, *lengths, target = arrays
     xp = ctx.xp
-    ograd, alpha, data, label, *lengths = inputs
-    plan = _plan(ctx, params, data.shape, label, lengths)
+    plan = _plan(ctx, p, data.shape, label, lengths)
     rows = _Rows(ctx, plan, data.shape[2], accumulator(data.dtype))
     rows.sum_ends(alpha[-1])
     rows.begin_at_ends()

@@ -6,8 +6,10 @@ Forward is Convolution's data gradient and the other way round, so both sides us
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry
@@ -15,7 +17,7 @@ from weftplan.ops.nn.convolution import check_channels, convolution_params, wind
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     *convolution_params(512, no_bias=True),
@@ -90,12 +92,13 @@ def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
     )
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     data, weight = inputs[:2]
-    geo = sizes(params, data.shape, out.shape, data.dtype)
+    geo = sizes(p, data.shape, out.shape, data.dtype)
     adjoint(ctx, geo, None, data, weight, out, None)
-    if not params["no_bias"]:
+    if not p["no_bias"]:
         ctx.xp.add(out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
 
 
@@ -104,12 +107,12 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return geo.backward_nbytes(weight=False)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ograd, data, weight = inputs
-    if not params["no_bias"] and outputs[2] is not None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+    if not p["no_bias"] and outputs[2] is not None:
         axes = (0, *range(2, ograd.ndim))
         ctx.xp.sum(ograd, axis=axes, dtype=accumulator(ograd.dtype), out=outputs[2])
-    geo = sizes(params, data.shape, ograd.shape, data.dtype)
+    geo = sizes(p, data.shape, ograd.shape, data.dtype)
     if outputs[1] is not None:
         adjoint(ctx, geo, ograd, data, None, None, outputs[1])
     if outputs[0] is not None:

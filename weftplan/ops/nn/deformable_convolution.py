@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import Workspace
 from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
 from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.schema import Arrays, DType, Kernel, Op, OpContext, Param, Params, Shape, ShapeRule, TensorSpec
+from weftplan.ops.schema import DType, Kernel, Op, OpContext, Param, Params, Shape, ShapeRule, TensorSpec
 
 PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
 
@@ -50,11 +51,13 @@ def _sizes(name: str, params: Params, data: Shape, dtype: DType, out: Shape) -> 
 
 
 def _forward(name: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp, out = ctx.xp, outputs[0]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
+        xp = ctx.xp
         data, offset, *masks = inputs[: 3 if name == MODULATED else 2]
         weight, *bias = inputs[2 + len(masks) :]
-        sizes = _sizes(name, params, data.shape, data.dtype, out.shape)
+        sizes = _sizes(name, p, data.shape, data.dtype, out.shape)
         call = Columns(ctx, sizes, weight, back=False)
         for n in range(sizes.batch):
             image = call.image(data[n])
@@ -71,7 +74,7 @@ def _forward(name: str) -> Kernel:
                     xp.add(grid, bias[0][:, None], out=grid, casting="same_kind")
                 xp.copyto(target[:, where], grid, casting="same_kind")
 
-    return kernel
+    return compute
 
 
 def _mask_gradient(xp: Any, call: Columns, columns: Any, of_columns: Any, target: Any, where: slice) -> None:
@@ -89,12 +92,15 @@ def _mask_gradient(xp: Any, call: Columns, columns: Any, of_columns: Any, target
 
 
 def _backward(name: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
         xp = ctx.xp
-        ograd, data, offset, *masks, weight = inputs
-        of_data, of_offset, *of_masks = outputs[: 3 if masks else 2]
+        masks = arrays[3:4] if name == MODULATED else ()
+        ograd, data, offset, weight = *arrays[:3], arrays[3 + len(masks)]
+        outputs = arrays[4 + len(masks) :]
+        of_data, of_offset, *of_masks = outputs[: 2 + len(masks)]
         of_weight, *of_bias = outputs[2 + len(masks) :]
-        sizes = _sizes(name, params, data.shape, data.dtype, ograd.shape)
+        sizes = _sizes(name, p, data.shape, data.dtype, ograd.shape)
         if of_bias and of_bias[0] is not None:
             xp.sum(ograd, axis=(0, 2, 3), dtype=sizes.acc, out=of_bias[0])
         if all(array is None for array in (of_data, of_offset, of_weight, *of_masks)):
@@ -148,7 +154,7 @@ def _backward(name: str) -> Kernel:
         if of_weight is not None and sizes.acc != sizes.dtype:
             xp.copyto(of_weight.reshape(total.shape), total, casting="same_kind")
 
-    return kernel
+    return compute
 
 
 # -------------------------------------------------------------------------------------------------------- declarations

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops import grain
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_enum, p_float, p_shape
 from weftplan.ops.registry import register
@@ -26,7 +27,7 @@ from weftplan.ops.rules import (
     normalize_axis,
     take_bytes,
 )
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
@@ -72,16 +73,15 @@ def _scale(params: Params) -> float:
     return 1.0 / (1.0 - params["p"]) if params["p"] < 1 else 0.0
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    data = inputs[0]
-    out, mask = outputs
-    shape = _mask_shape(params, data.shape)
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
+    shape = _mask_shape(p, data.shape)
     whole = shape == data.shape
     size = min(math.prod(shape), grain.block())
     draws = ctx.take((size,), _DRAW)
     # Where nobody wants the mask, this is all of it that there is: one block, or the small mask of `axes`.
     room = ctx.take((size,) if whole else shape, _MASK)
-    if not _active(ctx, params):
+    if not _active(ctx, p):
         if mask is not None:
             mask.fill(1)
         if out is not None:
@@ -91,20 +91,20 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     if not whole:
         kept = room if mask is None else mask
         for (part,) in blocks(ctx, (kept,)):
-            _draw(ctx.xp, generator, params, draws, part)
+            _draw(ctx.xp, generator, p, draws, part)
         if out is not None:
             ctx.xp.multiply(data, kept, out=out)
-            ctx.xp.multiply(out, _scale(params), out=out)
+            ctx.xp.multiply(out, _scale(p), out=out)
         return
     flat = data.reshape(-1)
     for first in range(0, flat.size, grain.block()):
         here = slice(first, min(first + grain.block(), flat.size))
         part = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
-        _draw(ctx.xp, generator, params, draws, part)
+        _draw(ctx.xp, generator, p, draws, part)
         if out is not None:
             target = out.reshape(-1)[here]
             ctx.xp.multiply(flat[here], part, out=target)
-            ctx.xp.multiply(target, _scale(params), out=target)
+            ctx.xp.multiply(target, _scale(p), out=target)
 
 
 def _draw(xp: Any, generator: Any, params: Params, draws: Any, part: Any) -> None:
@@ -120,21 +120,20 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(((size,), _DRAW), ((size,) if shape == data else shape, _MASK))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ograd, mask = inputs
-    out = outputs[0]
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, mask: Any, out: Any) -> None:
     if out is None:
         return
     xp = ctx.xp
-    if not _active(ctx, params):
+    if not _active(ctx, p):
         xp.copyto(out, ograd)
     elif mask.shape == ograd.shape:
         for g, kept, target in blocks(ctx, (ograd, mask, out)):
             xp.multiply(g, kept, out=target)
-            xp.multiply(target, _scale(params), out=target)
+            xp.multiply(target, _scale(p), out=target)
     else:
         xp.multiply(ograd, mask, out=out)
-        xp.multiply(out, _scale(params), out=out)
+        xp.multiply(out, _scale(p), out=out)
 
 
 register(

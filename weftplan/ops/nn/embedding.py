@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX, accumulator, gather, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
-    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -63,9 +64,10 @@ def _block(size: int) -> tuple[Shape, DType]:
     return (min(size, _INDICES),), INDEX
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    indices, weight = inputs[0].reshape(-1), inputs[1]
-    out = outputs[0].reshape(-1, weight.shape[1])
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data: Any, weight: Any, out: Any) -> None:
+    indices = data.reshape(-1)
+    out = out.reshape(-1, weight.shape[1])
     room = ctx.take(*_block(indices.size))
     for first in range(0, indices.size, _INDICES):
         part = indices[first : first + _INDICES]
@@ -78,13 +80,13 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(_block(math.prod(inputs[0].shape)))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    wgrad = outputs[0]
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, wgrad: Any) -> None:
     if wgrad is None:
         return
     xp = ctx.xp
-    indices = inputs[1].reshape(-1)
-    ograd = inputs[0].reshape(-1, wgrad.shape[1])
+    indices = data.reshape(-1)
+    ograd = ograd.reshape(-1, wgrad.shape[1])
     acc = accumulator(wgrad.dtype)
     room = ctx.take(*_block(indices.size))
     sums = wgrad if acc == wgrad.dtype else ctx.take(wgrad.shape, acc)

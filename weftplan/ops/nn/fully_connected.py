@@ -13,12 +13,13 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.add_n import p_count
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import KernelWithBare, accumulator
 from weftplan.ops.params import p_bool
 from weftplan.ops.products import product
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("num_hidden", p_count, doc="Columns of the output."),
@@ -88,18 +89,19 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return _wide_bytes((*inputs[:2], outputs[0]))
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     xp = ctx.xp
     data, weight = inputs[:2]
-    hidden = params["num_hidden"]
+    hidden = p["num_hidden"]
     rows = _widen(ctx, data).reshape(-1, weight.shape[1])
     matrix = _widen(ctx, weight)
     acc = accumulator(out.dtype)
     wide = out if acc == out.dtype else ctx.take(out.shape, acc)
     flat = wide.reshape(-1, hidden)
     product(xp, rows, matrix.T, flat)
-    if not params["no_bias"]:
+    if not p["no_bias"]:
         xp.add(flat, inputs[2], out=out.reshape(-1, hidden), casting="same_kind")
     elif wide is not out:
         xp.copyto(out, wide, casting="same_kind")
@@ -123,13 +125,13 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return _wide_bytes((*inputs[:3], *outputs[:2]))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
     xp = ctx.xp
-    ograd, data, weight = inputs
     dgrad, wgrad = outputs[:2]
-    bgrad = None if params["no_bias"] else outputs[2]
+    bgrad = None if p["no_bias"] else outputs[2]
     acc = accumulator(ograd.dtype)
-    rows = ograd.reshape(-1, params["num_hidden"])
+    rows = ograd.reshape(-1, p["num_hidden"])
     if bgrad is not None:
         xp.sum(rows, axis=0, dtype=acc, out=bgrad)
     if dgrad is None and wgrad is None:

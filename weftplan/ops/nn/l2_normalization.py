@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
@@ -20,7 +22,7 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),
@@ -67,18 +69,18 @@ def _taken(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DTyp
     return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _forward(ctx: OpContext, p: Params, x: Any, out: Any, norms: Any) -> None:
     xp = ctx.xp
-    rows = _rows(params, inputs[0].shape)
-    data = inputs[0].reshape(rows)
-    out, norms = outputs
-    square_room, norm_room = (ctx.take(*spec) for spec in _taken(params, inputs[0].shape, data.dtype))
+    rows = _rows(p, x.shape)
+    data = x.reshape(rows)
+    square_room, norm_room = (ctx.take(*spec) for spec in _taken(p, x.shape, x.dtype))
     for here in row_blocks(rows):
         x = data[here]
         square, norm = square_room[: x.shape[0]], norm_room[: x.shape[0]]
         xp.multiply(x, x, out=square, dtype=square.dtype)
         xp.sum(square, axis=1, out=norm, keepdims=True)
-        xp.add(norm, params["eps"], out=norm)
+        xp.add(norm, p["eps"], out=norm)
         xp.sqrt(norm, out=norm)
         if norms is not None:
             norms.reshape(rows[0], 1, rows[2])[here] = norm
@@ -86,14 +88,14 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
             xp.divide(x, norm, out=out.reshape(rows)[here], casting="same_kind")
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, output: Any, norm: Any, out: Any) -> None:
     """dgrad = (ograd - output · sum(ograd · output)) / norm."""
-    out = outputs[0]
     xp = ctx.xp
-    rows = _rows(params, out.shape)
-    ograd, output, target = inputs[0].reshape(rows), inputs[1].reshape(rows), out.reshape(rows)
-    norms = inputs[2].reshape(rows[0], 1, rows[2])
-    term_room, sum_room = (ctx.take(*spec) for spec in _taken(params, out.shape, out.dtype))
+    rows = _rows(p, out.shape)
+    ograd, output, target = ograd.reshape(rows), output.reshape(rows), out.reshape(rows)
+    norms = norm.reshape(rows[0], 1, rows[2])
+    term_room, sum_room = (ctx.take(*spec) for spec in _taken(p, out.shape, out.dtype))
     for here in row_blocks(rows):
         g, y = ograd[here], output[here]
         term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
@@ -26,7 +27,6 @@ from weftplan.ops.rules import (
     take_bytes,
 )
 from weftplan.ops.schema import (
-    Arrays,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -93,14 +93,15 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, data: Any, gamma: Any, beta: Any, out: Any, means: Any, stds: Any) -> None:
         xp = ctx.xp
-        shape, vector = view(params, inputs[0].shape)
-        step, acc = rows_per_block(shape), accumulator(inputs[0].dtype)
-        data, gamma, beta = inputs[0].reshape(shape), inputs[1].reshape(vector), inputs[2].reshape(vector)
+        shape, vector = view(p, data.shape)
+        step, acc = rows_per_block(shape), accumulator(data.dtype)
+        data, gamma, beta = data.reshape(shape), gamma.reshape(vector), beta.reshape(vector)
         small = (shape[0], shape[1], 1, shape[3])
-        out = None if outputs[0] is None else outputs[0].reshape(shape)
-        wanted = [None if array is None else array.reshape(small) for array in outputs[1:]]
+        out = None if out is None else out.reshape(shape)
+        wanted = [None if array is None else array.reshape(small) for array in (means, stds)]
         centred_room, square_room = (ctx.take((step, *shape[1:]), acc) for _ in range(2))
         mean_room, std_room = (ctx.take((step, *small[1:]), acc) for _ in range(2))
         for here in row_blocks(shape):
@@ -113,7 +114,7 @@ def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence
             xp.multiply(centred, centred, out=square)
             xp.sum(square, axis=2, out=std, keepdims=True)
             xp.multiply(std, 1.0 / shape[2], out=std)
-            xp.add(std, params["eps"], out=std)
+            xp.add(std, p["eps"], out=std)
             xp.sqrt(std, out=std)
             for target, value in zip(wanted, (mean, std), strict=True):
                 if target is not None:
@@ -123,7 +124,7 @@ def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence
                 xp.multiply(centred, gamma, out=centred)
                 xp.add(centred, beta, out=out[here], casting="same_kind")
 
-    return kernel
+    return compute
 
 
 def _bytes(view: View, *, backward: bool) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
@@ -140,14 +141,26 @@ def _bytes(view: View, *, backward: bool) -> Callable[[Params, Sequence[TensorSp
 def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
     """With n = (data - mean) / std and h = ograd · gamma: dgrad = (h - mean(h) - n · mean(h · n)) / std."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    @context_kernel
+    def compute(
+        ctx: OpContext,
+        p: Params,
+        ograd: Any,
+        data: Any,
+        gamma: Any,
+        means: Any,
+        stds: Any,
+        dgrad: Any,
+        d_gamma: Any,
+        d_beta: Any,
+    ) -> None:
         xp = ctx.xp
-        shape, vector = view(params, inputs[1].shape)
-        step, acc = rows_per_block(shape), accumulator(inputs[1].dtype)
+        shape, vector = view(p, data.shape)
+        step, acc = rows_per_block(shape), accumulator(data.dtype)
         small = (shape[0], shape[1], 1, shape[3])
-        ograd, data = inputs[0].reshape(shape), inputs[1].reshape(shape)
-        gamma, means, stds = inputs[2].reshape(vector), inputs[3].reshape(small), inputs[4].reshape(small)
-        dgrad = None if outputs[0] is None else outputs[0].reshape(shape)
+        ograd, data = ograd.reshape(shape), data.reshape(shape)
+        gamma, means, stds = gamma.reshape(vector), means.reshape(small), stds.reshape(small)
+        dgrad = None if dgrad is None else dgrad.reshape(shape)
         normal_room, product_room = (ctx.take((step, *shape[1:]), acc) for _ in range(2))
         first_room, second_room = (ctx.take((step, *small[1:]), acc) for _ in range(2))
         gamma_sum, beta_sum, part = (ctx.take(vector, acc) for _ in range(3))
@@ -178,11 +191,11 @@ def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequenc
             xp.multiply(normal, slope, out=normal)
             xp.subtract(product, normal, out=product)
             xp.divide(product, std, out=dgrad[here], casting="same_kind")
-        for target, total in zip(outputs[1:], (gamma_sum, beta_sum), strict=True):
+        for target, total in zip((d_gamma, d_beta), (gamma_sum, beta_sum), strict=True):
             if target is not None:
                 target[...] = total.reshape(-1)
 
-    return kernel
+    return compute
 
 
 def register_norm(name: str, view: View, params: tuple[Param, ...], shape_rule: Any, visible: Any, doc: str) -> None:

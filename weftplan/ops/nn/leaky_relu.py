@@ -16,6 +16,7 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ops import grain
 from weftplan.ops.erf import erf
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, BlockKernel, ScratchRule, accumulator, block_bytes, blocks
 from weftplan.ops.nn.prelu import prelu_backward, prelu_block, prelu_forward, prelu_gamma_shape, prelu_part, prelu_rows
 from weftplan.ops.params import p_enum, p_float
@@ -208,13 +209,12 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 # ---------------------------------------------------------------------------------------------------------- rrelu
 
 
-def _random_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _random_forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
     """Slopes drawn in training, their mean otherwise; the mask holds 1 above 0 and the slope elsewhere."""
     xp = ctx.xp
-    out, mask = outputs
-    low, high = params["lower_bound"], params["upper_bound"]
+    low, high = p["lower_bound"], p["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None
-    data = inputs[0]
     flat = data.reshape(-1)
     size = min(flat.size, grain.block())
     draws = ctx.take((size,), np.dtype(np.float32))
@@ -239,16 +239,19 @@ def _random_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arr
             xp.multiply(x, slope, out=out.reshape(-1)[here])
 
 
-def _prelu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    prelu_forward(ctx, inputs[0], inputs[1], outputs[0])
+@context_kernel
+def _prelu(ctx: OpContext, p: Params, data: Any, gamma: Any, out: Any) -> None:
+    prelu_forward(ctx, data, gamma, out)
 
 
-def _backward_prelu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    prelu_backward(ctx, inputs, outputs)
+@context_kernel
+def _backward_prelu(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    prelu_backward(ctx, *arrays)
 
 
-def _backward_random(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for g, slope, target in blocks(ctx, (*inputs, outputs[0])):
+@context_kernel
+def _backward_random(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    for g, slope, target in blocks(ctx, arrays):
         ctx.xp.multiply(g, slope, out=target)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import block_bytes, blocks, copy_kernel, scratch_dtype
 from weftplan.ops.nn.activation import sigmoid_block
 from weftplan.ops.params import p_enum, p_float
@@ -28,7 +29,6 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.schema import (
-    Arrays,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -67,8 +67,9 @@ def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, data if ins[1] is None else ins[1]], [data]
 
 
-def _sigmoid(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    for x, y, scratch in blocks(ctx, (inputs[0], outputs[0]), (scratch_dtype("float", outputs[0].dtype),)):
+@context_kernel
+def _sigmoid(ctx: OpContext, p: Params, data: Any, label: Any, out: Any) -> None:
+    for x, y, scratch in blocks(ctx, (data, out), (scratch_dtype("float", out.dtype),)):
         sigmoid_block(ctx.xp, x, y, scratch)
 
 
@@ -86,10 +87,9 @@ def _sign(xp: Any, y: Any, label: Any, out: Any) -> None:
 
 
 def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kernel = copy_kernel) -> None:
-    def reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        out = outputs[0]
-        output, label = inputs
-        scale = params["grad_scale"] / max(1, math.prod(output.shape[1:]))
+    @context_kernel
+    def reverse(ctx: OpContext, p: Params, output: Any, label: Any, out: Any) -> None:
+        scale = p["grad_scale"] / max(1, math.prod(output.shape[1:]))
         for block in blocks(ctx, (output, label, out)):
             step(ctx.xp, *block)
             if scale != 1.0:
@@ -145,15 +145,16 @@ def _uses_data(params: Params) -> bool:
     return bool(params["normalization"] == "valid")
 
 
-def _make_loss_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    scale = params["grad_scale"]
-    if params["normalization"] == "batch":
+@context_kernel
+def _make_loss_backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    scale = p["grad_scale"]
+    if p["normalization"] == "batch":
         scale /= math.prod(out.shape[:-1])  # MXNet 1.9.1 sees a matrix: all axes but the last are the batch
-    elif _uses_data(params):
+    elif _uses_data(p):
         count = 0
         for (part,) in blocks(ctx, (inputs[0],)):
-            count += int(ctx.xp.count_nonzero(part > params["valid_thresh"]))
+            count += int(ctx.xp.count_nonzero(part > p["valid_thresh"]))
         scale /= max(1, count)
     out.fill(scale)
 

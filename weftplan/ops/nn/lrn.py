@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
@@ -24,7 +25,7 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("nsize", p_int, doc="Channels in a window, an odd number."),
@@ -69,42 +70,43 @@ def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
         xp.add(out[:, :-shift], values[:, shift:], out=out[:, :-shift])
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data: Any, out: Any, norms: Any) -> None:
     xp = ctx.xp
-    rows = _rows(inputs[0].shape)
-    data = inputs[0].reshape(rows)
-    out, norms = (None if array is None else array.reshape(rows) for array in outputs)
-    square_room, sum_room = (ctx.take(*spec) for spec in _taken(inputs[0].shape, data.dtype))
+    rows = _rows(data.shape)
+    square_room, sum_room = (ctx.take(*spec) for spec in _taken(data.shape, data.dtype))
+    data, out, norms = (None if array is None else array.reshape(rows) for array in (data, out, norms))
     for here in row_blocks(rows):
         x = data[here]
         square, norm = square_room[: x.shape[0]], sum_room[: x.shape[0]]
         xp.multiply(x, x, out=square, dtype=square.dtype)
-        _window_sum(xp, square, params["nsize"] // 2, norm)
-        xp.multiply(norm, params["alpha"] / params["nsize"], out=norm)
-        xp.add(norm, params["knorm"], out=norm)
+        _window_sum(xp, square, p["nsize"] // 2, norm)
+        xp.multiply(norm, p["alpha"] / p["nsize"], out=norm)
+        xp.add(norm, p["knorm"], out=norm)
         if norms is not None:
             norms[here] = norm
         if out is not None:
-            xp.power(norm, -params["beta"], out=norm)
+            xp.power(norm, -p["beta"], out=norm)
             xp.multiply(x, norm, out=out[here], casting="same_kind")
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, norms: Any, out: Any) -> None:
     """dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
     xp = ctx.xp
-    rows = _rows(outputs[0].shape)
-    ograd, data, norms, out = (array.reshape(rows) for array in (*inputs, outputs[0]))
-    term_room, sum_room = (ctx.take(*spec) for spec in _taken(outputs[0].shape, out.dtype))
+    rows = _rows(out.shape)
+    term_room, sum_room = (ctx.take(*spec) for spec in _taken(out.shape, out.dtype))
+    ograd, data, norms, out = (array.reshape(rows) for array in (ograd, data, norms, out))
     for here in row_blocks(rows):
         g, x, norm = ograd[here], data[here], norms[here]
         term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
-        xp.power(norm, -params["beta"] - 1.0, out=term)
+        xp.power(norm, -p["beta"] - 1.0, out=term)
         xp.multiply(term, g, out=term)
         xp.multiply(term, x, out=term)
-        _window_sum(xp, term, params["nsize"] // 2, total)
+        _window_sum(xp, term, p["nsize"] // 2, total)
         xp.multiply(total, x, out=total)
-        xp.multiply(total, -2.0 * params["alpha"] * params["beta"] / params["nsize"], out=total)
-        xp.power(norm, -params["beta"], out=term)
+        xp.multiply(total, -2.0 * p["alpha"] * p["beta"] / p["nsize"], out=total)
+        xp.power(norm, -p["beta"], out=term)
         xp.multiply(term, g, out=term)
         xp.add(term, total, out=out[here], casting="same_kind")
 

@@ -15,6 +15,7 @@ from typing import Any
 from weftplan.cores import split_in_rooms
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops import grain
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL, INDEX, accumulator
 from weftplan.ops.nn.pooling_windows import (
     Grid,
@@ -30,7 +31,7 @@ from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.products import MOST
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
 _PARAMS = (
@@ -154,9 +155,10 @@ def _needs_sum_block(params: Params, dtype: Any) -> bool:
     return bool(params["pool_type"] != "max") and accumulator(dtype) != dtype
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _forward(ctx: OpContext, params: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
-    data, out = _flat(inputs[0]), _flat(outputs[0])
+    data, out = _flat(data), _flat(out)
     kind, p = params["pool_type"], params["p_value"]
     acc = accumulator(out.dtype)
     if params["global_pool"] and (kind != "lp" or p == 1):
@@ -209,9 +211,11 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*[block] * (_needs_sum_block(params, dtype) + powers))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, params: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     xp = ctx.xp
-    ograd, dgrad = _flat(inputs[0]), _flat(outputs[0])
+    ograd, dgrad = _flat(inputs[0]), _flat(out)
     kind, p = params["pool_type"], params["p_value"]
     image, shape = dgrad.shape[1:], ograd.shape[1:]
     acc = accumulator(dgrad.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 from weftplan.errors import ShapeError
 from weftplan.ops.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
 from weftplan.ops.rules import merge_shape
-from weftplan.ops.schema import Arrays, OpContext, Shape
+from weftplan.ops.schema import OpContext, Shape
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
@@ -64,11 +64,9 @@ def prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
         xp.add(y, low, out=y)
 
 
-def prelu_backward(ctx: OpContext, inputs: Arrays, outputs: Arrays) -> None:
-    """Gradients of data and gamma from (ograd, data, gamma); the first may take the memory of ograd or data."""
+def prelu_backward(ctx: OpContext, ograd: Any, data: Any, gamma: Any, dgrad: Any, ggrad: Any) -> None:
+    """Gradients of data and gamma; the first may take the memory of ograd or data."""
     xp = ctx.xp
-    ograd, data, gamma = inputs
-    dgrad, ggrad = outputs
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     block = prelu_block(shape)
     wide = accumulator(data.dtype)

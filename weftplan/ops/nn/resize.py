@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator, rows_per_block
 from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
-    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -97,10 +97,12 @@ def _matrices(ctx: OpContext, weights: Weights, params: Params, old: Shape, new:
 def _product(weights: Weights, *, backward: bool) -> Kernel:
     """The kernel ``rows · image · columns.T`` of every plane; ``backward``: with both matrices transposed."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp, source, target = ctx.xp, inputs[0], outputs[0]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        *inputs, target = arrays
+        xp, source = ctx.xp, inputs[0]
         old, new = (target, source) if backward else (source, target)
-        rows, columns, between, *wide = _matrices(ctx, weights, params, old.shape, new.shape, target.dtype)
+        rows, columns, between, *wide = _matrices(ctx, weights, p, old.shape, new.shape, target.dtype)
         taken, made = (1, 0) if backward else (0, 1)
         x, y = source.reshape(-1, *source.shape[2:]), target.reshape(-1, *target.shape[2:])
         for first in range(0, x.shape[0], between.shape[0]):
@@ -119,7 +121,7 @@ def _product(weights: Weights, *, backward: bool) -> Kernel:
             if wide:
                 xp.copyto(out, result, casting="same_kind")
 
-    return kernel
+    return compute
 
 
 def _forward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan.errors import DTypeError, ShapeError
 from weftplan.ops import grain
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import BOOL
 from weftplan.ops.nn.rnn_layout import Layout, layout
 from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
@@ -23,7 +24,6 @@ from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_ra
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, is_known, merge_dim, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
-    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -197,8 +197,11 @@ def _masked(xp: Any, params: Params, source: Any, kept: Any, out: Any) -> None:
     xp.multiply(out, 1.0 / (1.0 - params["p"]), out=out)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _forward(ctx: OpContext, params: Params, *arrays: Any) -> None:
     xp = ctx.xp
+    count = len(_inputs(params))
+    inputs, outputs = arrays[:count], arrays[count:]
     x, vector, state = inputs[:3]
     cell = inputs[3] if params["mode"] == "lstm" else None
     plan = layout(params, x.shape)
@@ -281,9 +284,11 @@ def _dropped_buffer(params: Params, plan: Layout, dtype: DType) -> list[tuple[Sh
     return [(plan.wide, dtype)] if _drops(params) else []
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, params: Params, *arrays: Any) -> None:
     xp = ctx.xp
-    named = dict(zip(_backward_inputs(params), inputs, strict=True))
+    names = _backward_inputs(params)
+    named, outputs = dict(zip(names, arrays, strict=False)), arrays[len(names) :]
     data, state, cell = named["data"], named["state"], named.get("state_cell")
     plan = layout(params, data.shape)
     dtype = data.dtype

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ParameterError
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_float, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -89,17 +90,15 @@ def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tupl
                     yield region, int(image), i, j, slice(top, bottom), slice(left, right)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@kernel
+def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any, places: Any) -> None:
     """Output 1: the place (row · width + column) of each maximum, -1 where there is none."""
-    xp = ctx.xp
-    data, rois = inputs
-    out, places = outputs
     if out is not None:
         out.fill(0)
     if places is not None:
         places.fill(-1)
     channels = xp.arange(data.shape[1])
-    for region, image, i, j, rows, columns in _regions(params, rois, data.shape, data.dtype.type):
+    for region, image, i, j, rows, columns in _regions(p, rois, data.shape, data.dtype.type):
         window = data[image, :, rows, columns]
         if out is not None:
             xp.max(window, axis=(1, 2), out=out[region, :, i, j])
@@ -110,10 +109,9 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
             places[region, :, i, j] = (row + rows.start) * data.shape[3] + column + columns.start
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@kernel
+def _backward(xp: Any, p: Params, ograd: Any, rois: Any, places: Any, of_data: Any, of_rois: Any) -> None:
     """Every maximum gets its gradient, in the order of the regions; the regions themselves get none."""
-    ograd, rois, places = inputs
-    of_data, of_rois = outputs
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:
@@ -127,7 +125,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
         for channel in range(channels):
             where, g = places[region, channel].reshape(-1), ograd[region, channel].reshape(-1)
             kept = where >= 0
-            ctx.xp.add.at(flat[int(image), channel], where[kept], g[kept])
+            xp.add.at(flat[int(image), channel], where[kept], g[kept])
 
 
 register(

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.scalar import converted
 from weftplan.ops.schema import (
-    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -116,22 +116,24 @@ def _length_bytes(batch: int, *more: tuple[Shape, DType]) -> int:
 def _masked(fill: Callable[[Params], float]) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
     """Copy input 0; the steps beyond the lengths (the last input) become ``fill``."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp, out = ctx.xp, outputs[0]
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
+        xp = ctx.xp
         xp.copyto(out, inputs[0])
-        if not params["use_sequence_length"]:
+        if not p["use_sequence_length"]:
             return
-        target = _time_first(out, params["axis"])
+        target = _time_first(out, p["axis"])
         steps, batch = target.shape[:2]
         whole = _whole(ctx, inputs[-1], 0, steps)
         beyond = ctx.take((batch,), _BOOL)
         shaped = beyond.reshape(batch, *[1] * (target.ndim - 2))
-        value = converted(fill(params), out.dtype)
+        value = converted(fill(p), out.dtype)
         for step in range(steps):
             xp.less_equal(whole, step, out=beyond)
             xp.copyto(target[step], value, where=shaped)
 
-    return kernel
+    return compute
 
 
 def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -141,32 +143,35 @@ def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[
     return _length_bytes(batch, ((batch,), _BOOL))
 
 
-def _last(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    data = _time_first(inputs[0], params["axis"])
-    if not params["use_sequence_length"]:
+@context_kernel
+def _last(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    data = _time_first(inputs[0], p["axis"])
+    if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[-1])
         return
     for sequence, length in enumerate(_whole(ctx, inputs[1], 1, data.shape[0]).tolist()):
         out[sequence] = data[length - 1, sequence]
 
 
-def _last_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    target = _time_first(out, params["axis"])
+@context_kernel
+def _last_backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    target = _time_first(out, p["axis"])
     out.fill(0)
-    if not params["use_sequence_length"]:
+    if not p["use_sequence_length"]:
         ctx.xp.copyto(target[-1], inputs[0])
         return
     for sequence, length in enumerate(_whole(ctx, inputs[1], 1, target.shape[0]).tolist()):
         target[length - 1, sequence] = inputs[0][sequence]
 
 
-def _reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _reverse(ctx: OpContext, p: Params, *arrays: Any) -> None:
     """Its own inverse, and so its own gradient."""
-    out = outputs[0]
+    *inputs, out = arrays
     data = inputs[0]
-    if not params["use_sequence_length"]:
+    if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[::-1])
         return
     ctx.xp.copyto(out, data)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import KernelWithBare
 from weftplan.ops.nn.softmax_core import as_rows, backward_bytes, forward_bytes, softmax, softmax_backward, softmax_bare
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
@@ -25,7 +26,6 @@ from weftplan.ops.rules import (
     same_shape,
 )
 from weftplan.ops.schema import (
-    Arrays,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -81,12 +81,12 @@ def _scale(params: Params, sign: float) -> float:
 def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> None:
     params = _PARAMS
 
-    def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        rows = as_rows(inputs[0].shape, params["axis"])
+    @context_kernel
+    def forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
+        rows = as_rows(inputs[0].shape, p["axis"])
         length = inputs[1].reshape(rows[0], rows[2]) if len(inputs) > 1 else None
-        softmax(
-            ctx, inputs[0].reshape(rows), outputs[0].reshape(rows), scale=_scale(params, sign), log=log, length=length
-        )
+        softmax(ctx, inputs[0].reshape(rows), out.reshape(rows), scale=_scale(p, sign), log=log, length=length)
 
     def bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
         plain = len(inputs) == 1 and inputs[0].dtype == outputs[0].dtype and params.get("temperature") is None
@@ -98,14 +98,15 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
         rows = as_rows(inputs[0].shape, params["axis"])
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
 
-    def reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        rows = as_rows(inputs[0].shape, params["axis"])
+    @context_kernel
+    def reverse(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
+        rows = as_rows(ograd.shape, p["axis"])
         softmax_backward(
             ctx,
-            inputs[0].reshape(rows),
-            inputs[1].reshape(rows),
-            outputs[0].reshape(rows),
-            scale=_scale(params, sign),
+            ograd.reshape(rows),
+            output.reshape(rows),
+            out.reshape(rows),
+            scale=_scale(p, sign),
             log=log,
         )
 
@@ -163,14 +164,16 @@ def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
     return new
 
 
-def _activation(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    rows = _activation_rows(params, inputs[0].shape)
-    softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
+@context_kernel
+def _activation(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    rows = _activation_rows(p, data.shape)
+    softmax(ctx, data.reshape(rows), out.reshape(rows))
 
 
-def _activation_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    rows = _activation_rows(params, inputs[0].shape)
-    softmax_backward(ctx, *(array.reshape(rows) for array in (inputs[0], inputs[1], outputs[0])))
+@context_kernel
+def _activation_backward(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
+    rows = _activation_rows(p, ograd.shape)
+    softmax_backward(ctx, *(array.reshape(rows) for array in (ograd, output, out)))
 
 
 def _activation_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

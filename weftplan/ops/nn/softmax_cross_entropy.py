@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX, accumulator, gather, row_blocks, rows_per_block, to_index
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Params, Shape, TensorSpec
 
 _LEAST = 1e-8
 _DOUBLE = np.dtype(np.float64)
@@ -62,10 +63,9 @@ def _room_bytes(shape: Shape, acc: Any) -> int:
     return take_bytes(((step,), INDEX), ((step, shape[1]), acc), ((step, 1), acc), ((step,), INDEX))
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data: Any, label: Any, out: Any) -> None:
     xp = ctx.xp
-    data, label = inputs
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
     picked = ctx.take((places.size,), wide.dtype)
     total = ctx.take((1,), _DOUBLE)
@@ -91,11 +91,10 @@ def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
     return _room_bytes(shape, acc) + take_bytes(((rows_per_block(shape),), acc), one, one)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, label: Any, out: Any) -> None:
     """(softmax - 1 at the label) times the incoming number."""
-    out = outputs[0]
     xp = ctx.xp
-    ograd, data, label = inputs
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
     for here in row_blocks(data.shape):
         x = data[here]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.nn.softmax_core import as_rows, forward_bytes, softmax
 from weftplan.ops.params import p_bool, p_enum, p_float
@@ -31,7 +32,6 @@ from weftplan.ops.rules import (
     take_bytes,
 )
 from weftplan.ops.schema import (
-    Arrays,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -99,9 +99,10 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, data if ins[1] is None else ins[1]], [data]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    rows = _rows(params, inputs[0].shape)
-    softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
+@context_kernel
+def _forward(ctx: OpContext, p: Params, data: Any, label: Any, out: Any) -> None:
+    rows = _rows(p, data.shape)
+    softmax(ctx, data.reshape(rows), out.reshape(rows))
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -118,18 +119,19 @@ def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any
         yield first, part
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
+@context_kernel
+def _backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
     xp = ctx.xp
     output, label = inputs[:2]
-    scale = params["grad_scale"]
+    scale = p["grad_scale"]
     if label.shape == output.shape:
         xp.subtract(output, label, out=out, casting="same_kind")
     else:
-        scale = _subtract_labels(ctx, params, output, label, out)
+        scale = _subtract_labels(ctx, p, output, label, out)
     if scale != 1.0:
         xp.multiply(out, scale, out=out)
-    if params["out_grad"]:
+    if p["out_grad"]:
         xp.multiply(out, inputs[2], out=out)
 
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
 from weftplan.ops.params import p_bool, p_enum, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted; there is one way to compute it.")
 _TARGET = Param("target_shape", p_shape, (0, 0), "Height and width of the output.")
@@ -63,23 +64,25 @@ def _grid_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [maps], [(maps[0], *out[1:])]
 
 
-def _grid(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out, xp = outputs[0], ctx.xp
+@context_kernel
+def _grid(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    xp = ctx.xp
     height, width = out.shape[2:]
     base = base_grid(ctx, height, width, out.dtype)
-    if _affine(params):
-        xp.matmul(inputs[0].reshape(-1, 3), base, out=out.reshape(-1, height * width))
+    if _affine(p):
+        xp.matmul(data.reshape(-1, 3), base, out=out.reshape(-1, height * width))
         return
     for axis, extent in ((0, width), (1, height)):
         here = out[:, axis]
-        xp.multiply(inputs[0][:, axis], 2.0 / (extent - 1) if extent > 1 else math.inf, out=here)
+        xp.multiply(data[:, axis], 2.0 / (extent - 1) if extent > 1 else math.inf, out=here)
         xp.add(here, base[axis].reshape(height, width), out=here)
 
 
-def _grid_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out, xp, ograd = outputs[0], ctx.xp, inputs[0]
+@context_kernel
+def _grid_backward(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+    xp = ctx.xp
     height, width = ograd.shape[2:]
-    if _affine(params):
+    if _affine(p):
         base = base_grid(ctx, height, width, out.dtype)
         xp.matmul(ograd.reshape(-1, height * width), base.T, out=out.reshape(-1, 3))
         return
@@ -139,8 +142,9 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [data, grid], [out]
 
 
-def _sample(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    _sample_all(ctx, inputs[0], _points(inputs[1]), outputs[0])
+@context_kernel
+def _sample(ctx: OpContext, p: Params, data: Any, grid: Any, out: Any) -> None:
+    _sample_all(ctx, data, _points(grid), out)
 
 
 def _sample_all(ctx: OpContext, data: Any, points: Any, out: Any) -> None:
@@ -149,9 +153,9 @@ def _sample_all(ctx: OpContext, data: Any, points: Any, out: Any) -> None:
         sampler.forward(image, grid, target)
 
 
-def _sample_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ograd, data, grid = inputs
-    _backward_all(ctx, ograd, data, _points(grid), outputs[0], None if outputs[1] is None else _points(outputs[1]))
+@context_kernel
+def _sample_backward(ctx: OpContext, p: Params, ograd: Any, data: Any, grid: Any, d_data: Any, d_grid: Any) -> None:
+    _backward_all(ctx, ograd, data, _points(grid), d_data, None if d_grid is None else _points(d_grid))
 
 
 def _backward_all(ctx: OpContext, ograd: Any, data: Any, points: Any, of_data: Any, of_points: Any) -> None:
@@ -228,21 +232,22 @@ def _map_points(ctx: OpContext, loc: Any, base: Any) -> Any:
     return points
 
 
-def _spatial(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    height, width = params["target_shape"]
-    base = base_grid(ctx, height, width, inputs[1].dtype)
-    _sample_all(ctx, inputs[0], _map_points(ctx, inputs[1], base), outputs[0])
+@context_kernel
+def _spatial(ctx: OpContext, p: Params, data: Any, loc: Any, out: Any) -> None:
+    height, width = p["target_shape"]
+    base = base_grid(ctx, height, width, loc.dtype)
+    _sample_all(ctx, data, _map_points(ctx, loc, base), out)
 
 
-def _spatial_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    ograd, data, loc = inputs
-    height, width = params["target_shape"]
+@context_kernel
+def _spatial_backward(ctx: OpContext, p: Params, ograd: Any, data: Any, loc: Any, d_data: Any, d_loc: Any) -> None:
+    height, width = p["target_shape"]
     base = base_grid(ctx, height, width, loc.dtype)
     points = _map_points(ctx, loc, base)
     of_points = ctx.take(points.shape, loc.dtype)
-    _backward_all(ctx, ograd, data, points, outputs[0], None if outputs[1] is None else of_points)
-    if outputs[1] is not None:
-        ctx.xp.matmul(of_points.reshape(-1, base.shape[1]), base.T, out=outputs[1].reshape(-1, 3))
+    _backward_all(ctx, ograd, data, points, d_data, None if d_loc is None else of_points)
+    if d_loc is not None:
+        ctx.xp.matmul(of_points.reshape(-1, base.shape[1]), base.T, out=d_loc.reshape(-1, 3))
 
 
 def _spatial_bytes(params: Params, data: TensorSpec, grids: int) -> int:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import (
-    Arrays,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -52,18 +53,19 @@ def _rows(shape: Shape) -> Shape:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+@context_kernel
+def _backward(ctx: OpContext, p: Params, output: Any, label: Any, out: Any) -> None:
     xp = ctx.xp
-    shape = _rows(inputs[0].shape)
-    scores, out = inputs[0].reshape(shape), outputs[0].reshape(shape)
-    label = inputs[1].reshape(-1)
+    shape = _rows(output.shape)
+    scores, out = output.reshape(shape), out.reshape(shape)
+    label = label.reshape(-1)
     step = rows_per_block(shape)
     sign_room, whole = ctx.take((step, shape[1]), out.dtype), ctx.take((step, 1), INDEX)
     classes = ctx.take((shape[1],), INDEX)
     classes.fill(1)
     xp.cumsum(classes, out=classes)
     xp.subtract(classes, 1, out=classes)
-    margin, factor = params["margin"], params["regularization_coefficient"]
+    margin, factor = p["margin"], p["regularization_coefficient"]
     for here in row_blocks(shape):
         s, y = scores[here], out[here]
         sign, index = sign_room[: s.shape[0]], whole[: s.shape[0]]
@@ -73,7 +75,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
         xp.subtract(sign, 1.0, out=sign)  # -1 for the label, 1 for the other classes
         xp.multiply(s, sign, out=y)
         xp.add(y, margin, out=y)
-        if params["use_linear"]:
+        if p["use_linear"]:
             xp.greater(y, 0, out=y, casting="unsafe")
             xp.multiply(y, factor, out=y)
         else:

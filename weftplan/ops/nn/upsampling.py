@@ -13,11 +13,12 @@ from typing import Any
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops import registry
 from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_enum, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
 
 _PARAMS = (
     Param("scale", p_int, doc="Factor of height and width."),
@@ -129,14 +130,15 @@ def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, A
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    out = outputs[0]
-    if _bilinear(params):
+@context_kernel
+def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    if _bilinear(p):
         channels = inputs[0].shape[1]
-        registry.get("Deconvolution").forward(ctx, _deconvolution(params, channels), inputs, outputs)
+        registry.get("Deconvolution").forward(ctx, _deconvolution(p, channels), inputs, (out,))
     elif out is not None:
-        for position, (part, x) in enumerate(_parts(params, out, inputs)):
-            if position and params["multi_input_mode"] == "sum":
+        for position, (part, x) in enumerate(_parts(p, out, inputs)):
+            if position and p["multi_input_mode"] == "sum":
                 ctx.xp.add(part, x, out=part)
             else:
                 ctx.xp.copyto(part, x)
@@ -149,19 +151,19 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return registry.get("Deconvolution").workspace_bytes(inner, inputs, outputs)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    if _bilinear(params):
-        channels = inputs[1].shape[1]
-        registry.get("_backward_Deconvolution").forward(ctx, _deconvolution(params, channels), inputs, outputs)
+@context_kernel
+def _backward(ctx: OpContext, p: Params, ograd: Any, *arrays: Any) -> None:
+    if _bilinear(p):
+        inner = _deconvolution(p, arrays[0].shape[1])
+        registry.get("_backward_Deconvolution").forward(ctx, inner, (ograd, *arrays[:2]), arrays[2:])
         return
-    ograd = inputs[0]
-    shapes = ctx.output_shapes or [out.shape for out in outputs]
+    shapes = ctx.output_shapes or [out.shape for out in arrays]
     first = 0
-    for out, shape in zip(outputs, shapes, strict=True):
+    for out, shape in zip(arrays, shapes, strict=True):
         if out is not None:
             (part, target) = _parts({"multi_input_mode": "sum"}, ograd[:, first:], [out])[0]
             ctx.xp.sum(part, axis=(3, 5), dtype=accumulator(out.dtype), out=target, keepdims=True)
-        if params["multi_input_mode"] == "concat":
+        if p["multi_input_mode"] == "concat":
             first += shape[1]
 
 

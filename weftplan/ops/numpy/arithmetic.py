@@ -6,13 +6,16 @@ Of floats they are the operators of this package. Comparisons give booleans. Whe
 
 from __future__ import annotations
 
+from typing import Any
+
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import BOOL, UfuncKernel
 from weftplan.ops.numpy.derive import derive
 from weftplan.ops.params import p_dtype, p_float, p_optional, p_str
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
 from weftplan.ops.scalar import SCALAR
-from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params
+from weftplan.ops.schema import Kernel, Op, Param, Params
 
 for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",
               "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "degrees", "radians",
@@ -56,10 +59,11 @@ def _bool_out(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes
 
 
 def _against_number(ufunc: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        getattr(ctx.xp, ufunc)(inputs[0], params["scalar"], out=outputs[0])
+    @kernel
+    def compute(xp: Any, p: Params, data: Any, out: Any) -> None:
+        getattr(xp, ufunc)(data, p["scalar"], out=out)
 
-    return kernel
+    return compute
 
 
 for _name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"):
@@ -106,8 +110,9 @@ def _like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return ins, [merge_dtype(wanted, outs[0], "output of _npi_full_like")]
 
 
-def _full_like(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    outputs[0].fill(params["fill_value"])
+@kernel
+def _full_like(xp: Any, p: Params, a: Any, out: Any) -> None:
+    out.fill(p["fill_value"])
 
 
 register(

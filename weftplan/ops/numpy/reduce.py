@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError
+from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.moments import moments_backward, moments_backward_workspace, moments_forward, moments_workspace
 from weftplan.ops.numpy.derive import derive
@@ -25,7 +26,7 @@ from weftplan.ops.rules import (
     same_dtype,
     take_bytes,
 )
-from weftplan.ops.schema import Arrays, DTypeRule, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DTypeRule, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _p_nothing(value: Any) -> None:
@@ -128,19 +129,19 @@ def _correction(params: Params, source: Shape) -> float:
 
 
 def _spread(root: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, a: Any, out: Any, mean: Any) -> None:
         """Output 1: the mean, which the gradient needs."""
-        source = inputs[0].shape
-        out, mean = outputs
-        moments_forward(ctx, _moments(params, len(source)), inputs, [mean, out])
+        source = a.shape
+        moments_forward(ctx, _moments(p, len(source)), (a,), [mean, out])
         if out is not None:
-            correction = _correction(params, source)
+            correction = _correction(p, source)
             if correction != 1.0:
                 ctx.xp.multiply(out, correction, out=out)
             if root:
                 ctx.xp.sqrt(out, out=out)
 
-    return kernel
+    return compute
 
 
 def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -148,17 +149,18 @@ def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
 
 
 def _backward_spread(root: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        xp, (g, data, out, mean) = ctx.xp, inputs
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, g: Any, data: Any, value: Any, mean: Any, out: Any) -> None:
+        xp = ctx.xp
         of_mean, of_var = ctx.take(g.shape, g.dtype), ctx.take(g.shape, g.dtype)
         of_mean.fill(0)
-        xp.multiply(g, _correction(params, data.shape), out=of_var)
+        xp.multiply(g, _correction(p, data.shape), out=of_var)
         if root:
-            xp.divide(of_var, out, out=of_var)
+            xp.divide(of_var, value, out=of_var)
             xp.multiply(of_var, 0.5, out=of_var)
-        moments_backward(ctx, _moments(params, data.ndim), [of_mean, of_var, data, mean], outputs)
+        moments_backward(ctx, _moments(p, data.ndim), [of_mean, of_var, data, mean], [out])
 
-    return kernel
+    return compute
 
 
 def _backward_spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

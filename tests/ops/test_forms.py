@@ -1,0 +1,131 @@
+"""The forms in which kernels are written: all operators use them, with as many parameters as they have arrays."""
+
+import ast
+import inspect
+import pathlib
+
+import numpy as np
+import pytest
+
+import weftplan.ops
+from weftplan.ops import registry
+from weftplan.ops.forms import ArrayKernel, ContextKernel, context_kernel, kernel
+from weftplan.ops.kernels import KernelWithBare
+from weftplan.ops.node_call import NodeCall, bare_call
+from weftplan.ops.rules import same_dtype, same_shape
+from weftplan.ops.schema import Op, OpContext, TensorSpec
+
+ROOT = pathlib.Path(weftplan.ops.__file__).parent
+ADAPTORS = {"joined.py", "numpy/derive.py"}
+"""Files with functions that call another operator's kernel, whatever its arrays are."""
+FLOAT = np.dtype(np.float32)
+
+
+def written(op):
+    """The kernel of ``op`` in the form that its author chose; None where it is of another kind."""
+    found = op.forward.kernel if isinstance(op.forward, KernelWithBare) else op.forward
+    return found if isinstance(found, (ArrayKernel, ContextKernel)) else None
+
+
+OPERATORS = [
+    op
+    for op in map(registry.get, registry.names(aliases=False))
+    if written(op) is not None and not callable(op.inputs) and not callable(op.outputs)
+]
+
+
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_a_kernel_has_a_parameter_for_every_array(op):
+    """The author's function can be called with the array module or context, the parameters, and all arrays."""
+    form = written(op)
+    signature = inspect.signature(form.function)
+    given = ["first", "parameters", *op.inputs, *op.outputs]
+    if getattr(form, "scratch", None) is None:
+        signature.bind(*given)
+    else:  # scratch comes behind them
+        signature.bind_partial(*given)
+    named = [one.name for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
+    assert named[0] == ("xp" if isinstance(form, ArrayKernel) else "ctx")
+
+
+def test_nobody_repeats_the_calling_convention():
+    """No operator's file defines a function of (ctx, params, inputs, outputs): the forms do that for all."""
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(("compiled/", "cuda/")) or name in ADAPTORS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names = [arg.arg for arg in node.args.args]
+                assert names[:1] != ["ctx"] or not {"inputs", "outputs"} <= set(names), f"{name}:{node.lineno}"
+
+
+@kernel(scratch=lambda p, x, out: [(x.shape, x.dtype), ((1,), x.dtype)])
+def scaled_cube(xp, p, x, out, square, factor):
+    """factor · x³, of two arrays of scratch."""
+    factor.fill(p["factor"])
+    xp.multiply(x, x, out=square)
+    xp.multiply(square, x, out=out)
+    xp.multiply(out, factor, out=out)
+
+
+def operator(forward):
+    """An operator of one array."""
+    return Op(name="cube", forward=forward, infer_shape=same_shape, infer_dtype=same_dtype)
+
+
+def test_scratch_is_declared_once():
+    """The operator's workspace is what its kernel's scratch takes, and the kernel fits into it."""
+    op = operator(scaled_cube)
+    x, out = np.arange(20, dtype=FLOAT), np.empty(20, FLOAT)
+    specs = [TensorSpec(x.shape, FLOAT)]
+    assert op.workspace_bytes({"factor": 2}, specs, specs) == 128 + 64
+    context = OpContext(np, workspace=np.empty(192, np.uint8))
+    op.forward(context, {"factor": 2}, [x], [out])
+    np.testing.assert_array_equal(out, 2 * x**3)
+    assert context.room == 0
+
+
+def test_every_way_to_call_gives_the_same():
+    """A call by the convention, a prepared one, a bound one and a bare one write the same bytes, again and again."""
+    op, params = operator(scaled_cube), {"factor": 3}
+    x, out = np.arange(20, dtype=FLOAT), np.empty(20, FLOAT)
+    node = NodeCall(op, op.forward, params, np, [x], [out], workspace=np.empty(192, np.uint8))
+    specs = [TensorSpec(x.shape, FLOAT)]
+    bare = bare_call(op.forward, params, specs, specs, 192)
+    for call in (
+        node.prepared(),
+        node.bound(is_train=True, random_key=(0, 0)),
+        lambda: bare(x, out, np.empty(192, np.uint8)),
+    ):
+        for _ in range(3):
+            out.fill(np.nan)
+            call()
+            np.testing.assert_array_equal(out, 3 * x**3)
+
+
+def test_nothing_is_called_between_an_executor_and_the_author():
+    """What an executor calls is the function itself with its arguments, of either form."""
+
+    @kernel
+    def plain(xp, p, x, out):
+        xp.copyto(out, x)
+
+    @context_kernel
+    def asking(ctx, p, x, out):
+        ctx.xp.copyto(out, x)
+
+    x, out = np.ones(3), np.empty(3)
+    assert NodeCall(operator(plain), plain, {}, np, [x], [out]).prepared().func is plain.function
+    node = NodeCall(operator(asking), asking, {}, np, [x], [out])
+    assert node.prepared() is None
+    assert node.bound(is_train=False, random_key=(0, 0)).func is asking.function
+
+
+def test_scratch_without_elements():
+    """Arrays without elements need no workspace, and the bare form asks for none."""
+    empty = np.empty((0,), FLOAT)
+    specs = [TensorSpec((0,), FLOAT)]
+    only = kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])(lambda xp, p, x, out, t: xp.copyto(out, t))
+    assert operator(only).workspace_bytes({}, specs, specs) == 0
+    bare_call(only, {}, specs, specs, 0)(empty, empty.copy())

@@ -1,0 +1,148 @@
+"""The forms in which a kernel is written: a function of arrays, or of a context and arrays, one parameter for each.
+
+:func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None
+where nobody wants one) and its scratch, each by itself, and can be prepared for replay without another word::
+
+    @kernel
+    def _double(xp: Any, p: Params, x: Any, out: Any) -> None:
+        xp.add(x, x, out=out)
+
+:func:`context_kernel` is for what asks more than that: whether the run is for training, random numbers, or scratch that
+helpers take as they need it. Its function gets the :class:`~weftplan.ops.schema.OpContext` in place of the
+array module. Elementwise formulas are :class:`~weftplan.ops.kernels.BlockKernel` instead, which cuts large arrays
+into blocks.
+
+A kernel of these forms is also what :data:`~weftplan.ops.schema.Kernel` says, so its callers know one kind alone. They
+keep nothing between calls, so any number of threads may share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, overload
+
+import numpy as np
+
+from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, aligned
+
+Call = Callable[[], object]
+Function = Callable[..., None]
+Room = Sequence[tuple[Shape, DType]]
+Scratch = Callable[..., Room]
+"""``scratch(p, *inputs, *outputs)``: shape and dtype of every array of scratch. It may read ``shape`` and ``dtype`` of
+what it is given: the planner gives specs, a call its arrays (None where one is ignored or unwanted)."""
+Specs = Sequence[TensorSpec]
+
+
+class ArrayKernel:
+    """The kernel ``function(xp, p, *inputs, *outputs, *scratch)``; see :func:`kernel`."""
+
+    __slots__ = ("function", "scratch", "workspace")
+
+    def __init__(self, function: Function, scratch: Scratch | None = None) -> None:
+        self.function = function
+        self.scratch = scratch
+        self.workspace = None if scratch is None else self._bytes
+        """``Op.workspace`` of this kernel."""
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.function(ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
+
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound."""
+        return partial(self.function, ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
+
+    on = prepare
+
+    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object]:
+        """The function of NumPy arrays, and of the flat workspace where there is scratch."""
+        function = partial(self.function, np, params)
+        return function if self.scratch is None else with_views(function, self.scratch(params, *inputs, *outputs))
+
+    @property
+    def __wrapped__(self) -> Function:
+        return self.function
+
+    def _taken(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Sequence[Any]:
+        return () if self.scratch is None else [ctx.take(*spec) for spec in self.scratch(params, *inputs, *outputs)]
+
+    def _bytes(self, params: Params, inputs: Specs, outputs: Specs) -> int:
+        assert self.scratch is not None
+        return sum(aligned(TensorSpec(*spec).nbytes) for spec in self.scratch(params, *inputs, *outputs))
+
+
+def with_views(function: Callable[..., object], room: Room) -> Callable[..., object]:
+    """``function(*arrays, *scratch)`` as one of arrays and flat bytes (those only where ``room`` needs any)."""
+    ranges, end = [], 0
+    for shape, dtype in room:
+        nbytes = TensorSpec(shape, dtype).nbytes
+        ranges.append((end, end + nbytes, dtype, shape))
+        end += aligned(nbytes)
+    if not end:
+        return lambda *arrays: function(*arrays, *(np.empty(shape, dtype) for shape, dtype in room))
+
+    def call(*arrays: Any) -> None:
+        given = arrays[-1]
+        function(*arrays[:-1], *[given[start:stop].view(kind).reshape(shape) for start, stop, kind, shape in ranges])
+
+    return call
+
+
+class ContextKernel:
+    """The kernel ``function(ctx, p, *inputs, *outputs)``; see :func:`context_kernel`."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.function(ctx, params, *inputs, *outputs)
+
+    @property
+    def __wrapped__(self) -> Function:
+        return self.function
+
+    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound, for runs like that of ``ctx``."""
+        return partial(self.function, ctx, params, *inputs, *outputs)
+
+
+@overload
+def kernel(function: Function, /) -> ArrayKernel: ...
+
+
+@overload
+def kernel(*, scratch: Scratch) -> Callable[[Function], ArrayKernel]: ...
+
+
+def kernel(
+    function: Function | None = None, /, *, scratch: Scratch | None = None
+) -> ArrayKernel | Callable[[Function], ArrayKernel]:
+    """Make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``, as a decorator.
+
+    Args:
+        scratch: what the function needs besides. The operator's workspace follows from it.
+
+    >>> @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])
+    ... def cube(xp, p, x, out, square):
+    ...     xp.multiply(x, x, out=square)
+    ...     xp.multiply(square, x, out=out)
+    >>> cube.workspace({}, [TensorSpec((3,), np.dtype("float32"))], [TensorSpec((3,), np.dtype("float32"))])
+    64
+    """
+    if function is None:
+        return lambda given: ArrayKernel(given, scratch)
+    return ArrayKernel(function)
+
+
+def context_kernel(function: Function) -> ContextKernel:
+    """Make a kernel of ``function(ctx, p, *inputs, *outputs)``, as a decorator."""
+    return ContextKernel(function)
+
+
+def bound(kernel: Kernel, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    """The call of any kernel on these arrays, with no function between the caller and what the author wrote."""
+    on: Callable[..., Call] | None = getattr(kernel, "on", None)
+    return partial(kernel, ctx, params, inputs, outputs) if on is None else on(ctx, params, inputs, outputs)
