@@ -47,11 +47,20 @@ class Updater:
 
     def __call__(self, index: Any, grad: NDArray | Sequence[NDArray], weight: NDArray | Sequence[NDArray]) -> None:
         if isinstance(index, (list, tuple)):
-            for i, g, w in zip(index, grad, weight, strict=True):
-                self(i, g, w)
+            together = getattr(self.optimizer, "update_together", None)
+            if together is None:
+                for i, g, w in zip(index, grad, weight, strict=True):
+                    self(i, g, w)
+                return
+            states = [self._state(i, w) for i, w in zip(index, weight, strict=True)]
+            together(index, weight, grad, states)
             return
         assert isinstance(grad, NDArray)
         assert isinstance(weight, NDArray)
+        self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
+
+    def _state(self, index: Any, weight: NDArray) -> State:
+        """The state of an index where its weight is, made at its first use."""
         state = self.states.get(index)
         if state is None and index not in self.states:
             state = self.optimizer.create_state_multi_precision(index, weight)
@@ -61,7 +70,7 @@ class Updater:
             self._check(index, state, weight)
             self._unchecked.discard(index)
         self.states[index] = state
-        self.optimizer.update_multi_precision(index, weight, grad, state)
+        return state
 
     def _check(self, index: Any, state: State, weight: NDArray) -> None:
         """Raise unless a loaded state looks like one that the optimizer makes: silence would train something else."""

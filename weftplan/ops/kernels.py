@@ -216,6 +216,7 @@ class UfuncKernel:
     """
 
     __slots__ = ("count", "name", "real")
+    elementwise = True
 
     def __init__(self, name: str, count: int, *, real: bool = False) -> None:
         self.name = name
@@ -265,6 +266,7 @@ class BlockKernel:
     """
 
     __slots__ = ("scratch", "step")
+    elementwise = True
 
     def __init__(self, step: Callable[..., object], scratch: ScratchRule = lambda params, dtype: ()) -> None:
         self.step = step

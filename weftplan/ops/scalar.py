@@ -69,6 +69,7 @@ class _ScalarKernel:
     and truncated. Prepared as :class:`~weftplan.ops.kernels.UfuncKernel` is."""
 
     __slots__ = ("as_float", "reverse", "ufunc")
+    elementwise = True
 
     def __init__(self, ufunc: str, *, reverse: bool = False, as_float: bool = False) -> None:
         self.ufunc = ufunc

@@ -507,15 +507,20 @@ class Module(BaseModule):
 
     def _update_all(self, store: KVStoreBase | None) -> None:
         group, count = self.group, len(self.contexts)
+        alone: list[tuple[int, NDArray, NDArray]] = []
         for index, (name, grads) in enumerate(zip(self.param_names, group.grad_arrays, strict=True)):
             if grads is None:
                 continue
             weights = group.param_arrays[index]
-            if store is not None:
-                store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
-            if self._updater is not None:
-                for k, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
-                    self._updater(self._numbers[name] * count + k, grad, weight)
+            first = self._numbers[name] * count
+            if store is None:
+                alone += zip(range(first, first + count), grads, weights, strict=True)
+                continue
+            store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
+            if self._updater is not None:  # as soon as these gradients are there, while others still travel
+                self._updater(list(range(first, first + count)), grads, weights)
+        if alone and self._updater is not None:
+            self._updater(*map(list, zip(*alone, strict=True)))
 
     def owner(self) -> Module:
         return self

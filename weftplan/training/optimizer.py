@@ -19,7 +19,7 @@ from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import construct, number
 from weftplan.training.optimizer_adaptive import FTML, LAMB, Adamax, Ftrl, Nadam
-from weftplan.training.optimizer_base import Optimizer, State
+from weftplan.training.optimizer_base import Optimizer, State, one_operator
 from weftplan.training.optimizer_descent import DCASGD, LBSGD, SGLD, Signum
 from weftplan.training.optimizer_more import NAG, AdaDelta, AdaGrad, GroupAdaGrad, RMSProp
 
@@ -74,13 +74,14 @@ class SGD(Optimizer):
             return None
         return nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
 
+    @one_operator
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
         if state is None:
-            nd.sgd_update(weight, grad, out=weight, lr=lr, wd=wd, **self._common())
+            self.apply("sgd_update", weight, grad, lr=lr, wd=wd, **self._common())
         else:
-            nd.sgd_mom_update(weight, grad, state, out=weight, lr=lr, wd=wd, momentum=self.momentum, **self._common())
+            self.apply("sgd_mom_update", weight, grad, state, lr=lr, wd=wd, momentum=self.momentum, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes if self.momentum else 0
@@ -120,17 +121,18 @@ class Adam(Optimizer):
             nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype),
         )
 
+    @one_operator
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         count = self._update_count(index)
         lr, wd = self._rates(index)
         lr *= math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count)
         mean, var = state
-        nd.adam_update(
+        self.apply(
+            "adam_update",
             weight,
             grad,
             mean,
             var,
-            out=weight,
             lr=lr,
             wd=wd,
             beta1=self.beta1,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from weftplan import ndarray as nd
 from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizer_base import Optimizer, State
+from weftplan.training.optimizer_base import Optimizer, State, one_operator
 from weftplan.training.optimizer_more import clipped, zeros_as
 
 
@@ -33,11 +33,12 @@ class Ftrl(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight), zeros_as(weight)
 
+    @one_operator
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
         settings = {"lamda1": self.lamda1, "beta": self.beta, **self._common()}
-        nd.ftrl_update(weight, grad, *state, out=weight, lr=lr, wd=wd, **settings)
+        self.apply("ftrl_update", weight, grad, *state, lr=lr, wd=wd, **settings)
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes

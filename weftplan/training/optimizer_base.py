@@ -6,8 +6,8 @@ Updates are pushed and return at once. One thread at a time uses an optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -18,8 +18,17 @@ from weftplan.ops.floats import is_half
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.lr_scheduler import LRScheduler
+from weftplan.training.steps import Step, push_together
 
 State = Any
+Update = TypeVar("Update", bound=Callable[..., None])
+
+
+def one_operator(update: Update) -> Update:
+    """Marks an ``update`` that does nothing but one :meth:`Optimizer.apply`, so that those of many weights can be one
+    operation."""
+    update.one_operator = True  # type: ignore[attr-defined]
+    return update
 
 
 class Optimizer(Constructed):
@@ -42,6 +51,8 @@ class Optimizer(Constructed):
     weight_last: ClassVar[bool] = False
     """Order of a multi-precision state: (state, float32 weight) as MXNet's SGD and NAG have it, not (weight, state)."""
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
+    _gathered: list[Step] | None = None
+    """Steps that wait for others to become one operation with them."""
 
     def __init__(
         self,
@@ -161,11 +172,11 @@ class Optimizer(Constructed):
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one.
 
-        Lists of indices, weights, gradients and states are updated one after the other.
+        Of lists of indices, weights, gradients and states it does the same as :meth:`update_together`.
         """
         if isinstance(index, (list, tuple)):
-            for one in zip(index, weight, grad, state, strict=True):
-                self.update_multi_precision(*one)
+            lists: tuple[Any, ...] = index, weight, grad, state
+            self.update_together(*lists)
             return
         if not self._in_float32(weight):
             self.update(index, weight, grad, state)
@@ -173,6 +184,31 @@ class Optimizer(Constructed):
         own, master = state if self.weight_last else reversed(state)
         self.update(index, master, grad.astype(np.float32), own)
         weight[:] = master
+
+    def update_together(
+        self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
+    ) -> None:
+        """As :meth:`update_multi_precision` of each, in one operation where each is one operator on arrays of its own
+        in a host's memory."""
+        me = type(self)
+        simple = me.update_multi_precision is Optimizer.update_multi_precision
+        gathering = simple and getattr(me.update, "one_operator", False)
+        steps: list[Step] = []
+        try:
+            for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
+                self._gathered = steps if gathering and not self._in_float32(weight) else None
+                self.update_multi_precision(index, weight, grad, state)
+        finally:
+            self._gathered = None
+            push_together(steps)
+
+    def apply(self, name: str, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
+        """``nd.<name>(weight, grad, *states, out=weight, **params)``, now or with those of other weights."""
+        step = Step(name, (weight, grad, *states), params)
+        if self._gathered is None:
+            step.push()
+        else:
+            self._gathered.append(step)
 
     def _in_float32(self, weight: NDArray) -> bool:
         return self.multi_precision and is_half(weight.dtype)

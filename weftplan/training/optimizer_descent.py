@@ -14,7 +14,7 @@ from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray, random
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizer_base import Optimizer, State
+from weftplan.training.optimizer_base import Optimizer, State, one_operator
 from weftplan.training.optimizer_more import clipped, zeros_as
 
 
@@ -37,14 +37,15 @@ class Signum(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight) if self.momentum else None
 
+    @one_operator
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
         if state is None:
-            nd.signsgd_update(weight, grad, out=weight, lr=lr, wd=wd, **self._common())
+            self.apply("signsgd_update", weight, grad, lr=lr, wd=wd, **self._common())
         else:
             settings = {"momentum": self.momentum, "wd_lh": self.wd_lh, **self._common()}
-            nd.signum_update(weight, grad, state, out=weight, lr=lr, wd=wd, **settings)
+            self.apply("signum_update", weight, grad, state, lr=lr, wd=wd, **settings)
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes if self.momentum else 0

@@ -208,6 +208,14 @@ class Function:
         there = self.value(f"fcmp une {self.vector} {a}, zeroinitializer")
         return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
 
+    def constant(self, number: str) -> str:
+        """A vector of one number, given as LLVM writes it."""
+        return f"<{', '.join([f'{self.scalar} {number}'] * self.lanes)}>"
+
+    def function(self, name: str, a: str) -> str:
+        """``sqrt`` or ``fabs`` of every element."""
+        return self.value(f"call {self.vector} @llvm.{name}.{self._suffix}({self.vector} {a})")
+
     def fma(self, a: str, b: str, c: str) -> str:
         """a times b plus c, rounded once."""
         kind = self.vector
@@ -322,6 +330,7 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
     Loops are not unrolled by the compiler, and functions do not change the rounding of anything.
     """
     first = functions[0]
+    texts = [one.text() for one in functions]
     declared = []
     for lanes, scalar in sorted({(one.lanes, one.scalar) for one in functions}):
         bits = 32 if scalar == "float" else 64
@@ -331,6 +340,9 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
             f"declare {kind} @llvm.masked.load.{suffix}.p0(ptr, i32, <{lanes} x i1>, {kind})",
             f"declare void @llvm.masked.store.{suffix}.p0({kind}, ptr, i32, <{lanes} x i1>)",
         ]
+        for name in (f"@llvm.{function}.{suffix}" for function in ("fabs", "sqrt")):
+            if any(f"{name}(" in text for text in texts):
+                declared.append(f"declare {kind} {name}({kind})")
     scalar, bits = first.scalar, 8 * first.size
     declared += [
         f"declare {scalar} @llvm.fma.f{bits}({scalar}, {scalar}, {scalar})",
@@ -342,4 +354,4 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
         f'"min-legal-vector-width"="{register_bits}" "no-builtins" }}',
         '!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}\n!2 = !{i32 1}',
     ]
-    return "\n".join([*(one.text() for one in functions), *declared]) + "\n"
+    return "\n".join([*texts, *declared]) + "\n"

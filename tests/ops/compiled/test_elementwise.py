@@ -1,0 +1,98 @@
+"""Formulas recorded from elementwise kernels: their compiled loops have NumPy's bits, and what has not is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weftplan.ops import formulas, registry
+from weftplan.ops.compiled import elementwise
+from weftplan.ops.compiled.target import host
+from weftplan.ops.schema import OpContext
+
+HOST = host()
+needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+SETTINGS = {"scalar": 1.7, "lr": 0.1, "alpha": 0.2, "act_type": "relu", "a_min": -0.5, "a_max": 0.0, "wd": 0.01,
+            "clip_gradient": 0.75, "momentum": 0.9, "rescale_grad": 1 / 3}  # fmt: skip
+NAMES = (
+    "elemwise_add", "elemwise_sub", "elemwise_mul", "elemwise_div", "_mul_scalar", "_rminus_scalar", "_rdiv_scalar",
+    "_maximum_scalar", "_minimum_scalar", "clip", "abs", "sign", "sqrt", "square", "negative", "reciprocal", "relu",
+    "Activation", "_backward_Activation", "_backward_relu", "_backward_tanh", "_backward_abs", "_backward_log1p",
+    "_backward_hard_sigmoid", "rsqrt", "softsign", "sgd_update", "sgd_mom_update", "adam_update", "ftrl_update",
+    "signum_update", "rmspropalex_update",
+)  # fmt: skip
+REFUSED = ("exp", "tanh", "_power_scalar", "floor", "broadcast_maximum", "_backward_sin", "sigmoid")
+
+
+def parts_of(name: str) -> tuple[Any, dict[str, Any], int]:
+    """An operator, settings for it, and how many inputs it has."""
+    op = registry.get(name)
+    params = registry.parse_params(op, {one.name: SETTINGS[one.name] for one in op.params if one.name in SETTINGS})
+    return op, params, len(op.input_names(params))
+
+
+def values(count: int, dtype: Any, seed: int) -> Any:
+    """Numbers of every kind, in no order: zeros of both signs, infinities, NaN, subnormal and ordinary ones."""
+    found = np.random.default_rng(seed).standard_normal(count).astype(dtype)
+    for k, special in enumerate((0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -0.5, 1.7)):
+        found[k::31] = special
+    return np.random.default_rng(seed + 1).permutation(found)
+
+
+def same_bits(a: Any, b: Any) -> None:
+    """Equal bits, but for which NaN it is."""
+    np.testing.assert_array_equal(a, b)
+    there = ~np.isnan(a)
+    np.testing.assert_array_equal(np.signbit(a[there]), np.signbit(b[there]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_compiled_formula_has_the_bits_of_numpy(name, dtype):
+    """The result and every state, for special values, a size that is no multiple of a vector, and a part of it."""
+    op, params, count = parts_of(name)
+    found = formulas.recorded(
+        [(op.forward, params, range(count), [count])], count + 1, np.dtype(dtype), given=range(count)
+    )
+    assert found is not None
+    inputs = [values(333, dtype, seed) for seed in range(count)]
+    given, made = [a.copy() for a in inputs], [a.copy() for a in inputs]
+    given.append(np.full(333, 7, dtype))
+    made.append(np.full(333, 7, dtype))
+    with np.errstate(all="ignore"):
+        op.forward(OpContext(np, workspace=np.empty(1 << 16, np.uint8)), params, given[:-1], given[-1:])
+    run = elementwise.compiled(found, np.dtype(dtype))
+    run(made, 0, 64)
+    assert (made[-1][64:] == 7).all()
+    run(made, 64, 333)
+    for a, b in zip(given, made, strict=True):
+        same_bits(a, b)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_may_have_other_bits_is_not_recorded(name):
+    """Functions that libraries compute differently, and extrema of two arrays, of which the zero is not settled."""
+    op, params, count = parts_of(name)
+    calls = [(op.forward, params, range(count), [count])]
+    assert formulas.recorded(calls, count + 1, np.dtype(np.float32), given=range(count)) is None
+
+
+def test_only_one_float_dtype_is_recorded():
+    """Integers and halves have rules of their own."""
+    op, params, _ = parts_of("elemwise_add")
+    for dtype in ("int32", "float16", "bool"):
+        assert formulas.recorded([(op.forward, params, (0, 1), [2])], 3, np.dtype(dtype), given=(0, 1)) is None
+
+
+def test_formulas_share_code_whatever_their_constants():
+    """A rate that changes from step to step does not compile anew."""
+    made = []
+    for rate in (0.1, 0.2):
+        op = registry.get("sgd_mom_update")
+        params = registry.parse_params(op, {"lr": rate, "momentum": 0.9, "wd": rate})
+        made.append(formulas.recorded([(op.forward, params, range(3), [3])], 4, np.dtype(np.float32), given=range(3)))
+    assert made[0].formula == made[1].formula
+    assert made[0].constants != made[1].constants

@@ -1,0 +1,147 @@
+"""Steps of an optimizer on all weights at once: one operation, the bits of single ones, or single ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.ops import together
+from weftplan.training import steps
+
+SHAPES = [(300, 700), (5,), (1000, 300), (1,), (257,)]
+OPTIMIZERS = [
+    ("sgd", {}), ("sgd", {"momentum": 0.9, "wd": 0.01}), ("sgd", {"momentum": 0.9, "clip_gradient": 0.3}),
+    ("adam", {"wd": 0.1}), ("signum", {}), ("ftrl", {}),
+]  # fmt: skip
+
+
+def arrays(dtype="float32", seed=0):
+    """Weights or gradients."""
+    rng = np.random.default_rng(seed)
+    return [mx.nd.array(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
+
+
+def trained(name, settings, *, at_once, dtype="float32", count=3):
+    """Weights and states after some steps with gradients that differ."""
+    optimizer = mx.optimizer.create(name, learning_rate=0.1, param_idx2name={0: "a_weight", 1: "a_bias"}, **settings)
+    updater = mx.optimizer.get_updater(optimizer)
+    weights = arrays(dtype)
+    for number in range(count):
+        grads = arrays(dtype, number + 1)
+        if at_once:
+            updater(list(range(len(weights))), grads, weights)
+        else:
+            for i, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
+                updater(i, grad, weight)
+    return [weight.asnumpy() for weight in weights], updater.get_states()
+
+
+def pushed(monkeypatch):
+    """Names of the joint operations that are pushed from now on."""
+    names = []
+    push = steps.pushing.push_kernel
+    monkeypatch.setattr(steps.pushing, "push_kernel", lambda *a, **k: (names.append(k["name"]), push(*a, **k))[1])
+    return names
+
+
+@pytest.mark.parametrize("kernels", ["auto", "numpy"])
+@pytest.mark.parametrize(("name", "settings"), OPTIMIZERS)
+def test_all_at_once_has_the_bits_of_one_by_one(name, settings, kernels, monkeypatch, four_cores):
+    """Weights, states and counts, with compiled formulas and without, in parts on several cores."""
+    monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
+    alone, states = trained(name, settings, at_once=False)
+    names = pushed(monkeypatch)
+    both, all_states = trained(name, settings, at_once=True)
+    assert len(names) == 3
+    for a, b in zip(alone, both, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert states == all_states
+
+
+def test_weights_of_two_dtypes_are_two_operations(monkeypatch):
+    """And with a copy in float32 of a half weight its step is its own."""
+    names = pushed(monkeypatch)
+    optimizer = mx.optimizer.create("sgd", learning_rate=0.1, multi_precision=True)
+    kinds = ("float32", "float64", "float16", "float32", "float64")
+    weights = [mx.nd.array(a, dtype=kind) for a, kind in zip(arrays(), kinds, strict=True)]
+    grads = [mx.nd.array(a, dtype=kind) for a, kind in zip(arrays(seed=1), kinds, strict=True)]
+    wanted = [w.asnumpy() - 0.1 * g.asnumpy() for w, g in zip(weights, grads, strict=True)]
+    mx.optimizer.get_updater(optimizer)(list(range(5)), grads, weights)
+    for a, b in zip(weights, wanted, strict=True):
+        np.testing.assert_allclose(a.asnumpy(), b, rtol=2e-3, atol=1e-3)
+    assert names.count("sgd_update") == 2
+
+
+def test_an_update_of_a_user_is_called_for_each_weight():
+    """A subclass may do more than one operator, in its order."""
+    seen = []
+
+    class Clipped(mx.optimizer.SGD):
+        def update(self, index, weight, grad, state):
+            super().update(index, weight, grad, state)
+            seen.append(index)
+            weight[:] = mx.nd.clip(weight, 0, 1)
+
+    weights = arrays()
+    mx.optimizer.get_updater(Clipped(learning_rate=0.1))([0, 1, 2, 3, 4], arrays(seed=1), weights)
+    assert seen == [0, 1, 2, 3, 4]
+    assert all(weight.asnumpy().min() >= 0 for weight in weights)
+
+
+def test_a_weight_that_comes_twice_is_updated_twice():
+    """Its second step reads what the first has written."""
+    weight, grad = mx.nd.ones((4,)), mx.nd.ones((4,))
+    mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.25))([0, 1], [grad, grad], [weight, weight])
+    np.testing.assert_array_equal(weight.asnumpy(), np.full(4, 0.5, np.float32))
+
+
+def test_a_module_pushes_one_operation_a_step(monkeypatch):
+    """All parameters of a Module without a store; the operation waits for all gradients."""
+    data = mx.sym.Variable("data")
+    net = mx.sym.FullyConnected(
+        mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=8), act_type="relu"), num_hidden=3
+    )
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(None, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    batch = mx.io.DataBatch([mx.nd.ones((4, 5))], [mx.nd.zeros((4,))])
+    module.forward_backward(batch)
+    module.update()
+    names = pushed(monkeypatch)
+    before = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+    module.forward_backward(batch)
+    module.update()
+    assert names == ["sgd_mom_update"]
+    assert all(
+        (before[name] != value.asnumpy()).any() for name, value in module.get_params()[0].items() if "bias" in name
+    )
+
+
+def test_pieces_cover_every_element_once():
+    """Whatever the sizes, and parts begin at lines of the cache."""
+    for sizes in ([1, 2, 3], [1000], [64, 63, 65, 640], [7] * 50):
+        ends = list(np.cumsum(sizes).tolist())
+        pieces = together._pieces(ends, 128)
+        for which, size in enumerate(sizes):
+            own = [piece[1:] for part in pieces for piece in part if piece[0] == which]
+            assert own[0][0] == 0
+            assert own[-1][1] == size
+            assert all(a[1] == b[0] and b[0] % together.BORDER == 0 for a, b in itertools.pairwise(own))
+
+
+@pytest.mark.parametrize("reason", ["debug", "memory"])
+def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
+    """In debug mode every kernel is watched by itself; where arrays may wait elsewhere not all must be in memory."""
+    names = pushed(monkeypatch)
+    if reason == "debug":
+        monkeypatch.setattr(engine, "debug_enabled", lambda: True)
+    else:
+        monkeypatch.setattr(steps.pushing, "make_room", lambda context, operands: ())
+    alone, _ = trained("sgd", {"momentum": 0.9}, at_once=False, count=1)
+    both, _ = trained("sgd", {"momentum": 0.9}, at_once=True, count=1)
+    assert names == []
+    for a, b in zip(alone, both, strict=True):
+        np.testing.assert_array_equal(a, b)
