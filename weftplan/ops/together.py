@@ -22,10 +22,8 @@ from weftplan.ops.products import MOST
 from weftplan.ops.registry import get, parse_params
 from weftplan.ops.schema import DType, OpContext, Params, TensorSpec
 
-FEW = 1 << 17
-"""Elements of one part."""
-BORDER = 64
-"""Parts begin at multiples of so many elements, lines of the cache for every dtype."""
+FEW = elementwise.FEW
+BORDER = elementwise.BORDER
 Steps = Callable[[Sequence[Any], Any], None]
 """``steps(raws, scratch)``: raws are the arrays of each weight in turn: weight, gradient, states."""
 

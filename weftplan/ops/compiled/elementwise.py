@@ -24,6 +24,8 @@ from weftplan.ops.schema import DType
 
 FEW = 1 << 17
 """Elements of one part, in which a formula is handed to idle cores."""
+BORDER = 64
+"""Parts begin at multiples of so many elements: lines of the cache."""
 _ARITHMETIC = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
 _COMPARED = {"not_equal": "une", "equal": "oeq", "less": "olt", "less_equal": "ole", "greater": "ogt",
              "greater_equal": "oge"}  # fmt: skip
