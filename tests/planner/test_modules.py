@@ -1,12 +1,19 @@
-"""Names of modules: what a package re-exports hides none of its modules."""
+"""Modules: what a package re-exports hides none of them, and those of the planner keep nothing between calls."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import sys
+from pathlib import Path
 
 import pytest
+
+PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
+KEPT = {"hooks.py: _hooks", "stopping.py: _asked", "packing/hard/compiled.py: search"}
+"""What modules keep, and say so: who makes reports, who asks a search to end, the compiled kernel."""
+CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "remove", "clear", "discard"}
 
 
 @pytest.mark.parametrize("package", ["executor", "planner", "report", "symbol"])
@@ -19,3 +26,53 @@ def test_no_function_hides_a_module(package: str) -> None:
         if name.startswith(f"{root.__name__}."):
             parent, _, leaf = name.rpartition(".")
             assert getattr(sys.modules[parent], leaf) is module, name
+
+
+def kept_by(text: str) -> set[str]:
+    """Names of a module that functions in it may change: containers, caches, and what is declared global."""
+    tree = ast.parse(text)
+    names = {
+        target.id
+        for node in tree.body
+        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+        if isinstance(target, ast.Name)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            found.update(node.names)
+        elif isinstance(node, ast.FunctionDef):
+            if any(
+                "cache" in ast.unparse(mark) and "property" not in ast.unparse(mark) for mark in node.decorator_list
+            ):
+                found.add(node.name)
+            for part in ast.walk(node):
+                changed: ast.AST | None = None
+                if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in CHANGING:
+                    changed = part.func.value
+                elif isinstance(part, ast.Subscript) and not isinstance(part.ctx, ast.Load):
+                    changed = part.value
+                if isinstance(changed, ast.Name) and changed.id in names:
+                    found.add(changed.id)
+    return found
+
+
+def test_modules_of_the_planner_keep_nothing() -> None:
+    """Any thread may call any function: no module has anything that a call could leave behind for another."""
+    found = {
+        f"{path.relative_to(PLANNER).as_posix()}: {name}"
+        for path in PLANNER.rglob("*.py")
+        for name in kept_by(path.read_text())
+    }
+    assert found == KEPT
+
+
+def test_what_is_kept_is_seen() -> None:
+    """The check sees a cache, a global, and a container that a function fills; no local one and no constant."""
+    text = (
+        "seen = {}\nROWS = []\nSIZES = {1: 2}\ncount = 0\n"
+        "@cache\ndef kept(): ...\n"
+        "def fill(a):\n    global count\n    seen[a] = 1\n    ROWS.append(a)\n"
+        "def look(a):\n    mine = []\n    mine.append(SIZES[a])\n"
+    )
+    assert kept_by(text) == {"seen", "ROWS", "count", "kept"}

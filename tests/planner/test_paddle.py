@@ -254,6 +254,14 @@ def test_reuse_along_a_chain_adds_none() -> None:
     assert graph.memory.num_added_waits == 0
 
 
+def test_nothing_is_used_again_where_the_range_is_zero() -> None:
+    """A match range of 0 switches reuse off under Paddle's rules too, and the later rules have no reuse at all."""
+    for compat, match_range, count in (("paddle", 1, 2), ("paddle", 0, 6), ("paddle_pir", 1, 6), ("paddle_pir", 0, 6)):
+        graph = plan(chain(8, 7, 8, 7, 8, 7), compat, "match_range", match_range=match_range, shapes={"x": (2, 4)})
+        assert graph.memory.num_storages == count
+        assert (Kind.SHARED in graph.memory.entry_kind.tolist()) == (count == 2)
+
+
 def test_edges_are_those_of_the_graph() -> None:
     """Inception, training: after adding the edges every user of a block comes before the next one's first writer."""
     from weftplan.planner import drafts

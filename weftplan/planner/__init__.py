@@ -1,7 +1,12 @@
 """Graph in, memory plan out: pure functions, no arrays, no threads.
 
 The README beside this file has the vocabulary, the invariants and an order of reading. Importing the package gives
-symbols their method ``plan``. Every function may be called from any thread.
+symbols their method ``plan``.
+
+One rule of threads holds for every module in here. Any thread may call any function, because modules keep nothing
+between calls, except ``hooks.py`` and ``stopping.py``, which say what. What is finished (a graph, a program, a plan) is
+never changed, so any thread may read it. What changes while it works (a search, a rewrite, a pool of blocks, kept
+drafts) belongs to the thread that made it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The largest batch that fits a number of bytes: found by straight lines through plans that are known, then by halving.
 
-Bytes are taken to grow with the batch. Nothing is kept; any thread may call it.
+Bytes are taken to grow with the batch.
 """
 
 from __future__ import annotations

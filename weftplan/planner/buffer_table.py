@@ -1,6 +1,6 @@
 """Rows that reports make of a plan: one buffer with everything that a picture or a table says about it.
 
-``weftplan.report`` fills them. They are frozen, so any thread may read them.
+``weftplan.report`` fills them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What has to be placed: groups of entries and the scratch of nodes, as buffers with sizes and lifetimes.
 
-They are made of an assignment of storages; ``slabs.py`` gives them their places. A :class:`Buffers` is not changed once
-it is made, so any thread may read it.
+They are made of an assignment of storages; ``slabs.py`` gives them their places.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan and rewrite: the plans of one graph under any options, with the order of execution and the graph that they need.
 
 This file decides whether another order is used, and calls recomputation and spilling where a budget or a policy asks
-for them. Plans without a budget are kept, so one :class:`Drafts` belongs to one thread.
+for them. Plans without a budget are kept, since a budget asks for them again.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Nodes are numbered so that every one comes after what it needs. Entry ``k`` of node ``n`` has the id ``row_ptr[n] + k``;
 a variable, which holds what the caller gives, has one entry. The graph knows neither symbols nor operators: a front end
-such as :mod:`weftplan.planner.symbolic` says in one :class:`Work` per node what it may do. Graphs are not changed once
-they are made, so any thread may read them.
+such as :mod:`weftplan.planner.symbolic` says in one :class:`Work` per node what it may do.
 """
 
 from __future__ import annotations

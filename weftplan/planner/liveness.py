@@ -1,7 +1,7 @@
 """When bytes are alive, and which order of execution a program allows.
 
 An entry is alive from the step that writes it up to, not including, the step after its last reader; an output of the
-graph stays alive to the end. Nothing is kept; any thread may call this.
+graph stays alive to the end.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Two ways to reuse memory, and what an executor has to honour:
   over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run
   (:meth:`MemoryPlan.overlapping` lists both directions).
 
-Words, tables, pictures and files are made elsewhere and asked for here. A plan is frozen; any thread may read it.
+Words, tables, pictures and files are made elsewhere and asked for here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A planned graph as the core knows it: steps, what each does with its outputs, and where everything lies.
 
-Front ends add what their callers want to know besides. The data are frozen, so any thread may read them.
+Front ends add what their callers want to know besides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The input of the planner's core: a graph in an order of execution, with sizes, places and what follows from them.
 
-A front end makes a :class:`Program` with :func:`program_of`. Steps are positions in the order of execution. Rewrites
-make new programs and change none, so any thread may read them.
+A front end makes a :class:`Program` with :func:`program_of`. Steps are positions in the order of execution.
+Rewrites make new programs and change none.
 """
 
 from __future__ import annotations

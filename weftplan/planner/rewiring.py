@@ -2,7 +2,7 @@
 
 A :class:`Rewrite` begins as a copy of a graph. A caller adds nodes and changes what others read; :meth:`Rewrite.done`
 numbers what is still needed, depth first from the outputs, and carries over everything that was known. The given graph
-stays as it is. One rewrite belongs to one thread.
+stays as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Strategies behind one interface: a program and options in, a :class:`Draft` with the memory plan out.
 
 This file decides which plans are made and which one is used. It relies on ``inplace.py`` for who shares a storage and
-on ``slabs.py`` for where storages are. Nothing is kept between calls; any thread may call it.
+on ``slabs.py`` for where storages are.
 """
 
 from __future__ import annotations

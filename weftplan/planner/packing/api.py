@@ -1,7 +1,7 @@
 """`pack`: offsets for buffers with known lifetimes, close to the least memory possible.
 
-This file owns the levels of effort; ``solve.py`` does the work. A call keeps nothing behind and may be made from any
-thread. It relies on nothing but NumPy, so other programs may use it alone.
+This file owns the levels of effort; ``solve.py`` does the work. It relies on nothing but NumPy, so other programs may
+use it alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An independent judge of packings: plain Python integers, no code shared with the packers.
 
-It relies on nothing but the numbers that it is given, keeps nothing, and may be called from any thread.
+It relies on nothing but the numbers that it is given.
 """
 
 from __future__ import annotations

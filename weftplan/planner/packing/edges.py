@@ -1,7 +1,6 @@
 """Which earlier buffers each buffer overwrites: the write-after-read order that sharing memory creates.
 
 It is computed once for finished offsets, from sizes and lifetimes alone. The result becomes ``MemoryPlan.after``.
-Nothing is kept; any thread may call it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who held each address last, while buffers are placed one after the other.
 
-``edges.py`` and ``from_the_peak.py`` share it. An object belongs to one sweep over time, in one thread.
+``edges.py`` and ``from_the_peak.py`` share it. An object belongs to one sweep over time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The best packing of a part so far, what may be spent on a better one, and the sweeps that find most of them.
-
-An incumbent belongs to one part of one problem, in one thread.
-"""
+"""The best packing of a part so far, what may be spent on a better one, and the sweeps that find most of them."""
 
 from __future__ import annotations
 

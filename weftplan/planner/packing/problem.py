@@ -1,7 +1,4 @@
-"""What is to be packed: checked input, its load over time, and the cuts into independent parts.
-
-Problems are frozen; any thread may read them.
-"""
+"""What is to be packed: checked input, its load over time, and the cuts into independent parts."""
 
 from __future__ import annotations
 

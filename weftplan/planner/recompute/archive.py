@@ -1,7 +1,6 @@
 """All choices that a search has priced, and those among them that no other beats.
 
-It owns the number of prices that a search may still ask for, and relies on a tape for each price. One search, in one
-thread, uses an archive.
+It owns the number of prices that a search may still ask for, and relies on a tape for each price.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Given the set of forward nodes whose results are not kept, every backward node that reads such a result reads the output
 of a twin ``<name>_mirror`` instead. A twin reads twins where these exist and kept results elsewhere. Slots of which
 only the shape matters (ignored inputs) go on naming the first node: they keep nothing alive, and must not cause work.
-Twins run just before their first reader, in the order of their originals. The given graph stays as it is; any thread
-may ask for a rewrite of it.
+Twins run just before their first reader, in the order of their originals. The given graph stays as it is.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The bytes are those alive when the steps that :func:`weftplan.planner.recompute.rewrite.repeat` would schedule run with
 the in-place rules of :func:`weftplan.planner.inplace.assign`: the lower bound of the plan that the real planner would
-make. Twin entries have the numbers of their originals plus :attr:`Tape.num_entries`. One search, in one thread, uses a
-tape.
+make. Twin entries have the numbers of their originals plus :attr:`Tape.num_entries`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where results of a device may wait, and how fast the way there is.
 
-Homes come from the options, in their order and with their limits. Nothing is kept; any thread may ask.
+Homes come from the options, in their order and with their limits.
 """
 
 from __future__ import annotations

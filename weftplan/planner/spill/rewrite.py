@@ -4,8 +4,7 @@
     backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
 
 Where the copies stand in the order decides how long the memory of the result is taken: up to the copy out, and from the
-copy back. Slots of which only the shape matters go on naming the first node. The given graph stays as it is; any thread
-may ask for a rewrite of it.
+copy back. Slots of which only the shape matters go on naming the first node. The given graph stays as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The first third of the pipeline: a symbol becomes a graph with gradients, in numbers, with every node on a device.
 
 1. merge common sub-expressions; 2. add gradients; 3. join nodes that follow one another; 4. place nodes on devices,
-with copies; 5. number the graph. Nothing is kept between calls, and no given node is changed; any thread may call this.
+with copies; 5. number the graph. No given node is changed.
 """
 
 from __future__ import annotations

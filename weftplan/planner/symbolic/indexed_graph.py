@@ -3,8 +3,7 @@
 This is where the neutral graph of the planner's core comes from. Nodes are numbered by depth-first post-order from the
 heads (MXNet's order: for each node first its inputs, then its control dependencies). Hidden outputs have ids too.
 
-Nothing here recurses: chains of 10^6 nodes are ordinary input. A graph is a snapshot that nobody changes; any thread
-may make and read one.
+Nothing here recurses: chains of 10^6 nodes are ordinary input.
 """
 
 from __future__ import annotations

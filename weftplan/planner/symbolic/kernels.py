@@ -1,7 +1,6 @@
 """Who computes each node, and the scratch that the chosen kernels declare.
 
-The implementations are those of :mod:`weftplan.ops.implementations`; the executor obeys what is chosen here. Nothing is
-kept between calls; any thread may call them.
+The implementations are those of :mod:`weftplan.ops.implementations`; the executor obeys what is chosen here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """MXNet's predicates: which forward nodes its mirroring repeats, by operator name and attributes alone.
 
-The predicates look at one node only; the core says which nodes can be repeated at all. Nothing is kept; any thread may
-call them.
+The predicates look at one node only; the core says which nodes can be repeated at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The planned graph of a symbol: steps as operators on nodes, and which entry is whose.
-
-The data are frozen, so any thread may read them.
-"""
+"""The planned graph of a symbol: steps as operators on nodes, and which entry is whose."""
 
 from __future__ import annotations
 

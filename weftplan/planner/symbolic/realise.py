@@ -1,7 +1,6 @@
 """From the core's numbers back to nodes: the symbol's graph after the core has rewritten it.
 
-Nodes are shared between graphs, so a node that is to read something else is copied, never changed. Nothing is kept
-between calls; any thread may call this.
+Nodes are shared between graphs, so a node that is to read something else is copied, never changed.
 """
 
 from __future__ import annotations

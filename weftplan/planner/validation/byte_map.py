@@ -1,6 +1,6 @@
 """A model of one slab for the validators: which content each byte range holds.
 
-It shares no code with the planner, whose work it judges. A map belongs to one replay, in one thread.
+It shares no code with the planner, whose work it judges.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Greedy packings: first fit in several orders, best fit by birth.
 
-They need NumPy alone and take any number of buffers. Nothing is kept between calls; any thread may call them.
+They need NumPy alone and take any number of buffers.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ and a part that fails jumps back over the decisions of the others.
 The functions use nothing but integers, indexing and loops. They run as they are on lists, and numba compiles the same
 source for arrays (:mod:`weftplan.planner.packing.hard.compiled`), so there is one algorithm to read, and to trust.
 
-The functions keep nothing; the tables that they are given belong to one search, in one thread. The file is long because
-numba compiles them together.
+The functions keep nothing; the tables that they are given belong to one search. The file is long because numba compiles
+them together.
 """
 
 from __future__ import annotations
