@@ -54,20 +54,21 @@ class Incumbent:
         self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
         self.peak = int(part.size.sum())
         self.order = None if order is None else order.take(part.index)
-        self.assignment = False
+        self.made = False
+        """Whether anything else was packed so far."""
         self.waits: int | None = None
         """How many reuses make somebody wait; None: not counted, or nobody asked."""
 
     def offer(self, offsets: Int64) -> None:
         """Keep ``offsets`` if they are lower."""
         peak = peak_of(self.part, offsets)
-        self.assignment = True
+        self.made = True
         if peak < self.peak:
             self.offsets, self.peak, self.waits = offsets, peak, None
 
     def hurry(self, floor: int) -> None:
         """Make some packing, where time was over before there was any."""
-        if not self.assignment:
+        if not self.made:
             quick = pack_outwards(
                 self.part, floor=floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
             )
@@ -94,7 +95,7 @@ class Incumbent:
                     deadline=deadline,
                 )
                 if found is not None:
-                    self.assignment = True
+                    self.made = True
                     self.offsets, self.peak = found[0], peak_of(self.part, found[0])
                     self.waits = None if order is None else found[1]
 

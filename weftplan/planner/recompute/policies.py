@@ -168,23 +168,17 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
     smallest = start
     tape = _better_order(tapes)
     points = curve(tape)
-    for point in points:
-        if point.peak > budget:
-            continue
+    fitting = [point for point in points if point.peak <= budget]
+    # Behind them the smallest of the others, so that the number in the error is one that works.
+    for point in (*fitting, *reversed(points[: len(points) - len(fitting)])):
+        if point.peak >= smallest.memory.peak:
+            break
         draft = _planned(start, tape, options, point.twins)
         if draft.memory.peak < smallest.memory.peak:
             smallest = draft
         if draft.memory.peak <= budget:
             note = _saved("budget", start, draft=draft, tape=tape, price=point)
             return replace(draft.slowed(_share(tape, point)), notes=(note,))
-    # The smallest real plan on the curve, so that the number in the error is one that works.
-    for point in reversed(points):
-        if point.peak >= smallest.memory.peak:
-            break
-        if point.peak > budget:
-            draft = _planned(start, tape, options, point.twins)
-            if draft.memory.peak < smallest.memory.peak:
-                smallest = draft
     outside = sum(start.program.external_bytes.values())
     raise BudgetError(
         f"the plan needs {start.memory.peak:,} bytes without recomputation and {smallest.memory.peak:,} with the most "

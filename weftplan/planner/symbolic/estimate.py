@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -157,12 +156,14 @@ class Question:
 
     def on_one(self, context: Context, budget: int | None) -> MemoryPlan:
         """The plan of one executor, with the states of its optimizer."""
-        states = partial(_state_bytes, known=self.shapes, optimizer=self.optimizer)
-        found = self.within(context, budget, lambda planned: sum(states(planned).values()))
+
+        def states(planned: PlannedGraph) -> int:
+            return sum(state for _, _, state in trained_sizes(planned, self.shapes, self.optimizer).values())
+
+        found = self.within(context, budget, states)
         if self.optimizer is None:
             return found.memory
-        extra = {"optimizer_states": sum(states(found).values())}
-        return replace(found.memory, external_bytes={**found.memory.external_bytes, **extra})
+        return replace(found.memory, external_bytes={**found.memory.external_bytes, "optimizer_states": states(found)})
 
     def within(self, context: Context, budget: int | None, besides: Any = lambda planned: 0) -> PlannedGraph:
         """The plan of one executor and of what is ``besides`` it, in at most ``budget`` bytes."""
@@ -257,13 +258,6 @@ def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tu
         except ValueError as error:
             raise PlanError(f"the dtype of {name!r} is {value!r}: {error}") from None
     return {name: value for name, value in named.items() if value is not None}, notes
-
-
-def _state_bytes(
-    planned: PlannedGraph, known: Mapping[str, Shape], optimizer: int | HasStates | None
-) -> dict[str, int]:
-    """Bytes that the optimizer keeps for each parameter that has a gradient."""
-    return {name: state for name, (_, _, state) in trained_sizes(planned, known, optimizer).items()}
 
 
 def trained_sizes(

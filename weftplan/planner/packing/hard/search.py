@@ -74,15 +74,14 @@ class Searcher:
     Args:
         problem: what to pack; its conflict table is quadratic, so a few thousand buffers at most.
         jit: run the compiled kernel (needs numba).
-        seed: of the random priorities.
     """
 
-    def __init__(self, problem: Problem, *, jit: bool, seed: int = 0) -> None:
+    def __init__(self, problem: Problem, *, jit: bool) -> None:
         self.problem = problem
         self.jit = jit
         self.runs = 0
         self._rate = RATE_COMPILED if jit else RATE_PLAIN  # work per second seen; only used to keep a deadline
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         arrays = tables(problem)
         n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
         trail = 12 * (pairs + 2 * cells) + 4 * (n + sections)
@@ -156,7 +155,6 @@ def improve(
     allowance: Allowance,
     jit: bool,
     good_enough: float = 1.0,
-    seed: int = 0,
 ) -> Int64:
     """Search for a packing lower than ``offsets`` until the allowance is spent or its peak is at most ``floor *
     good_enough``.
@@ -168,7 +166,6 @@ def improve(
         allowance: is used up in place.
         jit: use the compiled kernel.
         good_enough: stop at this ratio to ``floor``.
-        seed: of the random priorities.
     """
     best, peak = offsets, int((offsets + problem.size).max())
     enough = int(floor * good_enough)
@@ -176,7 +173,7 @@ def improve(
         return best
     if allowance.deadline.moment is not None and len(problem) ** 2 > allowance.deadline.left() * PAIRS_PER_SECOND:
         return best  # the tables would not be there in time
-    searcher = Searcher(problem, jit=jit, seed=seed)
+    searcher = Searcher(problem, jit=jit)
     dives = 2
     refutations = 0
     while peak > enough and not allowance.spent():
