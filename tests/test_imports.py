@@ -40,7 +40,7 @@ LAYERS = (
     {"config", "late_imports"},
     {"keywords"},
     {"_variables"},
-    {"errors", "files", "locks", "depth_first"},
+    {"errors", "files", "locks", "depth_first", "collector"},
 )
 """From top to bottom, as ARCHITECTURE.md lists them: a module imports only from further down, or from its own part."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weftplan.collector import resting
 from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, MXNetError, PlanError, own
@@ -35,6 +36,7 @@ from weftplan.planner import PlanOptions
 from weftplan.symbol import Symbol
 
 
+@resting
 def bind(
     symbol: Symbol,
     /,
@@ -80,6 +82,7 @@ def bind(
     return binding.executor(planned, arg_arrays, grad_arrays, aux_arrays, shared_exec)
 
 
+@resting
 def simple_bind(
     symbol: Symbol,
     /,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import config, device, planner, storage
+from weftplan.collector import resting
 from weftplan.device.context import Context
 from weftplan.device.home_links import speed
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
@@ -118,6 +119,7 @@ class Binding:
             rebind=self.reshaped,
         )
 
+    @resting
     def reshaped(
         self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, Any]
     ) -> Executor:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from weftplan.collector import resting
 from weftplan.errors import FormatError, UnknownOperatorError, listed
 from weftplan.files import stands_for_another
 from weftplan.ops import registry
@@ -81,6 +82,7 @@ def _string(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
+@resting
 def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
     """The heads of the graph in ``text``; ``where`` names the source in messages.
 
