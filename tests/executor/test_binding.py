@@ -1,8 +1,10 @@
 """The climb of binding: what is given is checked, then planned once, then placed."""
 
+import numpy as np
+
 import weftplan as mx
 from weftplan.planner import strategies
-from weftplan.symbol import infer
+from weftplan.planner.symbolic import infer
 
 
 def test_everything_is_inferred_once_and_planned_once(monkeypatch):
@@ -38,3 +40,18 @@ def test_everything_is_inferred_once_and_planned_once(monkeypatch):
     again = tight.reshape(data=(128, 64))
     assert len(solved) == 2
     assert again.memory_plan.options == tight.memory_plan.options
+
+
+def test_a_bind_calls_nothing_that_imports_masked_arrays(monkeypatch):
+    """``np.unique`` of values alone imports ``numpy.ma`` at its first call, which would be most of a first bind."""
+    unique = np.unique
+
+    def asked(values, *args, **more):
+        assert any(more.values()), "np.unique without an index or a count"
+        return unique(values, *args, **more)
+
+    monkeypatch.setattr(np, "unique", asked)
+    net = mx.sym.Variable("data")
+    for k in range(4):
+        net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="tanh"), num_hidden=64, name=f"fc{k}")
+    net.simple_bind(mx.cpu(), data=(256, 64))

@@ -95,7 +95,9 @@ class Problem:
 
 def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
     """Make a `Problem` of lifetimes on any time axis."""
-    births = np.unique(lower)
+    births = np.sort(lower)
+    # Not np.unique, whose first call imports NumPy's masked arrays: that takes longer than to bind a small network.
+    births = births[np.flatnonzero(np.diff(births, prepend=births[:1] - 1))]
     return Problem(np.searchsorted(births, lower), np.searchsorted(births, upper), size, len(births), index)
 
 
