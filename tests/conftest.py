@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import multiprocessing
+import os
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,6 +63,19 @@ def no_stacks_of_long_runs(request):
     reads the frames of threads that run, and can crash the interpreter."""
     if request.node.get_closest_marker("stress") is not None:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    """No variable of ours set, nothing remembered, before and after the test."""
+    from weftplan import config
+
+    for name in list(os.environ):
+        if name.upper().startswith(("MXNET_", "NNVM_", "FLAGS_", "WEFTPLAN_")) or name == "enable_inplace":
+            monkeypatch.delenv(name)
+    config._reset_for_tests()
+    yield
+    config._reset_for_tests()
 
 
 @pytest.fixture

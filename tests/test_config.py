@@ -28,6 +28,8 @@ BOOLS = sorted(variable.name for variable in TABLE if variable.kind is bool)
 CHOICES = sorted(variable.name for variable in TABLE if variable.choices)
 BY_NAME = {variable.name: variable for variable in TABLE}
 
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 
 @functools.cache
 def named_by_modules() -> set[str]:
@@ -51,17 +53,6 @@ def named_by_modules() -> set[str]:
                 pattern = "".join(".*" if part is None else re.escape(str(part)) for part in parts)
                 found |= {name for name in BY_NAME if re.fullmatch(pattern, name)}
     return found
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch):
-    """No variable of ours set, nothing remembered, before and after each test."""
-    for name in list(os.environ):
-        if name.upper().startswith(("MXNET_", "NNVM_", "FLAGS_", "WEFTPLAN_")) or name == "enable_inplace":
-            monkeypatch.delenv(name)
-    config._reset_for_tests()
-    yield
-    config._reset_for_tests()
 
 
 class TestTable:
@@ -353,51 +344,3 @@ class TestProcess:
         for thread in threads:
             thread.join()
         assert seen == ["ThreadedEnginePerDevice"] * 8
-
-
-class TestMisspelt:
-    """Names that begin like ours and are not."""
-
-    @pytest.mark.parametrize(
-        ("wrong", "right"),
-        [
-            ("MXNET_CPU_WORKER_NTHREAD", "MXNET_CPU_WORKER_NTHREADS"),
-            ("MXNET_ENGINE_TYP", "MXNET_ENGINE_TYPE"),
-            ("mxnet_engine_type", "MXNET_ENGINE_TYPE"),
-            ("FLAGS_alocator_strategy", "FLAGS_allocator_strategy"),
-            ("FLAGS_ALLOCATOR_STRATEGY", "FLAGS_allocator_strategy"),
-            ("NNVM_EXEC_MATCH_RANG", "NNVM_EXEC_MATCH_RANGE"),
-            ("WEFTPLAN_EROR", "WEFTPLAN_ERRORS"),
-        ],
-    )
-    def test_names_the_nearest(self, monkeypatch: pytest.MonkeyPatch, wrong: str, right: str):
-        """The warning names the wrong and the nearest right spelling."""
-        monkeypatch.setenv(wrong, "1")
-        with pytest.warns(ConfigWarning, match=rf"{wrong}, which is ignored: did you mean {right}\?"):
-            config.check_environment()
-
-    @pytest.mark.parametrize(
-        "name",
-        ["MXNET_ENGINE_INFO", "MXNET_GPU_WORKER_NSTREAMS", "FLAGS_logtostderr", "PATHS", "MXNET_EXEC_MATCH_RANGE"],
-    )
-    def test_silent(self, monkeypatch: pytest.MonkeyPatch, name: str):
-        """Other variables of MXNet, flags of other programs and our own names do not warn."""
-        monkeypatch.setenv(name, "1")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            config.check_environment()
-
-    def test_our_own_prefix_always_warns(self, monkeypatch: pytest.MonkeyPatch):
-        """Nobody else uses WEFTPLAN_, so an unknown name warns even when none is near."""
-        monkeypatch.setenv("WEFTPLAN_XYZ", "1")
-        with pytest.warns(ConfigWarning, match="unknown environment variable WEFTPLAN_XYZ"):
-            config.check_environment()
-
-    def test_at_import(self):
-        """`import weftplan` checks, and a bad value does not stop it."""
-        environment = os.environ | {"MXNET_CPU_WORKER_NTHREAD": "2", "MXNET_CPU_WORKER_NTHREADS": "0"}
-        done = subprocess.run(
-            [sys.executable, "-c", "import weftplan"], env=environment, capture_output=True, text=True, timeout=100
-        )
-        assert done.returncode == 0, done.stderr
-        assert "did you mean MXNET_CPU_WORKER_NTHREADS?" in done.stderr

@@ -90,20 +90,22 @@ def test_what_was_pushed_and_submitted_runs(kind):
 def test_ctrl_c_during_the_end(kind):
     """The user does not want to wait: what runs may end, what has not begun is counted and does not run."""
     text = """
-        import os, signal, threading, time
+        import os, signal, threading
         import numpy as np
         from weftplan import engine
+        from weftplan.engine import factory
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        a = np.zeros(2)
-        def first(out):
-            while not factory._ending:
-                time.sleep(0.01)
-            time.sleep(0.2)
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)
+        a, waits, told = np.zeros(2), threading.Event(), threading.Event()
+        finish, tell_busy = factory._finish, factory._tell_busy
+        factory._finish = lambda eng: (waits.set(), finish(eng))
+        factory._tell_busy = lambda eng: (tell_busy(eng), told.set())
 
-        from weftplan.engine import factory
+        def first(out):
+            waits.wait()  # from here on the end is interrupted where it waits
+            os.kill(os.getpid(), signal.SIGINT)
+            told.wait()
+
         engine.submit(first, out=a)
         for _ in range(3):
             engine.submit(print, a, "ran", flush=True)

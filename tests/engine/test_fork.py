@@ -19,7 +19,7 @@ import pytest
 from weftplan import blas, engine
 from weftplan.engine import core, factory, failure, streams
 from weftplan.engine.edges import forking
-from weftplan.tasks import arrays
+from weftplan.tasks.registry import registry
 
 
 def in_child(check):
@@ -260,8 +260,7 @@ def test_a_lock_that_another_thread_holds(lock):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_thread_that_looks_for_an_arrays_var():
     """The fork waits until it has found it: the child can look for others."""
-    registry, held = arrays._registry, threading.Event()
-    taking = threading.Event()
+    held, taking = threading.Event(), threading.Event()
 
     def hold():
         with registry._lock:
@@ -407,7 +406,7 @@ def test_a_thread_that_imports_a_layer_for_the_first_time():
         assert inside.wait(60)
         pid = os.fork()
         if not pid:
-            signal.alarm(10)
+            signal.alarm(50)
             os._exit(0 if mx.nd.ones((2,)).asnumpy().sum() == 2 else 1)
         print(os.waitpid(pid, 0)[1])
     """

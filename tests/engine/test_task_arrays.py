@@ -13,7 +13,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine
 from weftplan.errors import EngineError
-from weftplan.tasks import arrays
+from weftplan.tasks.registry import registry
 
 
 class TestVarOf:
@@ -94,14 +94,14 @@ class TestVarOf:
     def test_entries_die_with_their_arrays(self, driver):
         """The registry keeps no array alive, and forgets an owner with the last array over it."""
         gc.collect()
-        before = len(arrays._registry)
+        before = len(registry)
         whole = np.zeros(100)
         view = whole[10:]
         engine.var_of(view)
         del whole
-        assert len(arrays._registry) == before + 1
+        assert len(registry) == before + 1
         del view
-        assert len(arrays._registry) == before
+        assert len(registry) == before
 
     def test_a_reused_address_gets_a_fresh_var(self, driver):
         """Thousands of short-lived arrays land on the same few addresses; none inherits a dead one's var."""
@@ -135,7 +135,7 @@ class TestVarOf:
         nothing hangs, nothing is forgotten that lives, and nothing stays that died."""
         gc.collect()
         kept = [np.zeros(4) for _ in range(4)]
-        before, variables, errors = len(arrays._registry), [engine.var_of(array) for array in kept], []
+        before, variables, errors = len(registry), [engine.var_of(array) for array in kept], []
 
         class Cycle:
             def __init__(self) -> None:
@@ -164,7 +164,7 @@ class TestVarOf:
             thread.join()
         assert errors == []
         gc.collect()
-        assert len(arrays._registry) == before + 4
+        assert len(registry) == before + 4
 
     def test_no_array(self, driver):
         """Something else is refused with its type."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from weftplan import engine
 from weftplan.errors import EngineError
-from weftplan.tasks import arrays
 from weftplan.tasks.parts import MOST_PARTS, Parts
+from weftplan.tasks.registry import in_flight
 
 MODEL = engine.create("NaiveEngine")
 access = st.tuples(st.integers(0, 24), st.integers(1, 12), st.booleans(), st.booleans())
@@ -193,7 +193,7 @@ def test_threads_that_submit_at_once_exclude_each_other():
             assert clashes == []
             assert field.sum() == 4 * 100 * 4
     made.stop()
-    assert not arrays.in_flight
+    assert not in_flight
 
 
 def test_a_failure_stays_in_its_slice(threaded):

@@ -12,7 +12,7 @@ import pytest
 import weftplan as mx
 from weftplan import device, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.executor import idle
+from weftplan.executor import idle, waits
 from weftplan.ndarray import spill_ahead, spilling
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.storage import LimitResource, NaivePool, relief
@@ -258,14 +258,14 @@ def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room):
         calls.append(None)
         if len(calls) == 1:
             threads.append(in_thread(lambda: mx.nd.empty((count,), ctx=ctx).shape))
-            until(lambda: idle._waiting)
+            until(lambda: waits.waiting)
             mx.nd.empty((count,), ctx=ctx)
 
     with executor.pool.idleness.prepared(prepare):
         assert len(calls) == 2
     assert threads[0]() == (count,)
     assert step(executor) == want
-    assert not idle._preparing
+    assert not waits.preparing
 
 
 def test_who_lacks_memory_for_a_run_hears_it(room):

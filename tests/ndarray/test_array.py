@@ -1,7 +1,6 @@
 """Arrays: values, asynchrony, views, waits, conversions and copies, on every engine."""
 
 import copy
-import gc
 import pickle
 import struct
 
@@ -9,18 +8,15 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import nd, storage
+from weftplan import nd
 from weftplan.errors import (
     DeviceError,
     DTypeError,
     FormatError,
-    MXNetError,
-    OutOfMemoryError,
     ParameterError,
     ShapeError,
 )
-from weftplan.ndarray import Chunk, NDArray
-from weftplan.storage import LimitResource, PoisonResource, RawResource
+from weftplan.ndarray import NDArray
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -287,97 +283,6 @@ def test_arithmetic_on_a_simulated_device():
     np.testing.assert_array_equal(z.asnumpy(), [3, 1])
 
 
-def test_memory_returns_when_arrays_die():
-    """Dropping an array with work pending frees it after that work: nothing leaks, nothing is freed early."""
-    context = mx.cpu(6)
-    resource = PoisonResource(_raw(context))
-    with storage.using(resource):
-        total = nd.zeros(100, context)
-        for step in range(50):
-            part = nd.full((100,), step, context)
-            total += part
-            del part
-        np.testing.assert_array_equal(total.asnumpy(), np.full(100, sum(range(50))))
-        del total
-        gc.collect()
-        nd.waitall()
-        nd.waitall()
-        assert resource.statistics().live == 0
-
-
-def _raw(context):
-    from weftplan import device
-
-    return RawResource(device.get(context))
-
-
-def test_out_of_memory_is_an_ordinary_error():
-    """At the call that makes an empty array, else at the wait. Nothing is half done: the report names the sizes, and
-    after dropping an array the same call works."""
-    context = mx.cpu(6)
-    with storage.using(LimitResource(_raw(context), 1000)) as resource:
-        held = nd.ones(200, context)
-        with pytest.raises(OutOfMemoryError, match="400 bytes requested"):
-            nd.ones(100, context).wait_to_read()
-        with pytest.raises(OutOfMemoryError, match="400 bytes requested"):
-            nd.empty(100, context)
-        del held
-        gc.collect()
-        nd.waitall()
-        assert nd.ones(100, context).asnumpy().sum() == 100
-        nd.waitall()
-        nd.waitall()
-        gc.collect()
-        nd.waitall()
-        assert resource.statistics().live == 0
-
-
-def test_delayed_chunks_take_memory_at_first_use():
-    """A delayed chunk costs nothing until its bytes are wanted."""
-    context = mx.cpu(6)
-    with storage.using(_raw(context)) as resource:
-        chunk = Chunk(context, 64, delay_alloc=True)
-        assert resource.statistics().live == 0
-        unused = Chunk(context, 64, delay_alloc=True)
-        del unused
-        x = NDArray(chunk, (16,), np.float32)
-        x[:] = 3
-        x.wait_to_read()
-        assert resource.statistics().live == 1
-        assert x.asnumpy().sum() == 48
-        del x, chunk
-        gc.collect()
-        nd.waitall()
-        nd.waitall()
-        assert resource.statistics().live == 0
-
-
-def test_parts_of_a_chunk_have_their_own_vars_and_keep_it_alive():
-    """Two parts of one slab are written independently; the slab goes back when the last part does."""
-    context = mx.cpu(6)
-    with storage.using(_raw(context)) as resource:
-        slab = Chunk(context, 128, name="slab")
-        first, second = slab.part(0, 64), slab.part(64, 64)
-        assert len({id(slab.var), id(first.var), id(second.var)}) == 3
-        x, y = NDArray(first, (16,), np.float32), NDArray(second, (4, 2), np.float64)
-        x[:], y[:] = 1, 2
-        whole = NDArray(slab, (128,), np.uint8)
-        nd.waitall()
-        assert whole.raw()[:64].view(np.float32).sum() == 16
-        del slab, first, whole, x
-        gc.collect()
-        nd.waitall()
-        assert y.asnumpy().sum() == 16
-        assert resource.statistics().live == 1
-        del second, y
-        gc.collect()
-        for _ in range(3):
-            nd.waitall()
-        assert resource.statistics().live == 0
-        with pytest.raises(MXNetError, match="does not lie within"):
-            Chunk(context, 10).part(5, 6)
-
-
 def test_numpy_asks_whether_all_or_any_elements_are_true():
     """numpy.all and numpy.any take arrays, along an axis too, and give NumPy's values."""
     x = mx.nd.array([[1, 0], [1, 1]])
@@ -406,11 +311,3 @@ def test_an_array_that_outlives_its_module(monkeypatch):
     array.wait_to_read()
     monkeypatch.setattr("weftplan.ndarray.release.dead", None)
     del array  # what a destructor raises here would be a warning, and that an error
-
-
-def test_an_array_must_lie_within_its_chunk():
-    """Offset plus bytes may not exceed the chunk."""
-    chunk = Chunk(mx.cpu(), 64)
-    NDArray(chunk, (14,), np.float32, 8)
-    with pytest.raises(ShapeError, match="exceeds"):
-        NDArray(chunk, (15,), np.float32, 8)

@@ -185,9 +185,10 @@ def test_how_long_an_operation_waited(threaded, tmp_path: Path, how: str):
 
 def test_a_recording_ends_with_stop(threaded):
     """An operation that is still running when recording stops is waited for; one pushed in a pause is not recorded."""
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
     profiler.set_state("run")
-    threaded.push(lambda: gate.wait(60), name="slow")
+    threaded.push(lambda: (begun.set(), gate.wait(60)), name="slow")
+    assert begun.wait(60)
     threading.Timer(0.05, gate.set).start()
     profiler.set_state("stop")
     assert [record[0] for record in recorder.operations] == ["slow"]

@@ -2,33 +2,13 @@
 
 import pytest
 
+from tests.storage.rooms import Room
 from weftplan import config, device, storage
-from weftplan.errors import ConfigError, MXNetError, OutOfMemoryError
-from weftplan.storage import LimitResource, NaivePool, PoisonResource, RawResource, RoundPool, StatisticsResource
+from weftplan.errors import ConfigError, OutOfMemoryError
+from weftplan.storage import NaivePool, PoisonResource, RawResource, RoundPool, StatisticsResource
 from weftplan.storage import registry as storage_registry
 
 MIB = 1 << 20
-
-
-class Tight:
-    """A device with little memory that reports it truthfully."""
-
-    def __init__(self, total):
-        host = device.get(device.cpu())
-        self.context, self.xp, self._host = host.context, host.xp, host
-        self.total, self.used = total, 0
-
-    def allocate(self, nbytes):
-        if self.used + nbytes > self.total:
-            raise OutOfMemoryError("device full")
-        self.used += nbytes
-        return self._host.allocate(nbytes)
-
-    def free(self, raw):
-        self.used -= raw.nbytes
-
-    def memory_info(self):
-        return self.total - self.used, self.total
 
 
 def test_naive_sizes():
@@ -69,34 +49,34 @@ def test_other_sizes_do_not_hit():
 
 def test_cached_blocks_go_back_before_the_reserve_is_touched():
     """With 5 % to keep free, a new size empties the cache first; without cached blocks it may use the reserve."""
-    place = Tight(100 * 4096)
+    place = Room(100 * 4096)
     pool = NaivePool(place, reserve=5)
     pool.free(pool.allocate(50 * 4096))
     pool.allocate(47 * 4096)
-    assert place.used == 47 * 4096
+    assert sum(place.taken) == 47 * 4096
     pool.allocate(50 * 4096)
-    assert place.used == 97 * 4096
+    assert sum(place.taken) == 97 * 4096
 
 
 @pytest.mark.parametrize("kind", [NaivePool, RoundPool])
 @pytest.mark.parametrize(("free", "emptied"), [(13, False), (12, True)])
 def test_the_reserve_to_the_page(kind, free, emptied):
     """5 of 100 pages stay free by default: 8 more may be taken while 13 are free, with 12 the cache goes first."""
-    place = Tight(100 * 4096)
+    place = Room(100 * 4096)
     pool = kind(place)
     pool.free(pool.allocate(4096))
-    place.used = (100 - free) * 4096
+    place.taken.append((100 - free) * 4096 - sum(place.taken))
     pool.allocate(8 * 4096)
     assert (pool.statistics().system_frees == 1) is emptied
 
 
 def test_a_bounded_pool_never_holds_more_than_live_bytes_ever_were():
     """Arrays of ever other sizes, one at a time: what the pool holds is at most the largest, and the slack."""
-    place = Tight(1 << 30)
+    place = Room(1 << 30)
     pool = NaivePool(place, slack=MIB)
     for count in (*range(1, 30), *range(30, 0, -1)):
         pool.free(pool.allocate(count * MIB))
-        assert pool.statistics().reserved_bytes == place.used <= 31 * MIB
+        assert pool.statistics().reserved_bytes == sum(place.taken) <= 31 * MIB
     assert NaivePool(place).slack is None
     unbounded = NaivePool(place)
     for count in range(1, 30):
@@ -106,7 +86,7 @@ def test_a_bounded_pool_never_holds_more_than_live_bytes_ever_were():
 
 def test_a_bounded_pool_serves_a_loop_from_its_cache():
     """Sizes that repeat, as many at a time as before, are asked of the system once."""
-    pool = NaivePool(Tight(1 << 30), slack=0)
+    pool = NaivePool(Room(1 << 30), slack=0)
     for _ in range(10):
         held = [pool.allocate(n) for n in (3 * MIB, 100, 5 * MIB, 8 * MIB)]
         for allocation in held:
@@ -116,7 +96,7 @@ def test_a_bounded_pool_serves_a_loop_from_its_cache():
 
 def test_a_bounded_pool_gives_the_longest_unused_size_back_first():
     """Of 2, 4 and 6 MiB in the cache, 2 was used again since: the others make room for 8."""
-    pool = NaivePool(Tight(1 << 30), slack=0)
+    pool = NaivePool(Room(1 << 30), slack=0)
     for allocation in [pool.allocate(n * MIB) for n in (2, 4, 6)]:
         pool.free(allocation)
     pool.free(pool.allocate(2 * MIB))
@@ -130,7 +110,7 @@ def test_a_bounded_pool_gives_the_longest_unused_size_back_first():
 
 def test_a_bounded_pool_gives_back_what_a_past_phase_needed():
     """Peaks count for one to two thousand allocations; then the cache shrinks to what is needed now."""
-    pool = NaivePool(Tight(1 << 30), slack=MIB)
+    pool = NaivePool(Room(1 << 30), slack=MIB)
     for allocation in [pool.allocate(8 * MIB) for _ in range(10)]:
         pool.free(allocation)
     for count in range(2100):
@@ -159,19 +139,19 @@ def test_a_pool_does_not_grow_with_the_sizes_it_has_seen():
 
 def test_a_refusal_empties_the_cache_and_tries_once_more():
     """The device is full of cached blocks of another size: they make room, and nobody sees an error."""
-    place = Tight(10 * 4096)
+    place = Room(10 * 4096)
     pool = NaivePool(place, reserve=0)
     pool.free(pool.allocate(8 * 4096))
     place.memory_info = lambda: (1 << 40, 1 << 40)  # a driver that promises too much
     allocation = pool.allocate(5 * 4096)
-    assert place.used == 5 * 4096
+    assert sum(place.taken) == 5 * 4096
     assert pool.statistics().failures == 0
     pool.free(allocation)
 
 
 def test_the_report_of_a_full_device():
     """Out of memory tells what was asked, what is live, the largest free block, the holders and what to change."""
-    place = Tight(10 * 4096)
+    place = Room(10 * 4096)
     pool = NaivePool(place, reserve=0)
     pool.allocate(4 * 4096, name="weights")
     pool.allocate(10, name="bias")
@@ -254,95 +234,6 @@ def test_using_replaces_and_restores():
     with pytest.raises(ZeroDivisionError), storage.using(other):
         1 // 0  # noqa: B018
     assert storage.get(device.cpu(0)) is before
-
-
-def test_a_limit_is_exact_and_comes_back():
-    """Exactly the limit fits, one byte more does not, and freeing makes room."""
-    resource = LimitResource(RawResource(device.get(device.cpu())), 1000)
-    first = resource.allocate(600)
-    resource.allocate(400)
-    with pytest.raises(OutOfMemoryError, match="limit of this resource is 1,000 bytes"):
-        resource.allocate(1)
-    resource.allocate(0)
-    resource.free(first)
-    resource.allocate(600)
-    assert resource.statistics().failures == 1
-
-
-def test_a_limit_of_nothing():
-    """0 bytes is a limit, below it there is none; what takes no memory always fits."""
-    place = device.get(device.cpu())
-    resource = LimitResource(RawResource(place), 0)
-    resource.free(resource.allocate(0))
-    with pytest.raises(OutOfMemoryError, match="limit of this resource is 0 bytes"):
-        resource.allocate(1)
-    with pytest.raises(MXNetError, match="at least 0 bytes, got -1"):
-        LimitResource(RawResource(place), -1)
-
-
-class Nosy:
-    """A lock that, whenever it has been let go, lets somebody else in first."""
-
-    def __init__(self, lock, visit):
-        self.lock, self.visit = lock, visit
-
-    def __enter__(self):
-        self.lock.__enter__()
-
-    def __exit__(self, *exc):
-        self.lock.__exit__(*exc)
-        visit, self.visit = self.visit, lambda: None  # a visitor gets no visitors
-        visit()
-        self.visit = visit
-
-
-def test_a_limit_counts_each_byte_once_at_every_moment():
-    """Half of the limit fits beside the half that another thread is just getting, whenever it asks."""
-    resource = LimitResource(RawResource(device.get(device.cpu())), 100)
-    visits = []
-
-    def visit():
-        visits.append(resource.statistics().requested_bytes)
-        resource.free(resource.allocate(50))
-
-    resource._lock = Nosy(resource._lock, visit)
-    resource.allocate(50)
-    assert visits[0] == 0, "before the bytes are there"
-    assert visits[-1] == 50, "and afterwards"
-    assert resource.statistics().failures == 0
-
-
-def test_a_limit_holds_while_others_are_being_served():
-    """Bytes that another thread is just getting are counted before they are there."""
-    place = device.get(device.cpu())
-    upstream = RawResource(place)
-    resource, inner = LimitResource(upstream, 100), upstream.allocate
-
-    def allocate(nbytes, *, name=None):
-        upstream.allocate = inner
-        with pytest.raises(OutOfMemoryError, match="limit of this resource is 100 bytes"):
-            resource.allocate(41)
-        resource.allocate(40)
-        return inner(nbytes, name=name)
-
-    upstream.allocate = allocate
-    resource.allocate(60)
-    assert resource.statistics().peak_requested_bytes == 100
-
-
-def test_a_limit_forgets_what_its_upstream_refused():
-    """Bytes promised to a request that failed, in whatever way, fit again."""
-    place = Tight(100)
-    resource = LimitResource(RawResource(place), 1000)
-    with pytest.raises(OutOfMemoryError, match="device full"):
-        resource.allocate(900)
-    inner = place.allocate
-    place.allocate = lambda nbytes: 1 // 0
-    with pytest.raises(ZeroDivisionError):
-        resource.allocate(900)
-    place.allocate, place.total = inner, 1000
-    resource.allocate(1000)
-    assert resource.statistics().failures == 1
 
 
 def test_poison_marks_fresh_and_returned_memory():

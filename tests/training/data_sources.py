@@ -116,3 +116,13 @@ def noisy(sample: Any) -> Any:
     """Noise from every generator that is seeded for a sample."""
     drawn = random.random() + np.random.random() + sample_rng().random()  # noqa: NPY002
     return np.float64(drawn), sample[1]
+
+
+def rows(batch: Any) -> list[Any]:
+    """Data of a batch as lists."""
+    return [array.tolist() for array in batch.data]
+
+
+def labels(batch: Any) -> Any:
+    """The numbers of the samples."""
+    return batch.label[0].tolist()

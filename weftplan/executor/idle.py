@@ -15,7 +15,8 @@ taken without the lock: that may wait for operations that need it.
 
 Who lacks memory waits for runs that other threads push, for operations that are pending on a block, and a moment for
 whoever looks at one. Meanwhile a run that has not begun waits, so that no thread that runs without a pause keeps the
-others from their turn. A wait ends when nobody in the way can go on, because all of them wait for memory.
+others from their turn. A wait ends when nobody in the way can go on, because all of them wait for memory, as the
+wait-for graph (``waits.py``) tells.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.device.stream import no_stream
 from weftplan.errors import OutOfMemoryError
+from weftplan.executor import waits
 from weftplan.executor.pool_memory import PoolMemory
 from weftplan.locks import Lock, ReentrantLock, free_in_children, members
 from weftplan.ndarray import spill_ahead, spilling
@@ -48,17 +50,8 @@ _GLANCE_S = 0.0005
 _turn = free_in_children(ReentrantLock())
 """Held while all bytes of a pool are taken, or come back for a run: of two pools that need two devices each, none then
 waits for the other with half of what it needs. Not waited for by who is in a run or an operation already."""
-_looking = free_in_children(Lock())
-_waiting: dict[int, list[int]] = {}
-"""Who waits until the runs of which threads have been pushed. Changed under ``_looking``."""
-_preparing: set[int] = set()
-"""Threads that prepare the calls of a run, which begin again, and let their memory go, where somebody waits for it."""
 _MOST_TIMES = 100
 """How often a run begins again."""
-
-
-class _PostponedError(OutOfMemoryError):
-    """Raised in a run that is being prepared and lacks memory, where others wait for what the run has."""
 
 
 class _Here(threading.local):
@@ -158,20 +151,20 @@ class Idleness:
             again = left and not _here.runs and not engine.get().in_operation and spilling.active()
             if again:
                 self._let_pending_end(arrays)
-                _preparing.add(me)
+                waits.preparing.add(me)
             begun = False
             try:
                 with self:
                     prepare()
-                    _preparing.discard(me)
+                    waits.preparing.discard(me)
                     begun = True
                     yield
                 return
             except OutOfMemoryError as error:
-                if begun or not again or not (isinstance(error, _PostponedError) or self._lacked()):
+                if begun or not again or not (isinstance(error, waits.PostponedError) or self._lacked()):
                     raise
             finally:
-                _preparing.discard(me)
+                waits.preparing.discard(me)
             self._let_others_go_first()
 
     def _let_pending_end(self, arrays: Iterable[Any]) -> None:
@@ -243,7 +236,7 @@ class Idleness:
 
     def _others(self) -> bool:
         """True while another thread that can go on pushes a run."""
-        return any(_can_go_on(user) for user in self.users)
+        return any(waits.can_go_on(user) for user in self.users)
 
     @property
     def users(self) -> list[int]:
@@ -352,21 +345,21 @@ def _await_users(context: Context, in_operation: bool) -> bool:
     runs, pending, looked_at = _here.in_runs, [] if in_operation else _here.pending, _here.looked_at
     _here.in_runs, _here.pending, _here.looked_at = [], [], []
     if not runs and not pending:
-        with _looking:
-            _let_go_if_wanted(threading.get_ident())
+        with waits.looking:
+            waits.let_go_if_wanted(threading.get_ident())
         return _await_views(context, looked_at)
     me = threading.get_ident()
     completed, end = -1, 0.0
     try:
         while True:
-            with _looking:
-                _let_go_if_wanted(me)
+            with waits.looking:
+                waits.let_go_if_wanted(me)
                 if not pending and not any(one.moving for one in runs):
-                    _waiting[me] = [user for one in runs for user in one.users]
+                    waits.waiting[me] = [user for one in runs for user in one.users]
                 if not (
                     all(one.pushed_on(context) for one in runs) and all(one.pending_on(context) for one in pending)
                 ):
-                    _waiting.pop(me, None)
+                    waits.waiting.pop(me, None)
                     return True
             now = engine.get().statistics().completed
             if now != completed:
@@ -375,7 +368,7 @@ def _await_users(context: Context, in_operation: bool) -> bool:
                 return False
             time.sleep(_GLANCE_S)
     finally:
-        _waiting.pop(me, None)
+        waits.waiting.pop(me, None)
 
 
 def _await_views(context: Context, blocks: list[Idleness]) -> bool:
@@ -390,28 +383,6 @@ def _await_views(context: Context, blocks: list[Idleness]) -> bool:
             relief.explain(f"Nothing could be sent elsewhere (WEFTPLAN_SPILL): {error}")
             return False
         time.sleep(_GLANCE_S)
-    return False
-
-
-def _let_go_if_wanted(me: int) -> None:
-    """Raise where this thread prepares a run for which others wait; under ``_looking``."""
-    if me in _preparing and any(me in users for users in _waiting.values()):
-        raise _PostponedError("others wait for the memory of a run that has not begun")
-
-
-def _can_go_on(thread: int) -> bool:
-    """False where ``thread`` waits for memory that only those use who wait for memory, too, or this thread."""
-    seen, ahead = {threading.get_ident()}, [thread]
-    while ahead:
-        thread = ahead.pop()
-        if thread not in seen:
-            seen.add(thread)
-            if thread in _preparing:  # it lets others go first
-                return True
-            users = _waiting.get(thread)
-            if users is None:
-                return True
-            ahead += users
     return False
 
 

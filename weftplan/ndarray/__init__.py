@@ -1,7 +1,7 @@
 """Arrays whose every access goes through the engine: ``mx.nd``.
 
-``nd.<Operator>(...)`` exists for every registered operator; see :func:`weftplan.ndarray.invoke.call` for how arguments
-are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
+``nd.<Operator>(...)`` exists for every registered operator; :func:`weftplan.ndarray.call_arguments.understood` says how
+arguments are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
 """
 
 from typing import TYPE_CHECKING, Any

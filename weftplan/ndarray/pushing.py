@@ -52,7 +52,9 @@ def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Ca
 def computing(kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
     """The function of an operation: ``kernel`` of the raw arrays of ``operands``, of which it has all or none while
     arrays may wait elsewhere."""
-    return partial(compute if make_room is None else _compute_together, kernel, operands)
+    if make_room is None:
+        return partial(compute, kernel, operands)
+    return partial(compute, partial(_together, kernel), [Value(operands)])
 
 
 def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
@@ -69,13 +71,11 @@ def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
         raise
 
 
-def _compute_together(kernel: Callable[..., object], operands: list[Any]) -> None:
-    """As :func:`compute`."""
+def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
+    """``kernel`` of the raw arrays of all ``operands``, or of none while others go first; empties the list when it
+    fails, as :func:`compute` does with its own."""
     try:
         together.run(partial(_raws, operands), partial(_call, kernel))
-    except OutOfMemoryError as error:
-        operands.clear()
-        raise error.with_traceback(None)  # noqa: B904
     except BaseException:
         operands.clear()
         raise

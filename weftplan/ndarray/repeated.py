@@ -17,18 +17,11 @@ from typing import Any
 
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, verbs
+from weftplan.ndarray.call_arguments import understood
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.invoke import (
-    SettledCall,
-    call_settled,
-    invoke,
-    may_share,
-    push_call,
-    push_into,
-    settled,
-    understood,
-)
+from weftplan.ndarray.invoke import call_settled, invoke, push_call, push_into
 from weftplan.ndarray.pushing import MOST_AT_ONCE, at_once
+from weftplan.ndarray.settling import SettledCall, may_share, settled
 from weftplan.ops import registry
 from weftplan.ops.node_call import bare_call
 from weftplan.ops.schema import Op, TensorSpec
@@ -67,7 +60,7 @@ class Repeated:
 
 
 def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``nd.<name>(*args, **kwargs)``, as :func:`weftplan.ndarray.invoke.call` does it.
+    """``nd.<name>(*args, **kwargs)``, as :func:`weftplan.ndarray.invoke.call_settled` does it.
 
     Args:
         kept: what is known of earlier calls of this function.

@@ -1,27 +1,10 @@
 """From plain arrays to vars: which var orders access to the memory under an array.
 
-Arrays are known by their *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
-whole has one var. Slices that tasks write get vars of their own (``parts.py``), and so do the tiles of an array that
-was divided (``tiles.py``); a view has the vars of all that it touches, so a slice and the whole never run into each
-other. Whoever asks for *the* var of an array gets one, and from then on the buffer is ordered as a whole. An entry
-lasts as long as an array over that owner; no array is kept alive by it. Memory that is reached through unrelated owners
-(the same DLPack tensor imported twice, a pointer) is not recognised as the same: give such operations a common var.
-
-Between looking for vars and pushing on them a buffer must not be cut, or two tasks would not see each other. A task is
-therefore *in flight* meanwhile, and whoever would cut while others are in flight leaves it, which is always right.
-
-Lock rank: the registry's lock is above the engine's (nothing is pushed under it). Weak-reference callbacks run
-anywhere, inside this lock too, so they only append to a deque, which the next look-up empties. The interpreter runs
-them before the memory of the dead array can be used for another one, hence whoever reuses an ``id`` finds the obituary
-of its old entry in the deque.
+What is known of a buffer stands in ``registry.py``. Any thread may call anything here.
 """
 
 from __future__ import annotations
 
-import os
-import time
-import weakref
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,14 +13,14 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
-from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.keywords import known_keywords
-from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.tasks.handle import Task
-from weftplan.tasks.parts import Parts
-from weftplan.tasks.tiles import Grid, Tiles, address, bounds
+from weftplan.tasks.registry import in_flight, nothing, registry
+from weftplan.tasks.tiles import Grid, Tiles
+
+_CPU0 = Context("cpu", 0)
 
 
 def is_array(thing: Any) -> bool:
@@ -92,7 +75,7 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
     engine = engine if engine is not None else get()
     if _is_row(array):
         array = array.base
-    found = _registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
+    found = registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
     if len(found) != 1:
         raise EngineError(
             f"an array of shape {array.shape} was divided into tiles and touches {len(found)} of them: it has no "
@@ -104,7 +87,7 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
 def vars_of(array: Any, engine: Engine) -> list[Var]:
     """The vars that order access to ``array``: one, or those of all tiles that it touches. Raises as :func:`var_of`."""
     if type(array) is np.ndarray:
-        return _registry.vars_of(array, engine)
+        return registry.vars_of(array, engine)
     if isinstance(array, Var):
         return [array]
     if type(array) is Task or is_ndarray(array):
@@ -113,7 +96,7 @@ def vars_of(array: Any, engine: Engine) -> list[Var]:
         raise EngineError(
             f"expected a NumPy or CuPy array, an NDArray, a task or an engine var, got {type(array).__name__}"
         )
-    return _registry.vars_of(array.base if _is_row(array) else array, engine)
+    return registry.vars_of(array.base if _is_row(array) else array, engine)
 
 
 def vars_for(
@@ -128,11 +111,11 @@ def vars_for(
     for array in written:
         # What runs at once gains nothing, and in debug mode an array is writable or read-only as a whole.
         if type(array) is np.ndarray and array.base is not None and not engine._inline and not engine._debug:
-            _registry.cut(array, engine)
+            registry.cut(array, engine)
     reads: list[Var] = []
     writes: list[Var] = []
     plain = True
-    known = _registry.known
+    known = registry.known
     for arrays, found in ((read, reads), (written, writes)):
         for array in arrays:
             if type(array) is not np.ndarray:
@@ -141,7 +124,7 @@ def vars_for(
             elif (var := known(array, engine)) is not None:
                 found.append(var)
             else:
-                _registry.add_vars(array, engine, found)
+                registry.add_vars(array, engine, found)
     return reads, writes, plain
 
 
@@ -173,237 +156,6 @@ def tiles(array: Any, tile: int | Sequence[int]) -> Tiles:
         raise EngineError(f"tiles: expected a NumPy or CuPy array, got {type(array).__name__}")
     engine = get()
     grid = Grid(array, tuple(tile) if isinstance(tile, Sequence) else (tile,), engine)
-    before = _registry.divide(array, grid, engine)
-    engine.push(_nothing, (), [*before, *grid.vars], name="tiles")
+    before = registry.divide(array, grid, engine)
+    engine.push(nothing, (), [*before, *grid.vars], name="tiles")
     return Tiles(array, grid)
-
-
-def _nothing() -> None:
-    """Orders the vars of tiles after what was there before."""
-
-
-class _Entry:
-    """One owner: its vars, and weak references to the arrays through which it is known, by their ids."""
-
-    __slots__ = ("anchors", "grid", "parts", "var", "whole")
-
-    def __init__(self, var: Var) -> None:
-        self.var = var
-        """Of all bytes that are in no tile; also that of the first part."""
-        self.grid: Grid | None = None
-        self.parts: Parts | None = None
-        self.whole = False
-        """Somebody has ``var``: it is to order every access."""
-        self.anchors: dict[int, weakref.ref[Any]] = {}
-
-    def vars(self) -> list[Var]:
-        """All of them."""
-        found = [self.var, *(self.grid.vars if self.grid is not None else ())]
-        return found if self.parts is None else list(dict.fromkeys((*found, *self.parts.vars)))
-
-    def move(self, engine: Engine) -> None:
-        """New vars, of another engine; the old ones are idle."""
-        self.var = engine.new_variable()
-        self.parts = None
-        if self.grid is not None:
-            self.grid.move(engine)
-
-
-class _Registry:
-    """Owners by id."""
-
-    def __init__(self) -> None:
-        self._lock = whole_in_children(ReentrantLock())
-        """Re-entrant: a collection in here may run a finalizer of the user's that asks for another array's var."""
-        self._entries: dict[int, _Entry] = {}
-        self._dead: deque[tuple[int, int]] = deque()
-        """(owner, anchor) ids of arrays that died; appended by weak-reference callbacks only."""
-
-    def vars_of(self, array: Any, engine: Engine) -> list[Var]:
-        found: list[Var] = []
-        self.add_vars(array, engine, found)
-        return found
-
-    def add_vars(self, array: Any, engine: Engine, found: list[Var]) -> None:
-        """Append the vars of ``array`` to ``found``."""
-        with self._lock:
-            entry = self._entry(array, engine)
-            if entry.parts is None and entry.grid is None:
-                found.append(entry.var)
-            else:
-                found += _vars_in(entry, array)
-
-    def known(self, array: Any, engine: Engine) -> Var | None:
-        """The var of an array that has been seen, owns its memory and is ordered as a whole, as most are; None: look.
-
-        Without the lock. An entry of a dead array with the same id is not taken for this one's: as long as it is there,
-        its obituary is. For a task in flight nobody cuts the array meanwhile.
-        """
-        entry = self._entries.get(id(array))
-        if (
-            entry is None
-            or self._dead
-            or array.base is not None
-            or entry.parts is not None
-            or entry.grid is not None
-            or id(array) not in entry.anchors
-        ):
-            return None
-        var = entry.var
-        return var if var.engine is engine else None
-
-    def whole(self, array: Any, engine: Engine) -> list[Var]:
-        """The one var that orders every access to the buffer from now on; or those of the tiles of ``array``."""
-        end = time.monotonic() + _PATIENCE_S
-        while True:
-            with self._lock:
-                entry = self._entry(array, engine)
-                if entry.grid is not None:
-                    return _vars_in(entry, array)
-                if entry.parts is None or entry.whole:
-                    entry.whole = True
-                    return [entry.var]
-                if not in_flight or time.monotonic() > end:  # else a task could miss the new var
-                    var = engine.new_variable()
-                    fence = _fence(engine, [var, *entry.parts.vars])
-                    entry.var, entry.whole = var, True
-                    break
-            time.sleep(0)
-        engine._admitted(fence)
-        return [var]
-
-    def cut(self, array: Any, engine: Engine) -> None:
-        """Give a slice that a task is about to write vars of its own, if that can be done now.
-
-        The fences are carried out with the push that follows, at the latest.
-        """
-        with self._lock:
-            entry = self._entry(array, engine)
-            if entry.grid is not None or entry.whole or len(in_flight) > 1 or not array.size:
-                return
-            if array.nbytes >= _roots(array)[0].nbytes:
-                return
-            parts = entry.parts
-            if parts is None:
-                parts = Parts([0], [entry.var])
-
-            def idle(var: Var) -> bool:
-                # In this order: what has been asked for is carried out first, and seen on the var then.
-                return not engine._region.requests and var.write is None and not var.readers
-
-            after, fences = parts.cut(*bounds(array), engine.new_variable, idle)
-            for group in fences:
-                _fence(engine, group)
-            if after is not parts:
-                entry.parts = after
-
-    def divide(self, array: Any, grid: Grid, engine: Engine) -> list[Var]:
-        """Give the owner of ``array`` a grid; returns the vars that ordered it before."""
-        with self._lock:
-            entry = self._entry(array, engine)
-            before = entry.vars()
-            entry.grid, entry.parts = grid, None
-            return before
-
-    def _entry(self, array: Any, engine: Engine) -> _Entry:
-        """Lock held: the entry of the owner of ``array``, made if need be."""
-        anchor, owner = _roots(array)
-        key, known = id(owner), id(anchor)
-        self._bury()
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = _Entry(engine.new_variable())
-        elif entry.var.engine is not engine:
-            for var in entry.vars():
-                if var.state != "IDLE":
-                    raise EngineError(
-                        f"an array of shape {getattr(array, 'shape', '?')} is still used by operations on "
-                        f"{var.engine!r}, and was given to {engine!r}; wait for the first engine before"
-                    )
-            entry.move(engine)
-        if known not in entry.anchors:
-            dead = self._dead
-            entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
-            # Once more: a finalizer that ran in here may have buried the entry with its last other array.
-            self._entries[key] = entry
-        return entry
-
-    def _bury(self) -> None:
-        """Lock held: forget the arrays that died, and owners without arrays; each obituary goes after its entry."""
-        while self._dead:
-            key, known = self._dead[0]
-            entry = self._entries.get(key)
-            if entry is not None:
-                anchor = entry.anchors.get(known)
-                if (
-                    anchor is not None and anchor() is None
-                ):  # else buried already, when an interrupt came before the end
-                    del entry.anchors[known]
-                if not entry.anchors:
-                    del self._entries[key]
-            self._dead.popleft()
-
-    def __len__(self) -> int:
-        with self._lock:
-            self._bury()
-            return len(self._entries)
-
-
-def _vars_in(entry: _Entry, array: Any) -> list[Var]:
-    """Those of ``array``; the registry's lock is held."""
-    if entry.grid is not None:
-        touched, beyond = entry.grid.touched(array)
-        return [*touched, entry.var] if beyond or not touched else touched
-    if entry.parts is None:
-        return [entry.var]
-    if array.size:
-        low, high = bounds(array)
-    else:
-        low = high = address(array)
-    found = entry.parts.touched(low, high)
-    return [*found, entry.var] if entry.whole else list(found)
-
-
-def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:
-    """Ask for an operation that writes ``variables``; the next push carries it out. Runs no code of anybody's."""
-    fence = DetailedBlock(_nothing, (), searchable(tuple(variables)), "parts", None, None, FnProperty.TASK)
-    fence.own = True
-    if engine._tracer is not None:
-        fence.push_ns = time.perf_counter_ns()
-    engine._region.requests.append(fence)
-    return fence
-
-
-def _roots(array: Any) -> tuple[Any, Any]:
-    """The last array of the chain of bases, which all views keep alive, and the owner of the memory at its end."""
-    anchor = array
-    base = array.base
-    if base is None:
-        return array, array
-    kind = np.ndarray if isinstance(array, np.ndarray) else type(array)
-    while isinstance(base, kind):
-        anchor = base
-        base = anchor.base
-    owner: Any = anchor if base is None else base
-    below: Any
-    while True:
-        if isinstance(owner, memoryview):
-            below = owner.obj
-        else:
-            below = getattr(owner, "base", None)
-            # Anything may have a ``base``: that of an object counts where it is an array, as behind strided views.
-            if not isinstance(owner, np.ndarray) and not isinstance(below, np.ndarray):
-                return anchor, owner
-        if below is None:
-            return anchor, owner
-        owner = below
-
-
-in_flight: set[object] = set()
-"""Stands for each task whose vars have been looked for and that has not been pushed yet; added and removed in one step
-each, without the lock."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=in_flight.clear)
-_PATIENCE_S = 0.1
-_registry = _Registry()
-_CPU0 = Context("cpu", 0)

@@ -10,7 +10,7 @@ where something may be pending, the cut names a *fence*: an operation that write
 the var of a wider range is always right, so a cut may be left out whenever it is not convenient: at a var that holds a
 failure, which a fence would heal, and where a buffer has too many parts that are in use.
 
-Nothing here is locked or changed in place: the registry in ``arrays.py`` holds its lock, and stores the result.
+Nothing here is locked or changed in place: the registry (``registry.py``) holds its lock, and stores the result.
 """
 
 from __future__ import annotations

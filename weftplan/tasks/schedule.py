@@ -18,10 +18,8 @@ function reaches in another way than through its arguments must be named in ``re
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec
@@ -35,9 +33,10 @@ from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.keywords import known_keywords
-from weftplan.tasks.arrays import context_of, in_flight, is_array, is_ndarray, var_of, vars_for, vars_of
+from weftplan.tasks.arguments import NO_ARRAYS, arrays_in, call_opened
+from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_for, vars_of
 from weftplan.tasks.handle import Task, results
-from weftplan.undeclared import read_only
+from weftplan.tasks.registry import in_flight
 
 P = ParamSpec("P")
 
@@ -97,7 +96,7 @@ def submit(
         kind = type(value)
         if kind is np.ndarray:
             taken.append(value)
-        elif kind not in _NO_ARRAYS:
+        elif kind not in NO_ARRAYS:
             taken += arrays_in((value,))
     if out is not None:
         options["out"] = out
@@ -267,27 +266,6 @@ def future(array: Any) -> Future[Any]:
     return result
 
 
-_NO_ARRAYS = frozenset({int, float, bool, str, type(None)})
-
-
-def arrays_in(values: Any) -> Iterator[Any]:
-    """The arrays and tasks among ``values``, and in lists, tuples and dictionaries among them."""
-    for value in values:
-        kind = type(value)
-        if kind is np.ndarray:
-            yield value
-        elif kind in _NO_ARRAYS:
-            continue
-        elif kind is Task:
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from arrays_in(value)
-        elif isinstance(value, dict):
-            yield from arrays_in(value.values())
-        elif is_array(value):
-            yield value
-
-
 def _schedule(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -324,57 +302,17 @@ def _schedule(
                 reads, writes = dedupe(read_vars, write_vars)
             if engine._debug:
                 changing = frozenset(writes)
-                work = functools.partial(_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
+                work = functools.partial(call_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
             if not plain:
                 if ctx is None:
                     ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
                 if not engine._debug and any(type(one) is Task or is_ndarray(one) for one in (*read, *written)):
-                    work = functools.partial(_opened, fn, None)
+                    work = functools.partial(call_opened, fn, None)
         made = Task(var, work, args, kwargs, out, label)
         engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
     finally:
         in_flight.discard(var)
     return made
-
-
-def _opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
-    """Call ``fn`` with raw arrays for NDArrays, whose memory may not be there before this runs, and with the results of
-    tasks for these."""
-    opened = [_open(value, lock) for value in args]
-    return fn(*opened, **{key: _open(value, lock) for key, value in kwargs.items()})
-
-
-def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
-    """What the function gets for an argument: NDArrays as raw arrays, read-only where ``lock`` says so; for a task its
-    result, which is there."""
-    if type(value) is Task:
-        return value._value
-    if type(value) is np.ndarray:
-        return read_only(value) if lock is not None and lock(value) else value
-    if isinstance(value, (list, tuple)):
-        opened = [_open(item, lock) for item in value]
-        return value if all(map(operator.is_, opened, value)) else _like(value, opened)
-    if isinstance(value, dict):
-        changed = {key: new for key, item in value.items() if (new := _open(item, lock)) is not item}
-        return value if not changed else _like(value, changed)
-    if isinstance(value, Var) or not is_array(value):
-        return value
-    raw = value.raw() if is_ndarray(value) else value
-    return read_only(raw) if lock is not None and lock(value) else raw
-
-
-def _like(value: Any, items: Any) -> Any:
-    """A copy of a list, tuple or dictionary, or of one of a class derived from them, with other items."""
-    if hasattr(value, "_make"):
-        return value._make(items)
-    if isinstance(value, tuple):
-        return tuple(items)
-    like = copy.copy(value)
-    if isinstance(value, dict):
-        like.update(items)
-    else:
-        like[:] = items
-    return like
 
 
 def _checked_names(

@@ -6,7 +6,7 @@ the tiles that the view touches. A view is taken for the smallest box of ``a`` t
 exactly the tiles that share elements with it; one that cannot be read as a box of ``a`` (a reshape that runs over the
 end of rows) touches all tiles of its rows.
 
-Nothing here is locked: the registry in ``arrays.py`` holds its lock around every call.
+Nothing here is locked: the registry of owners (``registry.py``) holds its lock around every call.
 """
 
 from __future__ import annotations

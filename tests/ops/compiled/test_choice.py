@@ -231,8 +231,8 @@ def once():
 interrupted = 0
 for delay in (0.01, 0.05, 0.1, 0.15, 0.2, 0.3):
     timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
+        timer.start()
         while timer.is_alive(): once()
         time.sleep(0.2)
     except KeyboardInterrupt:

@@ -1,0 +1,97 @@
+"""A limit on the bytes of a resource: exact, whoever else asks meanwhile, and whatever its upstream refuses."""
+
+import pytest
+
+from tests.storage.rooms import Room
+from weftplan import device
+from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.storage import LimitResource, RawResource
+
+
+def test_a_limit_is_exact_and_comes_back():
+    """Exactly the limit fits, one byte more does not, and freeing makes room."""
+    resource = LimitResource(RawResource(device.get(device.cpu())), 1000)
+    first = resource.allocate(600)
+    resource.allocate(400)
+    with pytest.raises(OutOfMemoryError, match="limit of this resource is 1,000 bytes"):
+        resource.allocate(1)
+    resource.allocate(0)
+    resource.free(first)
+    resource.allocate(600)
+    assert resource.statistics().failures == 1
+
+
+def test_a_limit_of_nothing():
+    """0 bytes is a limit, below it there is none; what takes no memory always fits."""
+    place = device.get(device.cpu())
+    resource = LimitResource(RawResource(place), 0)
+    resource.free(resource.allocate(0))
+    with pytest.raises(OutOfMemoryError, match="limit of this resource is 0 bytes"):
+        resource.allocate(1)
+    with pytest.raises(MXNetError, match="at least 0 bytes, got -1"):
+        LimitResource(RawResource(place), -1)
+
+
+class Nosy:
+    """A lock that, whenever it has been let go, lets somebody else in first."""
+
+    def __init__(self, lock, visit):
+        self.lock, self.visit = lock, visit
+
+    def __enter__(self):
+        self.lock.__enter__()
+
+    def __exit__(self, *exc):
+        self.lock.__exit__(*exc)
+        visit, self.visit = self.visit, lambda: None  # a visitor gets no visitors
+        visit()
+        self.visit = visit
+
+
+def test_a_limit_counts_each_byte_once_at_every_moment():
+    """Half of the limit fits beside the half that another thread is just getting, whenever it asks."""
+    resource = LimitResource(RawResource(device.get(device.cpu())), 100)
+    visits = []
+
+    def visit():
+        visits.append(resource.statistics().requested_bytes)
+        resource.free(resource.allocate(50))
+
+    resource._lock = Nosy(resource._lock, visit)
+    resource.allocate(50)
+    assert visits[0] == 0, "before the bytes are there"
+    assert visits[-1] == 50, "and afterwards"
+    assert resource.statistics().failures == 0
+
+
+def test_a_limit_holds_while_others_are_being_served():
+    """Bytes that another thread is just getting are counted before they are there."""
+    place = device.get(device.cpu())
+    upstream = RawResource(place)
+    resource, inner = LimitResource(upstream, 100), upstream.allocate
+
+    def allocate(nbytes, *, name=None):
+        upstream.allocate = inner
+        with pytest.raises(OutOfMemoryError, match="limit of this resource is 100 bytes"):
+            resource.allocate(41)
+        resource.allocate(40)
+        return inner(nbytes, name=name)
+
+    upstream.allocate = allocate
+    resource.allocate(60)
+    assert resource.statistics().peak_requested_bytes == 100
+
+
+def test_a_limit_forgets_what_its_upstream_refused():
+    """Bytes promised to a request that failed, in whatever way, fit again."""
+    place = Room(100)
+    resource = LimitResource(RawResource(place), 1000)
+    with pytest.raises(OutOfMemoryError, match="device full"):
+        resource.allocate(900)
+    inner = place.allocate
+    place.allocate = lambda nbytes: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        resource.allocate(900)
+    place.allocate, place.total = inner, 1000
+    resource.allocate(1000)
+    assert resource.statistics().failures == 1

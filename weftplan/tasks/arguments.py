@@ -1,0 +1,80 @@
+"""Arrays and tasks among the arguments of a task, also in lists, tuples and dictionaries: found when it is submitted,
+opened when it runs.
+
+Nothing here keeps state; any thread may call it.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from weftplan.engine.var import Var
+from weftplan.tasks.arrays import is_array, is_ndarray
+from weftplan.tasks.handle import Task
+from weftplan.undeclared import read_only
+
+NO_ARRAYS = frozenset({int, float, bool, str, type(None)})
+"""Classes of arguments in which no array is looked for."""
+
+
+def arrays_in(values: Any) -> Iterator[Any]:
+    """The arrays and tasks among ``values``, and in lists, tuples and dictionaries among them."""
+    for value in values:
+        kind = type(value)
+        if kind is np.ndarray:
+            yield value
+        elif kind in NO_ARRAYS:
+            continue
+        elif kind is Task:
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from arrays_in(value)
+        elif isinstance(value, dict):
+            yield from arrays_in(value.values())
+        elif is_array(value):
+            yield value
+
+
+def call_opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
+    """Call ``fn`` with raw arrays for NDArrays, whose memory may not be there before this runs, and with the results of
+    tasks for these."""
+    opened = [_open(value, lock) for value in args]
+    return fn(*opened, **{key: _open(value, lock) for key, value in kwargs.items()})
+
+
+def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
+    """What the function gets for an argument: NDArrays as raw arrays, read-only where ``lock`` says so; for a task its
+    result, which is there."""
+    if type(value) is Task:
+        return value._value
+    if type(value) is np.ndarray:
+        return read_only(value) if lock is not None and lock(value) else value
+    if isinstance(value, (list, tuple)):
+        opened = [_open(item, lock) for item in value]
+        return value if all(map(operator.is_, opened, value)) else _like(value, opened)
+    if isinstance(value, dict):
+        changed = {key: new for key, item in value.items() if (new := _open(item, lock)) is not item}
+        return value if not changed else _like(value, changed)
+    if isinstance(value, Var) or not is_array(value):
+        return value
+    raw = value.raw() if is_ndarray(value) else value
+    return read_only(raw) if lock is not None and lock(value) else raw
+
+
+def _like(value: Any, items: Any) -> Any:
+    """A copy of a list, tuple or dictionary, or of one of a class derived from them, with other items."""
+    if hasattr(value, "_make"):
+        return value._make(items)
+    if isinstance(value, tuple):
+        return tuple(items)
+    like = copy.copy(value)
+    if isinstance(value, dict):
+        like.update(items)
+    else:
+        like[:] = items
+    return like
