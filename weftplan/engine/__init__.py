@@ -1,4 +1,4 @@
-"""The dependency engine: functions run when what they read and write allows.
+"""The dependency engine: functions run when what they read and write allows. Any thread may push, and may wait.
 
 >>> from weftplan import engine
 >>> e = engine.create("ThreadedEngine")

@@ -1,4 +1,7 @@
-"""What is kept of an operation that failed, and how it reaches the user at the wait that raises it."""
+"""What is kept of an operation that failed, and how it reaches the user at the wait that raises it.
+
+The thread that ran the operation makes it, and any thread that waits may raise it, several at the same time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where operations were pushed: code object and instruction, made into ``file:line`` only when an error needs it."""
+"""Where operations were pushed: code object and instruction, made into ``file:line`` only when an error needs it.
+
+Any thread may ask. What is kept is a table of file names, which two threads fill with the same answers.
+"""
 
 from __future__ import annotations
 

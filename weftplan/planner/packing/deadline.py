@@ -30,7 +30,7 @@ class Deadline:
 
     def check(self) -> None:
         """Raise `OutOfTime` once the moment has come."""
-        if self.moment is not None and time.perf_counter() >= self.moment:
+        if self.over():
             raise OutOfTime
 
     def left(self) -> float:

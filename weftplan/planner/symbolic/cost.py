@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import work
 from weftplan.ops.joined import RELU
@@ -40,11 +39,6 @@ ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
 """A data-centre card without reduced precision: taken from data sheets, at about half of what they state."""
 
 
-def machine_of(context: Context) -> Machine:
-    """The constants for a device."""
-    return HOST if context.is_host else ACCELERATOR
-
-
 def node_seconds(program: Program, measured: Mapping[str, float] | None = None) -> list[float]:
     """Seconds of every node of a graph (0 for variables).
 
@@ -60,7 +54,7 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
         if not value >= 0.0:
             raise PlanError(f"measured time of {name!r} must be a number of seconds >= 0, got {value!r}")
     graph, row = program.graph, program.graph.row
-    machines = [machine_of(context) for context in program.contexts]
+    machines = [HOST if context.is_host else ACCELERATOR for context in program.contexts]
     result: list[float] = []
     base = graph.base
     assert isinstance(base, IndexedGraph)

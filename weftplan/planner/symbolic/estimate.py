@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from math import prod
 from typing import Any, Protocol
 
@@ -227,10 +228,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
-OPTIONS = (
-    "train", "grad_req", "dtype", "budget", "strategy", "order", "recompute", "workspaces", "context", "group2ctx",
-    "kvstore", "optimizer", "options",
-)  # fmt: skip
+OPTIONS = tuple(name for name, one in signature(plan).parameters.items() if one.kind is one.KEYWORD_ONLY)
 """Keywords of :func:`plan` that are no shapes."""
 
 

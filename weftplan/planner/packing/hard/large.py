@@ -7,6 +7,9 @@ its buffers goes on the skyline where that stays under the target, and only the 
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 import numpy as np
 
 from weftplan.planner.packing.deadline import ENDLESS, Deadline, OutOfTime
@@ -101,15 +104,11 @@ def portfolio(problem: Problem, floor: int, *, tries: int, deadline: Deadline = 
     """
     order = by_size(problem)
     best = extend(problem, order, k=0, first=np.zeros(0, np.int64), floor=floor, deadline=deadline)
-    peak = peak_of(problem, best)
-    if tries > 1 and peak > floor * 1.02 and len(problem) <= 10_000:
-        for other, tightest in orders(problem)[1:2]:
-            try:
-                offsets = fit(problem, other, best=tightest, deadline=deadline)
-            except OutOfTime:
-                break
-            if peak_of(problem, offsets) < peak:
-                best, peak = offsets, peak_of(problem, offsets)
+    if tries > 1 and peak_of(problem, best) > floor * 1.02 and len(problem) <= 10_000:
+        other, tightest = orders(problem)[1]
+        with suppress(OutOfTime):
+            offsets = fit(problem, other, best=tightest, deadline=deadline)
+            best = min(best, offsets, key=partial(peak_of, problem))
     return best
 
 
