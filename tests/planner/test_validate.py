@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -207,3 +208,20 @@ def test_a_storage_that_nobody_writes_passes_no_order_on() -> None:
     )
     with pytest.raises(PlanError, match=rf"storage {later} reuses bytes of storage \d+, .* no order edge"):
         validate(replace(plan, memory=between))
+
+
+def test_an_input_that_is_also_read_under_another_name() -> None:
+    """A sum of an array and of its reshaped self may replace neither: the other slot still reads the same bytes."""
+    t = sym.tanh(sym.Variable("x"), name="t")
+    net = sym.exp(sym.elemwise_add(t, sym.reshape(t, shape=(16, 16), name="r"), name="sum"))
+    plan = plan_symbol(net, {"x": (16, 16)}, options=PlanOptions(strategy="match_range"))
+    validate(plan)
+    first, second, out = (_entry(plan, f"{name}_output") for name in ("t", "r", "sum"))
+    shared = int(plan.memory.entry_storage[first])
+    assert plan.memory.entry_storage[second] == shared != plan.memory.entry_storage[out]
+    requests = [Req.INPLACE if e == out else req for e, req in enumerate(plan.requests)]
+    wrong = _changed(plan, entry_storage={out: shared}, entry_kind={out: 3}, entry_inplace={out: 1})
+    labels = copy(plan.memory.labels)
+    labels._found = replace(labels._found, inplace=wrong.memory.entry_inplace.tolist())
+    with pytest.raises(PlanError, match=r"writes sum_output over its own input 't_output'"):
+        validate(replace(wrong, requests=requests, memory=replace(wrong.memory, labels=labels)))
