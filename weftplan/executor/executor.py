@@ -420,8 +420,7 @@ class Executor:
         Args:
             monitor_all: also for every input, before the node is pushed.
 
-        A layer and its relu that became one node (MXNET_USE_FUSION) have one output, the relu's, and a ConfigWarning
-        says so.
+        Nodes that became one (MXNET_USE_FUSION) have one output, that of the last, and a ConfigWarning says so.
         """
         if callback is not None:
             warn_of_joined(self.planned.graph.nodes)

@@ -57,7 +57,7 @@ def warn_of_joined(nodes: Iterable[Node]) -> None:
     names = joined_layers(nodes)
     if names:
         warnings.warn(
-            f"a monitor sees no outputs of {listed(names)}, each of which is computed in one pass with the relu behind "
+            f"a monitor sees no outputs of {listed(names)}, each of which is computed in one pass with the node behind "
             f"it: set MXNET_USE_FUSION=0 before binding to see them",
             ConfigWarning,
             stacklevel=4,

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from weftplan.ops import joined, registry
+from weftplan.ops.chains import ELEMENTWISE
 from weftplan.ops.schema import Op
+from weftplan.symbol import chaining
 from weftplan.symbol.gradient import INHERITED
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import followed, rewired, topological_order
@@ -42,7 +44,7 @@ def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], 
     for node in candidates:
         before = node.inputs[0]
         first = before[0]
-        if first.op is None or uses[first, before[1]] != 1 or not _alike(first, node):
+        if first.op is None or uses[first, before[1]] != 1 or not alike(first, node):
             continue
         if _is_relu(node):
             if first.op.name in joined.LAYERS and before[1] == 0 and not first.control_deps and not node.control_deps:
@@ -78,7 +80,8 @@ def _is_gradient_of_relu(node: Node) -> bool:
     return node.op is not None and joined.is_gradient_of_relu(node.op, node.params)
 
 
-def _alike(a: Node, b: Node) -> bool:
+def alike(a: Node, b: Node) -> bool:
+    """Whether two nodes have the attributes of one."""
     return a.mirror_of is b.mirror_of is None and all(a.attrs.get(key) == b.attrs.get(key) for key in _ALIKE)
 
 
@@ -117,8 +120,13 @@ def _rebuilt(
 
 
 def joined_layers(nodes: Iterable[Node]) -> list[str]:
-    """Names of the layers that have become one with their relu."""
-    return [node.attrs[_LAYER] for node in nodes if node.op is not None and _LAYER in node.attrs]
+    """Names of the nodes that have become one with what is behind them: layers with a relu, links of chains."""
+    found: list[str] = []
+    for node in nodes:
+        if node.op is not None and _LAYER in node.attrs:
+            found.append(node.attrs[_LAYER])
+        found += chaining.members(node)[:-1]
+    return found
 
 
 def parted(entries: Sequence[Entry]) -> list[Entry]:
@@ -152,6 +160,8 @@ def parted(entries: Sequence[Entry]) -> list[Entry]:
                 inputs=[Entry(layer)],
                 created_at=node.created_at,
             )
+        elif node.op is ELEMENTWISE:
+            moved[node] = chaining.apart(node, inputs)
         else:
             kept = rewired(node, inputs, moved)
             if kept is not node:

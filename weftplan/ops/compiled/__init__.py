@@ -5,4 +5,5 @@ whether they can be used. A kernel is correct for any vector width, and its resu
 """
 
 import weftplan.ops.compiled.batch_norm
+import weftplan.ops.compiled.chains
 import weftplan.ops.compiled.convolution  # noqa: F401

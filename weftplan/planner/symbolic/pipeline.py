@@ -24,6 +24,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import planned_steps
 from weftplan.planner.program import Program, program_of
+from weftplan.planner.symbolic.chaining import with_chains
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
@@ -104,7 +105,7 @@ def size_symbol(
             group2ctx=group2ctx or {},
             variable_contexts=variable_contexts or {},
         )
-        program, choices = _sized(found, shapes, dtypes or {}, options=options)
+        found, program, choices = _sized(found, shapes, dtypes or {}, options=options)
         if options.compat == "paddle":
             program = replace(program, order=breadth_first(program))
         apart = (lambda: sized(options.replace(fusion=False))) if found.joined else None
@@ -217,11 +218,14 @@ class SizedGraph:
 
 def _sized(
     found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, options: PlanOptions
-) -> tuple[Program, dict[int, Choice]]:
-    """Sizes and what operators declare, and who computes each node."""
+) -> tuple[Differentiated, Program, dict[int, Choice]]:
+    """The graph with chains of large elementwise nodes as one, sizes and what operators declare, and who computes each
+    node."""
+    inferred, types = complete_graph(found.graph, found.outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
+    if options.fusion and options.compat == "none":
+        found, inferred, types = with_chains(found, inferred, types)
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
-    inferred, types = complete_graph(graph, outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
     elements, nbytes = byte_sizes(graph, inferred, types)
     choices, workspaces = operator_choices(
         graph, inferred, dtypes=types, devices=devices, mode=options.kernels, tune=options.autotune
@@ -250,4 +254,4 @@ def _sized(
         workspaces=workspaces,
         external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
     )
-    return program, choices
+    return found, program, choices
