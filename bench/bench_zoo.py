@@ -8,9 +8,17 @@ operators, and without its scratch), and what is allocated is compared with what
 and made only where they are missing.
 
     python bench/bench_zoo.py --mxnet-python PATH --folder FOLDER [--only resnet18_v1 lstm]
+
+Files of others take the same way: FOLDER holds ``NAME-symbol.json``, and ``NAME-0000.params`` where they are at hand
+(others are drawn), and ``SHAPES`` says for each name the shapes of inputs to run with and to plan for:
+``{NAME: {"run": {"data": [2, 3, 64, 64]}, "plan": {"data": [1, 3, 224, 224]}}}``. Arguments and inferred shapes
+are compared, too, and whether files that are saved again give MXNet the same bits.
+
+    python bench/bench_zoo.py --mxnet-python PATH --folder FOLDER --files SHAPES
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -28,8 +36,16 @@ PEER = Path(__file__).parent / "peers" / "zoo.py"
 def peer(python, *args):
     """The lines that the peer prints."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MXNET_SUBGRAPH_VERBOSE": "0"}
-    done = subprocess.run([python, str(PEER), *map(str, args)], capture_output=True, text=True, env=env, check=True)
-    return done.stdout.split("\n")
+    done = subprocess.run([python, str(PEER), *map(str, args)], capture_output=True, text=True, env=env, check=False)
+    ended = [f"the process ended with {done.returncode}: {done.stderr[-200:]}"] if done.returncode else []
+    return [*filter(None, done.stdout.split("\n")), *ended]
+
+
+def said(lines, who):
+    """Print what a peer said but "ok"."""
+    for line in lines:
+        if not line.endswith(" ok"):
+            print(f"{who}: {line}", flush=True)
 
 
 def difference(mine, theirs):
@@ -40,32 +56,49 @@ def difference(mine, theirs):
     return float(np.abs(mine - theirs).max(initial=0.0) / (largest or 1.0))
 
 
+def interface(symbol, shapes):
+    """Names and inferred shapes of arguments, auxiliary states and outputs, as JSON keeps them."""
+    names = (symbol.list_arguments(), symbol.list_auxiliary_states(), symbol.list_outputs())
+    inferred = symbol.infer_shape(**shapes)
+    return json.loads(json.dumps([names, [inferred[0], inferred[2], inferred[1]]]))
+
+
+def still(path):
+    """The symbol in a file with dropout switched off."""
+    graph = json.loads(path.read_text())
+    for node in graph["nodes"]:
+        if node["op"] == "Dropout":
+            next(node[key] for key in ("attrs", "param", "attr") if node.get(key))["p"] = "0"
+    return mx.sym.load_json(json.dumps(graph))
+
+
 def judged(folder, name):
     """The cells of a network."""
     wanted = np.load(folder / f"{name}.npz")
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
-    shape = wanted["data"].shape
-    images = len(shape) != 2
-    found = symbol.simple_bind(mx.cpu(), grad_req="null", data=shape)
+    inputs = {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")}
+    shapes = {key: value.shape for key, value in inputs.items()}
+    assert interface(symbol, shapes) == json.loads(str(wanted["interface"])), "other names or shapes than MXNet's"
+    mx.model.save_checkpoint(str(folder / f"{name}-again"), 0, symbol, args, aux)
+    found = symbol.simple_bind(mx.cpu(), grad_req="null", **shapes)
     assert found.allocated_bytes == found.memory_plan.peak
-    found.copy_params_from(args, aux)
-    outputs = [out.asnumpy() for out in found.forward(is_train=False, data=wanted["data"])]
+    found.copy_params_from(args, aux, allow_extra_params=True)
+    outputs = [out.asnumpy() for out in found.forward(is_train=False, **inputs)]
     worst = max(difference(out, wanted[f"output{k}"]) for k, out in enumerate(outputs))
-    requests = dict.fromkeys(symbol.list_arguments(), "write")
-    requests["data"] = "write" if images else "null"
+    gradients = {key[5:]: wanted[key] for key in wanted.files if key.startswith("grad:")}
+    requests = {key: "write" if key in gradients else "null" for key in symbol.list_arguments()}
+    training = still(folder / f"{name}-symbol.json")
 
     def step(dtype):
-        trained = symbol.simple_bind(
-            mx.cpu(), grad_req=requests, data=shape, type_dict=dict.fromkeys([*requests, *aux], dtype)
-        )
+        dtypes = dict.fromkeys([*requests, *aux], dtype)
+        trained = training.simple_bind(mx.cpu(), grad_req=requests, type_dict=dtypes, **shapes)
         assert trained.allocated_bytes == trained.memory_plan.peak
-        trained.copy_params_from(args, aux)
-        trained.forward(is_train=True, data=wanted["data"])
+        trained.copy_params_from(args, aux, allow_extra_params=True)
+        trained.forward(is_train=True, **inputs)
         trained.backward([mx.nd.array(wanted[f"head{k}"], dtype=dtype) for k in range(len(outputs))])
         return {key: value.asnumpy() for key, value in trained.grad_dict.items() if value is not None}
 
-    ours = step("float32")
-    gradients = {key[5:]: wanted[key] for key in wanted.files if key.startswith("grad:")}
+    ours = step("float32") if gradients else {}
     scale = max((float(np.abs(value).max(initial=0.0)) for value in gradients.values()), default=1.0)
 
     def size(key):
@@ -79,19 +112,21 @@ def judged(folder, name):
         )
 
     apart, where = worst_of(ours, gradients)
-    said = f"{apart:.1e} ({where})"
+    words = f"{apart:.1e} ({where})"
     exact = {key[6:]: wanted[key] for key in wanted.files if key.startswith("exact:")}
     if exact:  # a gradient jumps where a ReLU's input is 0 but for rounding: less often in float64
         apart, where = worst_of(step("float64"), exact)
-        said = f"{apart:.1e} ({where}); in float32 {said}, MXNet's from its float64 {worst_of(gradients, exact)[0]:.1e}"
-    cells = [len(symbol.get_internals().list_outputs()), f"{worst:.1e}", said, len(gradients)]
+        words = (
+            f"{apart:.1e} ({where}); in float32 {words}, MXNet's from its float64 {worst_of(gradients, exact)[0]:.1e}"
+        )
+    cells = [len(symbol.get_internals().list_outputs()), f"{worst:.1e}", words, len(gradients)]
     if "planned" in wanted:
-        side = 299 if name.startswith("inception") else 224
-        shape = (1, 3, side, side)
-        plan = plan_symbol(symbol, {"data": shape}).memory
-        bare = plan_symbol(symbol, {"data": shape}, options=plan.options.replace(workspaces=False)).memory
+        shape = json.loads(str(wanted["planned_shapes"]))
+        plan = plan_symbol(symbol, shape).memory
+        bare = plan_symbol(symbol, shape, options=plan.options.replace(workspaces=False)).memory
         theirs = int(wanted["planned"])
-        cells += [f"{plan.peak:,}", f"{bare.peak:,}", f"{theirs:,}", f"{plan.peak / theirs:.2f}"]
+        ratio = f"{plan.peak / theirs:.2f}" if theirs else "-"
+        cells += [f"{plan.peak:,}", f"{bare.peak:,}", f"{theirs:,}", ratio]
     return worst, apart, cells
 
 
@@ -100,16 +135,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mxnet-python", required=True, help="interpreter of a virtual environment with mxnet==1.9.1")
     parser.add_argument("--folder", required=True, type=Path, help="where files are kept")
+    parser.add_argument("--files", type=Path, metavar="SHAPES", help="take files that are in the folder already")
     parser.add_argument("--only", nargs="+", help="names; default: all")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     args.folder.mkdir(parents=True, exist_ok=True)
-    names = args.only or peer(args.mxnet_python, "--list")[0].split()
+    of_others = ["--files", args.files] if args.files else []
+    everything = json.loads(args.files.read_text()) if args.files else None
+    names = args.only or everything or peer(args.mxnet_python, "--list")[0].split()
     missing = [name for name in names if not (args.folder / f"{name}.npz").exists()]
     for name in missing:  # a process for each: MXNet keeps what memory it once had
-        for line in peer(args.mxnet_python, args.folder, name):
-            if line and not line.endswith(" ok"):
-                print(f"MXNet: {line}")
+        said(peer(args.mxnet_python, *of_others, args.folder, name), "MXNet")
     columns = [
         "entries",
         "outputs differ by",
@@ -132,6 +168,8 @@ def main():
         except Exception as error:
             cells = [f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"]
         print(f"| {name} | " + " | ".join(map(str, cells)) + " |", flush=True)
+        if of_others:
+            said(peer(args.mxnet_python, "--again", args.folder, name), "MXNet, of the files saved again")
     print(f"\n{good} of {total} networks: outputs and gradients within 1e-4 of MXNet's")
 
 

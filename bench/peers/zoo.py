@@ -1,10 +1,15 @@
 """Peer of ``bench_zoo.py``: exports networks of MXNet's Gluon with random weights, and what MXNet computes of them.
 
     MXNET_PYTHON bench/peers/zoo.py FOLDER NAME…
+    MXNET_PYTHON bench/peers/zoo.py --files SHAPES FOLDER NAME…
+    MXNET_PYTHON bench/peers/zoo.py --again FOLDER NAME…
 
 For each network the files ``NAME-symbol.json`` and ``NAME-0000.params`` as ``HybridBlock.export`` writes them, and
-``NAME.npz`` with the input, the outputs of inference, and the gradients of all parameters from a training step of the
-symbol, in which dropout is switched off. ``--list`` prints the names.
+``NAME.npz`` with the inputs, the outputs of inference, and the gradients of all parameters from a training step of the
+symbol, in which dropout is switched off. With ``--files`` the symbols are in FOLDER already, and parameters are drawn
+where there are none; ``SHAPES`` is a file of JSON, ``{NAME: {"run": shapes of inputs, "plan": the same}}``. With
+``--again`` the files ``NAME-again-symbol.json`` and ``.params``, which weftplan wrote, are run, and it is said whether
+the outputs have the same bits. ``--list`` prints the names.
 """
 
 import json
@@ -138,64 +143,147 @@ def _made(name):
 
 
 def _export(folder, name):
+    """Make the pair of files, and what MXNet computes of it."""
     mx.random.seed(1)
     np.random.seed(1)  # noqa: NPY002 - what MXNet draws from
     net, x = _made(name)
     net.initialize(mx.init.Xavier(magnitude=2))
     net.hybridize()
-    data = mx.nd.array(x)
-    net(data)
+    net(mx.nd.array(x))
     net.export(str(folder / name))
-    path = folder / f"{name}-symbol.json"
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     random = np.random.RandomState(5)
-    for key in aux:  # moving statistics of a network that has never been trained hide mistakes
-        aux[key][:] = (
-            random.uniform(0.5, 1.5, aux[key].shape)
-            if key.endswith("var")
-            else random.uniform(-0.1, 0.1, aux[key].shape)
-        )
+    _draw_statistics(aux, random)  # those of a network that has never been trained hide mistakes
     mx.model.save_checkpoint(str(folder / name), 0, symbol, args, aux)
+    plan = None if name in OTHERS else {"data": (1, 3, *2 * (max(x.shape[2], 224),))}
+    _compute(folder, name, {"data": x}, plan, random)
+
+
+def _draw_statistics(aux, random):
+    for key in aux:
+        low, high = (0.5, 1.5) if key.endswith("var") else (-0.1, 0.1)
+        aux[key][:] = random.uniform(low, high, aux[key].shape)
+
+
+def _given(folder, name, shapes):
+    """Draw parameters of a symbol where there are none, and inputs; compute."""
+    random = np.random.RandomState(5)
+    symbol = mx.sym.load(str(folder / f"{name}-symbol.json"))
+    run = {key: tuple(shape) for key, shape in shapes["run"].items()}
+    found, _, of_states = symbol.infer_shape(**run)
+    sizes = dict(zip(symbol.list_arguments(), found, strict=True))
+    states = dict(zip(symbol.list_auxiliary_states(), of_states, strict=True))
+    if not (folder / f"{name}-0000.params").exists():
+        args = {}
+        for key, shape in sizes.items():
+            if key not in run and not key.endswith("label"):
+                scale = np.sqrt(2 / max(1, np.prod(shape[1:]))) if len(shape) > 1 else 0.1
+                args[key] = mx.nd.array(random.standard_normal(shape) * scale + key.endswith("gamma"))
+        aux = {key: mx.nd.zeros(shape) for key, shape in states.items()}
+        _draw_statistics(aux, random)
+        text = (folder / f"{name}-symbol.json").read_bytes()
+        mx.model.save_checkpoint(str(folder / name), 0, symbol, args, aux)
+        (folder / f"{name}-symbol.json").write_bytes(text)  # as it was published
+    _, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
+    inputs = {}
+    for key, shape in sizes.items():
+        if key.endswith("label"):
+            inputs[key] = random.randint(0, 2, shape).astype(np.float32)
+        elif key not in args:
+            inputs[key] = random.standard_normal(shape).astype(np.float32)
+    _compute(folder, name, inputs, shapes["plan"], random)
+
+
+def _still(path):
+    """The symbol in ``path`` with dropout switched off."""
     graph = json.loads(path.read_text())
     for node in graph["nodes"]:
         if node["op"] == "Dropout":
-            node["attrs"]["p"] = "0"
-    path.write_text(json.dumps(graph))
-    symbol = mx.sym.load(str(path))
-    executor = symbol.simple_bind(mx.cpu(), grad_req="null", data=x.shape)
-    executor.copy_params_from(args, aux)
-    outputs = [out.asnumpy() for out in executor.forward(is_train=False, data=data)]
-    found = {"data": x, **{f"output{k}": out for k, out in enumerate(outputs)}}
-    if name not in OTHERS:  # the plan in whole mebibytes: at a batch of 16 a sixteenth of that is exact enough
-        executor = symbol.simple_bind(mx.cpu(), grad_req="null", data=(16, 3, *2 * (max(x.shape[2], 224),)))
+            next(node[key] for key in ("attrs", "param", "attr") if node.get(key))["p"] = "0"
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def _infer(symbol, args, aux, inputs):
+    executor = symbol.simple_bind(mx.cpu(), grad_req="null", **{key: value.shape for key, value in inputs.items()})
+    executor.copy_params_from(args, aux, allow_extra_params=True)
+    return [out.asnumpy() for out in executor.forward(is_train=False, **_arrays(inputs))]
+
+
+def _arrays(inputs, dtype="float32"):
+    return {key: mx.nd.array(value, dtype=dtype) for key, value in inputs.items()}
+
+
+def _compute(folder, name, inputs, plan, random):
+    """What MXNet computes of a pair of files, in ``NAME.npz``."""
+    path = folder / f"{name}-symbol.json"
+    symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
+    outputs = _infer(symbol, args, aux, inputs)
+    found = {f"input:{key}": value for key, value in inputs.items()}
+    found.update({f"output{k}": out for k, out in enumerate(outputs)})
+    names = (symbol.list_arguments(), symbol.list_auxiliary_states(), symbol.list_outputs())
+    shapes = symbol.infer_shape(**{key: value.shape for key, value in inputs.items()})
+    found["interface"] = json.dumps([names, [shapes[0], shapes[2], shapes[1]]])
+    if plan is not None:  # in whole mebibytes: at a batch of 16 a sixteenth of that is exact enough
+        executor = symbol.simple_bind(
+            mx.cpu(), grad_req="null", **{key: (16 * shape[0], *shape[1:]) for key, shape in plan.items()}
+        )
         found["planned"] = (int(re.search(r"Total (\d+) MB allocated", executor.debug_str()).group(1)) << 20) // 16
+        found["planned_shapes"] = json.dumps(plan)
+        del executor
+    symbol = _still(path)
+    words = any(len(value.shape) == 2 for value in inputs.values()) and name in OTHERS
     requests = dict.fromkeys(symbol.list_arguments(), "write")
-    requests["data"] = "null" if len(x.shape) == 2 else "write"
+    requests.update({key: "null" for key in inputs if words or key.endswith("label")})
+    sizes = {key: value.shape for key, value in inputs.items()}
     for kind, dtype in (("grad", "float32"), ("exact", "float64")):
         dtypes = dict.fromkeys([*requests, *symbol.list_auxiliary_states()], dtype)
         try:
-            executor = symbol.simple_bind(mx.cpu(), grad_req=requests, type_dict=dtypes, data=x.shape)
-            executor.copy_params_from(args, aux)
-            executor.forward(is_train=True, data=data.astype(dtype))
+            executor = symbol.simple_bind(mx.cpu(), grad_req=requests, type_dict=dtypes, **sizes)
+            executor.copy_params_from(args, aux, allow_extra_params=True)
+            executor.forward(is_train=True, **_arrays(inputs, dtype))
             for k, out in enumerate(executor.outputs):
                 found.setdefault(f"head{k}", random.standard_normal(out.shape).astype(np.float32))
             executor.backward([mx.nd.array(found[f"head{k}"], dtype=dtype) for k in range(len(executor.outputs))])
             found.update(
                 {f"{kind}:{key}": grad.asnumpy() for key, grad in executor.grad_dict.items() if grad is not None}
             )
-        except (mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64
-            if kind == "grad":
+        except (mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64, or no gradient
+            if kind == "grad" and name in OTHERS:
                 raise
     np.savez(folder / f"{name}.npz", **found)
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "--list":
+def _again(folder, name):
+    """Whether the files that weftplan wrote give the same bits."""
+    wanted = np.load(folder / f"{name}.npz")
+    symbol, args, aux = mx.model.load_checkpoint(str(folder / f"{name}-again"), 0)
+    outputs = _infer(symbol, args, aux, {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")})
+    for k, out in enumerate(outputs):
+        if not np.array_equal(out, wanted[f"output{k}"], equal_nan=True):
+            raise ValueError(f"output {k} of the saved files has other bits")
+
+
+def main(words):
+    """Do what the command line asks for, one network after the other."""
+    if words[0] == "--list":
         print(*_zoo(), *OTHERS)
-    else:
-        for name in sys.argv[2:]:
-            try:
-                _export(Path(sys.argv[1]), name)
-                print(name, "ok", flush=True)
-            except Exception as error:
-                print(name, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", flush=True)
+        return
+    work = _export
+    if words[0] == "--again":
+        work, words = _again, words[1:]
+    elif words[0] == "--files":
+        shapes, words = json.loads(Path(words[1]).read_text()), words[2:]
+
+        def work(folder, name):
+            _given(folder, name, shapes[name])
+
+    for name in words[1:]:
+        try:
+            work(Path(words[0]), name)
+            print(name, "ok", flush=True)
+        except Exception as error:
+            print(name, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -82,6 +82,49 @@ def test_parameters_tell_the_shape_of_the_input(prefix: Path) -> None:
     assert "net-0007.params" in call("inspect", f"{prefix}-symbol.json").output
 
 
+def test_the_first_fully_connected_layer_tells_the_side_of_images(tmp_path: Path) -> None:
+    """Of the usual sizes the verdict names the one that the stored weights fit; so does the error for another rank."""
+    symbol = mx.models.get("lenet")
+    shapes, _, _ = symbol.infer_shape(data=(1, 1, 28, 28))
+    known = dict(zip(symbol.list_arguments(), shapes, strict=True))
+    args = {name: mx.nd.zeros(shape) for name, shape in known.items() if name not in ("data", "softmax_label")}
+    save_checkpoint(tmp_path / "net", 0, symbol, args, {})
+    said = "--shape data=N,C,H,W, such as --shape data=1,1,28,28"
+    assert said in words(call("inspect", tmp_path / "net", 0))
+    assert "--shape data=N,C,H,W, such as --shape data=1,3,224,224" in words(call("inspect", tmp_path / "net"))
+    for command, *tail in (("inspect",), ("convert", tmp_path / "net.onnx")):
+        result = call(command, tmp_path / "net", 0, *tail, "--shape", "data=784")
+        assert result.exit_code == 1
+        assert "differ in rank" in result.output
+        assert f"type for example {said}" in words(result)
+    assert f"type for example {said}" in words(call("convert", tmp_path / "net", 0, tmp_path / "net.onnx"))
+
+
+def words(result: Result) -> str:
+    """What was printed, whatever the width."""
+    return " ".join(result.output.split())
+
+
+def test_built_in_networks_have_usual_shapes() -> None:
+    """Without shapes, one sample of the usual size is shown; a shape that does not fit is told the usual one."""
+    found = json.loads(call("inspect", "lenet", "--json").stdout)
+    assert found["inputs"][0]["shape"] == [1, 1, 28, 28]
+    assert found["inference_bytes"] == mx.models.get("lenet").plan({"data": (1, 1, 28, 28)}, train=False).total
+    assert json.loads(call("inspect", "lstm", "--json").stdout)["inputs"][0]["shape"] == [1, 35]
+    for command in ("inspect", "plan"):
+        result = call(command, "lenet", "--shape", "data=1,28,28")
+        assert "type for example --shape data=N,C,H,W, such as --shape data=1,1,28,28" in words(result)
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str) -> None:
+    """A shape of what is no argument is a mistake, and the nearest name is told."""
+    tail = (tmp_path / "net.onnx",) if command == "convert" else ()
+    result = call(command, prefix, 7, *tail, "--shape", "dta=1,3,8,8")
+    assert result.exit_code == 2
+    assert "did you mean 'data'?" in words(result)
+
+
 def test_features_tell_it_all() -> None:
     """Where the first layer takes vectors, only the size of the batch is open."""
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data") * 2, num_hidden=3, name="fc")

@@ -15,10 +15,10 @@ import numpy as np
 
 from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, shape_option
-from weftplan.cli.plan_inputs import parse_shapes
+from weftplan.cli.plan_inputs import check_names, parse_shapes, shape_advice
 from weftplan.cli.run import predict
 from weftplan.convert import save_safetensors
-from weftplan.errors import MXNetError, ShapeError
+from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.files import replacing
 from weftplan.report.inspection import input_names
 from weftplan.training.checkpoint import write_params
@@ -71,9 +71,11 @@ def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, 
     assert model.aux is not None
     inputs = [name for name in input_names(model.symbol, model.args) if not name.endswith("label")]
     unknown = [name for name in inputs if name not in shapes]
-    if unknown:
-        raise ShapeError(f"{model.name}: give the shape of {unknown[0]} with --shape {unknown[0]}=DIMS")
-    made = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
+    check_names(shapes, model.symbol, "--shape")
+    with shape_advice(model.network, shapes, model.stored_shapes):
+        if unknown:
+            raise ShapeError(f"{model.name}: an export needs the shape of {listed(unknown)}")
+        made = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
     content = made.SerializeToString()
     if check:
         click.echo(difference(model, content, {name: shapes[name] for name in inputs}))

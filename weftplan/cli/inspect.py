@@ -14,7 +14,7 @@ from rich.table import Table
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import epochs, load_model
 from weftplan.cli.options import FILE, json_option, model_argument, shape_option
-from weftplan.cli.plan_inputs import parse_shapes
+from weftplan.cli.plan_inputs import check_names, parse_shapes, shape_advice
 from weftplan.errors import listed
 from weftplan.files import replacing
 from weftplan.report.inspection import Inspection, Layer, inspect
@@ -34,13 +34,18 @@ def command(
 ) -> None:
     """Look into MODEL, a symbol file or a checkpoint's prefix, and its parameters PARAMS, a file or an epoch.
 
-    Nothing is run. The exit code is 1 when a file cannot be read.
+    A built-in network, such as lenet, is shown with its usual shapes for one sample. Nothing is run. The exit code is
+    1 when a file cannot be read.
     """
     loaded = load_model(model, params)
     shapes = parse_shapes(shape_texts)
-    found = inspect(
-        loaded.symbol, name=loaded.name, version=loaded.version, args=loaded.args, aux=loaded.aux, shapes=shapes
-    )
+    check_names(shapes, loaded.symbol, "--shape")
+    if loaded.network.built_in:
+        shapes = loaded.network.shapes(shapes, None if shapes else 1)
+    with shape_advice(loaded.network, shapes, loaded.stored_shapes):
+        found = inspect(
+            loaded.symbol, name=loaded.name, version=loaded.version, args=loaded.args, aux=loaded.aux, shapes=shapes
+        )
     console = Console(stderr=as_json, soft_wrap=True)
     if not console.is_terminal:
         console.width = WIDTH

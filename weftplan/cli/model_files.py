@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.plan_inputs import PARAMETERS, load_network
+from weftplan.cli.plan_inputs import PARAMETERS, Network, load_network
 from weftplan.convert import load_safetensors
 from weftplan.convert.onnx_in import import_model
 from weftplan.errors import FormatError
@@ -24,11 +24,25 @@ Params = dict[str, NDArray]
 class Model:
     """A network, and its parameters where they were given."""
 
-    name: str
+    network: Network
     version: str
-    symbol: Symbol
     args: Params | None
     aux: Params | None
+
+    @property
+    def name(self) -> str:
+        """Of the file, or of the built-in network."""
+        return self.network.name
+
+    @property
+    def symbol(self) -> Symbol:
+        """The network as a symbol."""
+        return self.network.symbol
+
+    @property
+    def stored_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all parameters, by name."""
+        return {name: tuple(value.shape) for table in (self.args, self.aux) for name, value in (table or {}).items()}
 
 
 def load_model(model: str, params: str | None) -> Model:
@@ -43,18 +57,19 @@ def load_model(model: str, params: str | None) -> Model:
     if path is not None and path.suffix == ".onnx":
         if params not in (None, "-"):
             raise click.BadParameter(f"{model} holds its parameters itself; give a dash", param_hint="PARAMS")
-        return Model(path.name, "ONNX", *import_model(path))
+        symbol, args, aux = import_model(path)
+        return Model(Network(path.name, symbol, built_in=False), "ONNX", args, aux)
     if params is not None and Path(params).is_file() and path is not None and _looks_like_params(path):
         raise FormatError(f"{model} holds arrays and no network: give the symbol file first, then the parameters")
     network = load_network(str(path) if path is not None else model)
     version = "weftplan" if network.built_in or path is None else version_of(_text(path))
     if params is None:
-        return Model(network.name, version, network.symbol, None, None)
+        return Model(network, version, None, None)
     found = _params_path(params, path)
     args, aux = load_safetensors(found) if found.suffix == ".safetensors" else read_params(found)
     states = set(network.symbol.list_auxiliary_states())  # another writer's file does not tell them apart
     aux = {**aux, **{name: args.pop(name) for name in states & args.keys()}}
-    return Model(network.name, version, network.symbol, args, aux)
+    return Model(network, version, args, aux)
 
 
 def epochs(path: Path) -> list[Path]:

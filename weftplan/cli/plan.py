@@ -20,11 +20,11 @@ from weftplan.cli.devices import parse_devices
 from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
 from weftplan.cli.plan_batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan_compare import Row, compare, curve
-from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes
+from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
 from weftplan.cli.progress import Progress
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError, PlanError, ShapeError
+from weftplan.errors import BudgetError, PlanError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
@@ -155,7 +155,7 @@ def command(
     given = parse_shapes(shape_texts)
     shapes = network.shapes(given, batch)
     limit = _limit(budget, contexts)
-    dtypes = parse_dtypes(dtype_texts, shapes, network.symbol.list_inputs())
+    dtypes = parse_dtypes(dtype_texts, shapes, network.symbol)
     chosen: dict[str, Any] = {
         "train": train,
         "grad_req": parameters_only(network.symbol, shapes, inputs=input_grads),
@@ -266,11 +266,8 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
 def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> Iterator[None]:
     """Where a shape is missing or the budget is too small, say what to type next."""
     try:
-        yield
-    except ShapeError as error:
-        if "cannot be inferred" not in str(error):
-            raise
-        raise ShapeError(f"{error}; type for example {network.usual_shape(shapes)}") from None
+        with shape_advice(network, shapes):
+            yield
     except BudgetError as error:
         if error.smallest is None or budget is None:
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import click
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
 from weftplan.convert.onnx_in import import_model
-from weftplan.errors import FormatError, PlanError, did_you_mean
+from weftplan.errors import FormatError, PlanError, ShapeError, did_you_mean
 from weftplan.planner.batch import with_batch
+from weftplan.report.input_forms import advice
 from weftplan.symbol import Symbol, load_json, topological_order
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -46,19 +48,6 @@ class Network:
             return with_batch({**usual, **given}, batch)
         except PlanError as error:
             raise click.UsageError(f"{error}: give --shape NAME=DIMS") from None
-
-    def usual_shape(self, given: Shapes) -> str:
-        """The option that gives the first input without a shape, with names for its dimensions."""
-        for node in topological_order(self.symbol.entries):
-            if node.op is None:
-                continue
-            for entry in node.inputs[:1]:
-                if entry.node.op is None and entry.node.name not in given:
-                    kernel = node.params.get("kernel", ()) if node.op.name in ("Convolution", "Pooling") else None
-                    image = {1: "N,C,W", 2: "N,C,H,W", 3: "N,C,D,H,W"}
-                    dims = "N,FEATURES" if kernel is None else image.get(len(kernel), "N,C,H,W")
-                    return f"--shape {entry.node.name}={dims}"
-        return "--shape NAME=DIMS"
 
 
 def load_network(model: str) -> Network:
@@ -132,21 +121,42 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, arguments: Iterable[str]) -> dict[str, str]:
+def check_names(names: Iterable[str], symbol: Symbol, option: str) -> None:
+    """Raises click.BadParameter where a name is no argument of the network; names what is near."""
+    known = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known).rstrip() or f"it has: {', '.join(known[:8])}"
+            raise click.BadParameter(f"{name!r} is no argument of the network; {hint}", param_hint=option)
+
+
+@contextmanager
+def shape_advice(network: Network, shapes: Shapes, stored: Shapes | None = None) -> Iterator[None]:
+    """Where the shape of an input is missing or has another number of axes, say what to type; ``stored``: shapes of
+    parameters."""
+    try:
+        yield
+    except ShapeError as error:
+        usual = models.input_shapes(network.name, 1) if network.built_in else None
+        typed = advice(network.symbol, shapes, stored, usual)
+        if not typed:
+            raise
+        raise ShapeError(f"{error}; type for example {typed}") from None
+
+
+def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, symbol: Symbol) -> dict[str, str]:
     """Dtypes by name from ``float16`` (all variables with a shape) or ``data=float16``.
 
-    >>> parse_dtypes(("float16",), {"data": (2, 3)}, ["data", "weight"])
+    >>> parse_dtypes(("float16",), {"data": (2, 3)}, models.get("mlp"))
     {'data': 'float16'}
 
     Raises:
-        click.BadParameter: a name that is none of ``arguments``; names what is near.
+        click.BadParameter: a name that is no argument of ``symbol``; names what is near.
     """
     dtypes: dict[str, str] = {}
-    known = list(arguments)
     for text in texts:
         name, equals, dtype = text.partition("=")
-        if equals and name not in known:
-            hint = did_you_mean(name, known).rstrip() or f"it has: {', '.join(known[:8])}"
-            raise click.BadParameter(f"{name!r} is no argument of the network; {hint}", param_hint="--dtype")
+        if equals:
+            check_names([name], symbol, "--dtype")
         dtypes.update({name: dtype} if equals else dict.fromkeys(shapes, text))
     return dtypes

@@ -20,13 +20,11 @@ from weftplan.ndarray import NDArray
 from weftplan.ops.floats import is_float
 from weftplan.ops.rules import is_known
 from weftplan.ops.schema import Shape
+from weftplan.report.input_forms import Form, form_of, usual_shape
 from weftplan.symbol import Symbol, infer, placeholder, topological_order
 from weftplan.symbol.node import Entry, Node
 
 Arrays = Mapping[str, NDArray]
-_ELEMENTWISE = ("BatchNorm", "Cast", "_copy", "Dropout", "identity")
-"""Operators between an input and the first layer with weights that leave its shape alone, with those that end so."""
-_SCALARS = "_scalar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +122,9 @@ def inspect(
     warnings: list[str] = []
     wrong = _wrong_shapes(nodes, given, stored, variables)
     known = {**{key: shape for key, shape in stored.items() if key in variables and key not in wrong}, **given}
-    hints = {key: _told(nodes, key, stored) for key in fed}
+    hints = {key: form_of(nodes, key, stored) for key in fed}
     if args is not None and not given:
-        known.update({key: shape for key, (shape, _) in hints.items() if shape is not None and len(fed) == 1 and shape})
+        known.update({key: hint.shape for key, hint in hints.items() if hint.shape and len(fed) == 1})
     values = infer.infer_shapes(nodes, {key: shape for key, shape in known.items() if 0 not in shape})
     rows = infer.entry_rows(nodes)
     first = {node: values[row] for node, row in zip(nodes, rows, strict=False)}
@@ -134,7 +132,7 @@ def inspect(
     inputs = []
     for key in fed:
         shape = by_name.get(key)
-        inputs.append(Input(key, shape if shape is not None else hints[key][0], hints[key][1]))
+        inputs.append(Input(key, shape if shape is not None else hints[key].shape, hints[key].words))
     missing_operators = placeholder.missing(nodes)
     result: dict[str, Any] = {
         "name": name,
@@ -159,7 +157,7 @@ def inspect(
     if complete:
         sizes = {key: shape for key, shape in by_name.items() if shape is not None}
         result.update(_plans(symbol, sizes, fed, warnings))
-    result["verdict"] = _verdict(symbol, nodes, result, args is not None, complete)
+    result["verdict"] = _verdict(nodes, result, hints, stored if args is not None else None)
     return Inspection(**result)
 
 
@@ -194,33 +192,6 @@ def input_names(symbol: Symbol, args: Arrays | None) -> list[str]:
         return [name for name in free if name not in args]
     flowing = {node.inputs[0].node.name for node in nodes if node.inputs}
     return [name for name in free if name in flowing or name.endswith("label")]
-
-
-def _told(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape]) -> tuple[Shape | None, str]:
-    """What the parameters of the first layer tell of an input: its shape with 0 for what is open, and words."""
-    reach = {node for node in nodes if node.op is None and node.name == name}
-    for node in nodes:
-        if node.op is None or not node.inputs or node.inputs[0].node not in reach:
-            continue
-        op = node.op.name
-        weight = stored.get(node.inputs[1].node.name) if len(node.inputs) > 1 else None
-        if op == "Convolution":
-            layout = node.params["layout"] or "NC" + "DHW"[-len(node.params["kernel"]) :]
-            if weight is None:
-                return None, f"{layout}, convolution {node.name}"
-            channels = weight[layout.index("C")] * node.params["num_group"]
-            return tuple(
-                channels if axis == "C" else 0 for axis in layout
-            ), f"{layout} with {channels} channel{'s' * (channels != 1)}"
-        if op == "FullyConnected" and weight is not None:
-            rest = (0, weight[1]) if len(weight) == 2 else None
-            flat = "a sample" if node.params["flatten"] else "the last axis"
-            return rest, f"{weight[-1]} features in {flat}"
-        if op == "Embedding":
-            return None, f"indices below {node.params['input_dim']}"
-        if op in _ELEMENTWISE or op.endswith(_SCALARS):
-            reach.add(node)
-    return None, "a label" if name.endswith("label") else ""
 
 
 def _wrong_shapes(
@@ -341,28 +312,30 @@ def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warni
     return found
 
 
-def _verdict(symbol: Symbol, nodes: Sequence[Node], found: Mapping[str, Any], stored: bool, complete: bool) -> str:
+def _verdict(
+    nodes: Sequence[Node], found: Mapping[str, Any], hints: Mapping[str, Form], stored: Mapping[str, Shape] | None
+) -> str:
+    """One sentence; ``stored``: shapes of parameters, where some were given."""
     if found["missing_operators"]:
         return f"It cannot be run as a whole. {placeholder.explain(nodes)}."
-    if stored and found["missing"] and len(found["matched"]) <= len(found["missing"]):
+    if stored is not None and found["missing"] and len(found["matched"]) <= len(found["missing"]):
         count = len(found["matched"]) + len(found["missing"])
         return (
             f"These are the parameters of another network: {len(found['matched'])} of {count} names match, "
             f"{len(found['unused'])} are unused."
         )
-    if stored and (found["missing"] or found["wrong"]):
+    if stored is not None and (found["missing"] or found["wrong"]):
         return (
             f"It can be opened, but {len(found['missing'])} parameters are missing and {len(found['wrong'])} have "
             f"another shape; it has to be trained on, or given the rest, before its outputs mean anything."
         )
     parts = ["All its operators are supported"]
-    if stored:
+    if stored is not None:
         parts.append(f"all its {len(found['matched'])} parameters are there")
     text = " and ".join(parts)
-    if not complete:
-        unknown = [one for one in found["inputs"] if not is_known(one.shape)]
-        dims = (unknown[0].shape if unknown else None) or (1, 3, 224, 224)
-        example = ",".join(str(dim or (224 if axis else 1)) for axis, dim in enumerate(dims))
-        name = unknown[0].name if unknown else "data"
-        return f"{text}. To see sizes, give the shape of {name}, such as --shape {name}={example}."
+    if "inference_bytes" not in found:
+        unknown = next((one.name for one in found["inputs"] if not is_known(one.shape)), "data")
+        form = hints.get(unknown, Form())
+        typed = form.advice(unknown, usual_shape(nodes, unknown, form, stored))
+        return f"{text}. To see sizes, give the shape of {unknown}: {typed}."
     return f"{text}: it can be run, and inference takes {found['inference_bytes']:,} bytes."
