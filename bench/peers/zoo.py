@@ -5,14 +5,17 @@
     MXNET_PYTHON bench/peers/zoo.py --again FOLDER NAME…
 
 For each network the files ``NAME-symbol.json`` and ``NAME-0000.params`` as ``HybridBlock.export`` writes them, and
-``NAME.npz`` with the inputs, the outputs of inference, and the gradients of all parameters from a training step of the
-symbol, in which dropout is switched off. With ``--files`` the symbols are in FOLDER already, and parameters are drawn
-where there are none; ``SHAPES`` is a file of JSON, ``{NAME: {"run": shapes of inputs, "plan": the same}}``. With
+``NAME.npz`` with the inputs, the outputs of inference without MXNet's fused operators (and what goes into a softmax at
+the end, since it may hide differences), in float64, too, and the gradients of all parameters from a training step of
+the symbol, in which dropout is switched off. With ``--files`` the symbols are in FOLDER already, and parameters are
+drawn where there are none; ``SHAPES`` is a file of JSON, ``{NAME: {"run": shapes of inputs, "plan": the same}}``. With
 ``--again`` the files ``NAME-again-symbol.json`` and ``.params``, which weftplan wrote, are run, and it is said whether
 the outputs have the same bits. ``--list`` prints the names.
 """
 
+import contextlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -24,7 +27,6 @@ from mxnet.gluon.model_zoo import vision
 
 
 def _zoo():
-    import contextlib
     import io
 
     said = io.StringIO()
@@ -211,10 +213,27 @@ def _slopes(path):
     }
 
 
-def _infer(symbol, args, aux, inputs):
-    executor = symbol.simple_bind(mx.cpu(), grad_req="null", **{key: value.shape for key, value in inputs.items()})
+def _scores(symbol):
+    """Names of what goes into a softmax at the end."""
+    graph = json.loads(symbol.tojson())
+    nodes = graph["nodes"]
+    ends = [nodes[head[0]] for head in graph["heads"]]
+    names = [nodes[end["inputs"][0][0]]["name"] for end in ends if end["op"] in ("SoftmaxOutput", "softmax")]
+    return [f"{name}_output" for name in names if f"{name}_output" in symbol.get_internals().list_outputs()]
+
+
+def _infer(symbol, args, aux, inputs, *, fused=False, dtype="float32"):
+    """Outputs of inference, with MXNet's fused operators, as by default, or without."""
+    os.environ["MXNET_SUBGRAPH_BACKEND"] = "MKLDNN" if fused else "NONE"
+    inner = symbol.get_internals()
+    symbol = mx.sym.Group([symbol, *(inner[key] for key in _scores(symbol))])
+    dtypes = dict.fromkeys([*symbol.list_arguments(), *symbol.list_auxiliary_states()], dtype)
+    sizes = {key: value.shape for key, value in inputs.items()}
+    executor = symbol.simple_bind(mx.cpu(), grad_req="null", type_dict=dtypes, **sizes)
     executor.copy_params_from(args, aux, allow_extra_params=True)
-    return [out.asnumpy() for out in executor.forward(is_train=False, **_arrays(inputs))]
+    outputs = [out.asnumpy() for out in executor.forward(is_train=False, **_arrays(inputs, dtype))]
+    os.environ["MXNET_SUBGRAPH_BACKEND"] = "MKLDNN"
+    return outputs
 
 
 def _arrays(inputs, dtype="float32"):
@@ -237,8 +256,16 @@ def _compute(folder, name, inputs, plan, random):
     path = folder / f"{name}-symbol.json"
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     outputs = _infer(symbol, args, aux, inputs)
+    for k, (own, fused) in enumerate(zip(outputs, _infer(symbol, args, aux, inputs, fused=True), strict=True)):
+        apart = np.abs(own - fused).max(initial=0) / (np.abs(own).max(initial=0) or 1)
+        if not apart <= 1e-4:  # seen in MXNet 1.9.1 where a sum is fused into a convolution
+            print(f"{name}: fused operators change output {k} by {apart:.1e} of its largest value", flush=True)
     found = {f"input:{key}": value for key, value in inputs.items()}
     found.update({f"output{k}": out for k, out in enumerate(outputs)})
+    with contextlib.suppress(mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64
+        precise = _infer(symbol, args, aux, inputs, dtype="float64")
+        found.update({f"precise{k}": out for k, out in enumerate(precise)})
+    found["scores"] = json.dumps(_scores(symbol))
     names = (symbol.list_arguments(), symbol.list_auxiliary_states(), symbol.list_outputs())
     shapes = symbol.infer_shape(**{key: value.shape for key, value in inputs.items()})
     found["interface"] = json.dumps([names, [shapes[0], shapes[2], shapes[1]]])
@@ -271,7 +298,8 @@ def _again(folder, name):
     """Whether the files that weftplan wrote give the same bits."""
     wanted = np.load(folder / f"{name}.npz")
     symbol, args, aux = mx.model.load_checkpoint(str(folder / f"{name}-again"), 0)
-    outputs = _infer(symbol, args, aux, {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")})
+    inputs = {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")}
+    outputs = _infer(symbol, args, aux, inputs)
     for k, out in enumerate(outputs):
         if not np.array_equal(out, wanted[f"output{k}"], equal_nan=True):
             raise ValueError(f"output {k} of the saved files has other bits")
