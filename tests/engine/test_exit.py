@@ -136,6 +136,39 @@ def test_nothing_is_said_when_all_is_well(kind):
     assert (code, out.split(), err) == (0, ["told", "ZeroDivisionError"], "")
 
 
+def test_operations_that_use_arrays_of_their_own(kind):
+    """A custom operator that is pending when the script ends works with arrays as before; nothing is said."""
+    text = """
+        import threading
+
+        import weftplan as mx
+
+        begun, ending = threading.Event(), threading.Event()
+
+        class Twice(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                begun.set()
+                ending.wait(60)
+                self.assign(out_data[0], req[0], mx.nd.array(in_data[0].asnumpy() * 2))
+                print("computed")
+
+        @mx.operator.register("twice_at_the_end")
+        class TwiceProp(mx.operator.CustomOpProp):
+            def create_operator(self, ctx, shapes, dtypes):
+                return Twice()
+
+        import weftplan.engine.factory as factory
+
+        finish = factory._finish
+        factory._finish = lambda engine: (ending.set(), finish(engine))
+        symbol = mx.sym.Custom(mx.sym.Variable("x"), op_type="twice_at_the_end")
+        executor = symbol.simple_bind(mx.cpu(), x=(2, 2))
+        executor.forward(x=mx.nd.ones((2, 2)))
+        begun.wait(60)
+        """
+    assert script(text, MXNET_ENGINE_TYPE=kind) == (0, "computed\n", "")
+
+
 def test_members_of_a_bulk_run(kind):
     """What the main thread collected and never flushed is pushed at the end, like what was pushed by itself."""
     code, out, err = script(

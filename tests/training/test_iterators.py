@@ -144,17 +144,15 @@ class Counting(mx.io.DataIter):
     def getdata(self):
         return [mx.nd.ones((2, 1)) * self.at]
 
-    def getlabel(self):
-        return []
-
     def getpad(self):
         return None
 
 
 def test_an_iterator_of_ones_own():
-    """It predicts; a batch whose padding is None has none."""
+    """It predicts, without a method for labels; a batch whose padding is None has none."""
     module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), label_names=None)
-    module.bind(Counting().provide_data, for_training=False)
+    module.bind(Counting().provide_data, label_shapes=module._label_shapes, for_training=False)
     module.init_params("one")
+    assert (module._label_shapes, module._data_shapes) == (None, module.data_shapes)
     assert module.predict(Counting()).asnumpy().ravel().tolist() == [0, 0, 1, 1, 2, 2]
     assert module.score(Counting(), "loss") == [("loss", 1.0)]

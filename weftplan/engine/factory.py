@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -34,6 +35,8 @@ _nested = 0
 """How many threads are inside :func:`nested`: while there is none, nobody looks for an engine of the thread."""
 _local = threading.local()
 """``engine``: that of :func:`nested`, None outside. ``kept``: the thread's engine for it, made when first needed."""
+_inner: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Engines of :func:`nested`: operations that are pending at the end may still use them."""
 
 
 def create(
@@ -125,7 +128,7 @@ def nested() -> Iterator[Engine]:
     before = getattr(_local, "engine", None)
     mine = before or getattr(_local, "kept", None)
     if mine is None:
-        mine = _local.kept = create("NaiveEngine")
+        mine = _local.kept = _create_inner()
     with _lock:
         _nested += 1
     _local.engine = mine
@@ -135,6 +138,13 @@ def nested() -> Iterator[Engine]:
         _local.engine = before
         with _lock:
             _nested -= 1
+
+
+def _create_inner() -> Engine:
+    engine = NaiveEngine()
+    with _lock:
+        _inner.add(engine)
+    return engine
 
 
 def _make() -> Engine:
@@ -192,8 +202,8 @@ def _at_exit() -> None:
     engines = forking.engines()
     for engine in engines:
         engine._flush_bulk()
-        engine._refuse(_ENDING)
-        engine.delete_variable = _keep  # finalizers call it, and the memory goes with the process
+        if engine not in _inner:
+            _close(engine)
     patience = EXIT_PATIENCE_S
     try:
         for engine in engines:
@@ -201,6 +211,8 @@ def _at_exit() -> None:
     except KeyboardInterrupt:  # the user does not want to wait
         patience = 0.0
     for engine in engines:
+        if engine in _inner:
+            _close(engine)
         engine.notify_shutdown()
     for engine in engines:
         if not engine._wait_idle(patience):
@@ -216,6 +228,12 @@ def _at_exit() -> None:
             print(
                 f"weftplan: an engine operation failed and nobody waited for it: {failure.describe()}", file=sys.stderr
             )
+
+
+def _close(engine: Engine) -> None:
+    """Admit nothing more; finalizers may go on calling, and the memory goes with the process."""
+    engine._refuse(_ENDING)
+    engine.delete_variable = _keep
 
 
 def _finish(engine: Engine) -> None:

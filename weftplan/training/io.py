@@ -146,8 +146,8 @@ class DataIter(Constructed):
         raise NotImplementedError
 
     def getlabel(self) -> list[NDArray]:
-        """Label arrays of the current batch."""
-        raise NotImplementedError
+        """Label arrays of the current batch; none, unless a subclass says which."""
+        return []
 
     def getpad(self) -> int:
         """How many samples at the end of the current batch are padding."""

@@ -165,6 +165,16 @@ class Module(BaseModule):
         return self.group.label_shapes
 
     @property
+    def _data_shapes(self) -> list[DataDesc] | None:
+        """Bound data inputs, None before ``bind``; under the name that scripts for MXNet use."""
+        return self.data_shapes if self.binded else None
+
+    @property
+    def _label_shapes(self) -> list[DataDesc] | None:
+        """Bound labels, None before ``bind``: such scripts call ``bind(label_shapes=module._label_shapes)``."""
+        return self.label_shapes or None if self.binded else None
+
+    @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Outputs of the whole batch: [(name, shape), …]."""
         return list(zip(self.output_names, self.group.output_shapes(), strict=True))
