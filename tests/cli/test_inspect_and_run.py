@@ -146,11 +146,31 @@ def test_what_is_strange_about_a_checkpoint() -> None:
     assert "['fc_bias']: not every value is a finite number" in words
     assert found.missing == ["bn_moving_var"]
     other = inspect(network(), args={"a": mx.nd.ones((1,)), "fc_bias": mx.nd.ones((5,))}, aux={})
-    assert "another network: 1 of 8 names match, 1 are unused" in other.verdict
+    assert "another network: 1 of 8 match, 7 are missing, 0 have another shape and 1 are unused" in other.verdict
     args, aux = parameters()
     args["fc_weight"] = mx.nd.ones((5, 9))
     wrong = inspect(network(), args=args, aux=aux, shapes={"data": (1, 3, 8, 8)})
     assert wrong.wrong == ["fc_weight: stored (5, 9), the network needs (5, 4)"]
+
+
+def test_parameters_of_another_network_with_the_same_names() -> None:
+    """Stored shapes that cannot be the network's are listed, and so are those that contradict each other."""
+    args, aux = parameters()
+    args["fc_weight"] = mx.nd.ones((7, 4))
+    found = inspect(network(), args=args, aux=aux)
+    assert found.wrong == ["fc_weight: stored (7, 4), the network needs (5, ?)"]
+    assert "1 have another shape" in found.verdict
+    args["fc_weight"], args["conv_weight"] = mx.nd.ones((5, 4)), mx.nd.ones((4, 3, 3, 3))
+    args["bn_gamma"] = mx.nd.ones((9,))
+    found = inspect(network(), args=args, aux=aux)
+    assert "BatchNorm" in found.warnings[-1]
+    assert "contradict each other" in found.verdict
+    deep = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="a")
+    deep = mx.sym.FullyConnected(deep, num_hidden=2, name="b")
+    shapes = {"a_weight": (3, 6), "a_bias": (3,), "b_weight": (2, 5), "b_bias": (2,)}
+    found = inspect(deep, args={name: mx.nd.ones(shape) for name, shape in shapes.items()}, aux={})
+    assert "(2, 5)" in " ".join([*found.wrong, *found.warnings])
+    assert "cannot be run with them" in found.verdict or "another shape" in found.verdict
 
 
 def test_unknown_operators_are_listed(prefix: Path) -> None:
@@ -236,10 +256,17 @@ def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 3, 8, 8), np.float32))
     np.save(tmp_path / "four.npy", np.ones((1, 4, 8, 8), np.float32))
     np.save(tmp_path / "objects.npy", np.array([{}], object))
+    np.save(tmp_path / "flat.npy", np.ones((2, 192), np.float32))
     (tmp_path / "x.png").write_bytes(b"no image")
+    (tmp_path / "x.txt").write_text("{}")
+    (tmp_path / "lfs.png").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     for name, words in (
         ("four.npy", "conv_weight has shape (4, 3, 3, 3), the inputs ask for (4, 4, 3, 3)"),
-        ("objects.npy", "neither an array"),
+        ("objects.npy", "it holds objects of Python, which are not read"),
+        ("x.txt", "neither an array (.npy, .npz) nor an image"),
+        ("lfs.png", "a pointer of Git LFS"),
+        ("four.npy", "data was given shape (1, 4, 8, 8), the network takes (N, C, H, W), such as (1, 3, 224, 224)"),
+        ("flat.npy", "data was given shape (2, 192), the network takes (N, C, H, W)"),
         ("x.png", "no image that can be read"),
     ):
         result = call("run", prefix, 7, "--input", tmp_path / name)

@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, shape_option
 from weftplan.cli.plan_inputs import check_names, parse_shapes, shape_advice
-from weftplan.cli.run import predict
+from weftplan.cli.run import check_complete, predict
 from weftplan.convert import save_safetensors
 from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.files import replacing
@@ -70,6 +70,7 @@ def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, 
     assert model.args is not None
     assert model.aux is not None
     inputs = [name for name in input_names(model.symbol, model.args) if not name.endswith("label")]
+    check_complete(model, input_names(model.symbol, model.args))
     unknown = [name for name in inputs if name not in shapes]
     check_names(shapes, model.symbol, "--shape")
     with shape_advice(model.network, shapes, model.stored_shapes):

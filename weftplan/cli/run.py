@@ -6,8 +6,9 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, number
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, FormatError, ShapeError, did_you_mean, listed
-from weftplan.files import replacing
+from weftplan.files import replacing, stands_for_another
 from weftplan.ops.rules import is_known
+from weftplan.report.input_forms import form_of, usual_shape
 from weftplan.report.inspection import input_names
+from weftplan.symbol import topological_order
 
 Arrays = dict[str, Any]
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
@@ -122,28 +125,28 @@ def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
     symbol = model.symbol
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     inputs = input_names(symbol, model.args)
-    missing = [name for name in arguments if name not in model.args and name not in inputs]
-    missing += [name for name in states if name not in model.aux]
-    if missing:
-        have = sum(name in model.args for name in arguments)
-        raise BindError(f"{model.name}: the parameters lack {listed(missing)}; {have} of the others' names match")
+    check_complete(model, inputs)
     unfed = [name for name in inputs if name not in fed and not name.endswith("label")]
     if unfed:
         raise BindError(f"{model.name}: give {listed(unfed)} with --input NAME=FILE")
     shapes: dict[str, Any] = {name: tuple(value.shape) for name, value in fed.items()}
-    found, _, of_states = symbol.infer_shape_partial(**shapes)
+    stored = {**model.args, **model.aux}
+    try:
+        found, _, of_states = symbol.infer_shape_partial(**shapes)
+    except ShapeError as error:
+        reason = str(error).removeprefix("Error in ")
+        raise ShapeError(f"{model.name}: {reason}{_expected(model, shapes)}") from None
     pairs = [*zip(arguments, found, strict=True), *zip(states, of_states, strict=True)]
     unknown = [name for name, shape in pairs if not is_known(shape)]
     if unknown:
         raise ShapeError(f"{model.name}: the inputs do not tell the shapes of {listed(unknown)}")
-    stored = {**model.args, **model.aux}
     wrong = [
         f"{name} has shape {tuple(stored[name].shape)}, the inputs ask for {shape}"
         for name, shape in pairs
         if name in stored and shape != tuple(stored[name].shape)
     ]
     if wrong:
-        raise ShapeError(f"{model.name}: {'; '.join(wrong)}")
+        raise ShapeError(f"{model.name}: {'; '.join(wrong)}{_expected(model, shapes)}")
     kinds = {name: value.dtype for name, value in (*stored.items(), *fed.items()) if name in (*arguments, *states)}
     executor = symbol.simple_bind(cpu(), grad_req="null", type_dict=kinds, **shapes)
     executor.copy_params_from(model.args, model.aux, allow_extra_params=True, allow_missing=True)
@@ -151,6 +154,30 @@ def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
         is_train=False, **{name: nd.array(value, dtype=value.dtype) for name, value in fed.items()}
     )
     return {name: value.asnumpy() for name, value in zip(symbol.list_outputs(), outputs, strict=True)}
+
+
+def check_complete(model: Model, inputs: Sequence[str]) -> None:
+    """Raises BindError where parameters are missing; lists all."""
+    assert model.args is not None
+    assert model.aux is not None
+    arguments = model.symbol.list_arguments()
+    missing = [name for name in arguments if name not in model.args and name not in inputs]
+    missing += [name for name in model.symbol.list_auxiliary_states() if name not in model.aux]
+    if missing:
+        have = sum(name in model.args for name in arguments)
+        raise BindError(f"{model.name}: the parameters lack {listed(missing)}; {have} of the others' names match")
+
+
+def _expected(model: Model, given: Mapping[str, Any]) -> str:
+    """What the stored parameters tell of the first input, where it was given another shape."""
+    nodes = topological_order(model.symbol.entries)
+    for name, shape in given.items():
+        form = form_of(nodes, name, model.stored_shapes)
+        usual = usual_shape(nodes, name, form, model.stored_shapes)
+        if form.axes and shape != usual and (usual or len(shape) != len(form.axes)):
+            example = f", such as {usual}" if usual else ""
+            return f"; {name} was given shape {shape}, the network takes ({', '.join(form.axes)}){example}"
+    return ""
 
 
 def _feeds(
@@ -194,10 +221,20 @@ def _read(
     """An array, arrays by name, or an image as one sample of (1, 3, height, width)."""
     if path.suffix.lower() in _IMAGES:
         return image(path, mean, std, resize)
+    with path.open("rb") as file:
+        start = file.read(64)
+    if not start.startswith((b"\x93NUMPY", b"PK\x03\x04")):
+        what = stands_for_another(start) or "neither an array (.npy, .npz) nor an image by its name and its first bytes"
+        raise FormatError(f"{path}: {what}")
     try:
         value = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise FormatError(f"{path}: neither an array (.npy, .npz) nor an image that can be read: {error}") from error
+        reason = (
+            "it holds objects of Python, which are not read, since that could run any code"
+            if "pickle" in str(error)
+            else error
+        )
+        raise FormatError(f"{path}: no array that can be read: {reason}") from error
     held = {key: value[key] for key in value.files} if hasattr(value, "files") else {"": value}
     for key, array in held.items():
         if array.dtype.kind not in "biuf":
@@ -229,6 +266,10 @@ def image(
                 picture = picture.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
             pixels = np.asarray(picture, np.float32)
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            pointer = stands_for_another(file.read(64))
+            if pointer:
+                raise FormatError(f"{path}: {pointer}") from None
         raise FormatError(f"{path}: no image that can be read: {error}") from error
     for numbers, work, what in ((mean, np.subtract, "mean"), (std, np.divide, "std")):
         if numbers is not None:

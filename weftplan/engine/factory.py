@@ -233,7 +233,7 @@ def _at_exit() -> None:
 def _close(engine: Engine) -> None:
     """Admit nothing more; finalizers may go on calling, and the memory goes with the process."""
     engine._refuse(_ENDING)
-    engine.delete_variable = _keep
+    engine.delete_variable = _keep  # type: ignore[method-assign]
 
 
 def _finish(engine: Engine) -> None:

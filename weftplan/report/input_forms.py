@@ -74,8 +74,8 @@ def form_of(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape] | None
         if op == "FullyConnected":
             flat = "a sample" if node.params["flatten"] else "the last axis"
             words = f"{weight[-1]} features in {flat}" if weight is not None else ""
-            shape = (0, weight[1]) if weight is not None and len(weight) == 2 else None
-            return Form(("N", "FEATURES"), shape, words)
+            features = (0, weight[1]) if weight is not None and len(weight) == 2 else None
+            return Form(("N", "FEATURES"), features, words)
         if op == "Embedding":
             return Form(("N", "T"), None, f"indices below {node.params['input_dim']}")
         if op == "RNN":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import planner
-from weftplan.errors import MXNetError, listed
+from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import is_float
 from weftplan.ops.rules import is_known
@@ -125,7 +125,15 @@ def inspect(
     hints = {key: form_of(nodes, key, stored) for key in fed}
     if args is not None and not given:
         known.update({key: hint.shape for key, hint in hints.items() if hint.shape and len(fed) == 1})
-    values = infer.infer_shapes(nodes, {key: shape for key, shape in known.items() if 0 not in shape})
+    contradiction = ""
+    try:
+        values = infer.infer_shapes(nodes, known)
+    except ShapeError as error:
+        if args is None or known == given:
+            raise
+        contradiction = "the shapes of the parameters contradict each other"
+        warnings.append(f"{contradiction}: {str(error).removeprefix('Error in ')}")
+        values = infer.infer_shapes(nodes, given)
     rows = infer.entry_rows(nodes)
     first = {node: values[row] for node, row in zip(nodes, rows, strict=False)}
     by_name = {node.name: first[node] for node in nodes if node.op is None}
@@ -143,7 +151,7 @@ def inspect(
         "operators": _counts(nodes),
         "missing_operators": missing_operators,
         "warnings": warnings,
-        "wrong": [f"{key}: stored {stored[key]}, the network needs {shape}" for key, shape in wrong.items()],
+        "wrong": [f"{key}: stored {stored[key]}, the network needs {_open(shape)}" for key, shape in wrong.items()],
     }
     if args is not None:
         needed = [key for key in variables if key not in fed]
@@ -158,6 +166,8 @@ def inspect(
         sizes = {key: shape for key, shape in by_name.items() if shape is not None}
         result.update(_plans(symbol, sizes, fed, warnings))
     result["verdict"] = _verdict(nodes, result, hints, stored if args is not None else None)
+    if contradiction and not missing_operators:
+        result["verdict"] = f"It can be opened, but {contradiction}, so that it cannot be run with them."
     return Inspection(**result)
 
 
@@ -197,18 +207,27 @@ def input_names(symbol: Symbol, args: Arrays | None) -> list[str]:
 def _wrong_shapes(
     nodes: Sequence[Node], given: Mapping[str, Shape], stored: Mapping[str, Shape], variables: Sequence[str]
 ) -> dict[str, Shape]:
-    """Parameters whose stored shapes are not those that the given inputs lead to."""
-    if not given:
-        return {}
+    """Parameters whose stored shapes are not those that the network and the given inputs lead to, as far as known."""
     rows = infer.entry_rows(nodes)
     values = infer.infer_shapes(nodes, given)
     found = {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
     return {
         key: shape
         for key in variables
-        if key in stored and key not in given and is_known(shape := found.get(key)) and shape != stored[key]
-        if shape is not None
+        if key in stored and key not in given and (shape := found.get(key)) and not _agree(stored[key], shape)
     }
+
+
+def _open(shape: Shape) -> str:
+    """A shape with ? for what is not known."""
+    return str(shape).replace(" 0", " ?").replace("(0", "(?") if 0 in shape else str(shape)
+
+
+def _agree(stored: Shape, needed: Shape) -> bool:
+    """Whether they may be one shape; 0 is not known."""
+    return len(stored) == len(needed) and all(
+        not dim or not wanted or dim == wanted for dim, wanted in zip(stored, needed, strict=True)
+    )
 
 
 def _layers(nodes: Sequence[Node], rows: Sequence[int], values: Sequence[Any], fed: set[str]) -> list[Layer]:
@@ -318,11 +337,12 @@ def _verdict(
     """One sentence; ``stored``: shapes of parameters, where some were given."""
     if found["missing_operators"]:
         return f"It cannot be run as a whole. {placeholder.explain(nodes)}."
-    if stored is not None and found["missing"] and len(found["matched"]) <= len(found["missing"]):
-        count = len(found["matched"]) + len(found["missing"])
+    misfits = len(found.get("missing", ())) + len(found["wrong"])
+    if stored is not None and misfits and len(found["matched"]) <= misfits:
         return (
-            f"These are the parameters of another network: {len(found['matched'])} of {count} names match, "
-            f"{len(found['unused'])} are unused."
+            f"These are the parameters of another network: {len(found['matched'])} of "
+            f"{len(found['matched']) + misfits} match, {len(found['missing'])} are missing, {len(found['wrong'])} have "
+            f"another shape and {len(found['unused'])} are unused."
         )
     if stored is not None and (found["missing"] or found["wrong"]):
         return (
