@@ -81,7 +81,9 @@ def judged(folder, name):
     assert interface(symbol, shapes) == json.loads(str(wanted["interface"])), "other names or shapes than MXNet's"
     mx.model.save_checkpoint(str(folder / f"{name}-again"), 0, symbol, args, aux)
     inner = symbol.get_internals()
-    scored = mx.sym.Group([symbol, *(inner[key] for key in json.loads(str(wanted["scores"])))])
+    names = inner.list_outputs()[::-1]  # where a name stands twice, the later one is nearer to the end
+    scores = [inner[len(names) - 1 - names.index(key)] for key in json.loads(str(wanted["scores"]))]
+    scored = mx.sym.Group([symbol, *scores])
 
     def inferred(dtype):
         dtypes = dict.fromkeys([*symbol.list_arguments(), *aux], dtype)

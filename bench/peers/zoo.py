@@ -226,7 +226,8 @@ def _infer(symbol, args, aux, inputs, *, fused=False, dtype="float32"):
     """Outputs of inference, with MXNet's fused operators, as by default, or without."""
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "MKLDNN" if fused else "NONE"
     inner = symbol.get_internals()
-    symbol = mx.sym.Group([symbol, *(inner[key] for key in _scores(symbol))])
+    names = inner.list_outputs()[::-1]  # where a name stands twice, the later one is nearer to the end
+    symbol = mx.sym.Group([symbol, *(inner[len(names) - 1 - names.index(key)] for key in _scores(symbol))])
     dtypes = dict.fromkeys([*symbol.list_arguments(), *symbol.list_auxiliary_states()], dtype)
     sizes = {key: value.shape for key, value in inputs.items()}
     executor = symbol.simple_bind(mx.cpu(), grad_req="null", type_dict=dtypes, **sizes)
