@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
+
+from weftplan.cli import main
 
 ROOT = Path(__file__).parents[2]
 ASKED = {
@@ -18,6 +21,8 @@ ASKED = {
     "weftplan plan lenet --dtype float1": ["float16"],
     "weftplan plan nothing-of-this-na": [],
 }
+IN_BASH = ("weftplan plan resnet1", "weftplan plan nothing-of-this-na")
+"""Each is a process of the command; one is completed to names, one to files."""
 SCRIPT = """
 compopt() { printf "%s %s\\n" "$1" "$2" >&2; }  # which a shell without a line to complete refuses
 while read -r -a COMP_WORDS; do
@@ -28,8 +33,17 @@ done
 """
 
 
-def test_bash_completes_commands_networks_and_names(tmp_path: Path) -> None:
-    """Each line is completed to what fits, and a MODEL that is no network to files."""
+@pytest.mark.parametrize("asked", ASKED)
+def test_each_line_is_completed_to_what_fits(asked: str) -> None:
+    """What the command answers bash: values, or (for a MODEL that is no network) the wish for files."""
+    command, *words = asked.split()
+    answers = BashComplete(main, {}, command, "_WEFTPLAN_COMPLETE").get_completions(words[:-1], words[-1])
+    assert [answer.value for answer in answers if answer.type == "plain"] == ASKED[asked]
+    assert all(answer.type in ("plain", "file") for answer in answers)
+
+
+def test_bash_completes_networks_and_files(tmp_path: Path) -> None:
+    """In a shell each line is completed to what fits, and a MODEL that is no network to files."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
@@ -38,9 +52,9 @@ def test_bash_completes_commands_networks_and_names(tmp_path: Path) -> None:
     command.write_text(f"#!{sys.executable}\nfrom weftplan.cli import main\n\nmain(prog_name='weftplan')\n")
     command.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    typed = "".join(f"{asked}\n" for asked in ASKED)
+    typed = "".join(f"{asked}\n" for asked in IN_BASH)
     ended = subprocess.run(
         [bash, "-c", line + SCRIPT], input=typed, env=environment, capture_output=True, text=True, check=True
     )
-    assert [answer.split() for answer in ended.stdout.splitlines()] == list(ASKED.values())
-    assert ended.stderr.splitlines() == ["-o default"] * 3
+    assert [answer.split() for answer in ended.stdout.splitlines()] == [ASKED[asked] for asked in IN_BASH]
+    assert ended.stderr.splitlines() == ["-o default"] * len(IN_BASH)

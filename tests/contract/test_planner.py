@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from weftplan import symbol as sym
 from weftplan.errors import ConfigError, PlanError
 from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
+from weftplan.planner.recompute import trade_off
 
 
 @cache
@@ -98,6 +99,15 @@ def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "f
 make = cache(make_anew)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def searched() -> Iterator[None]:
+    """What is to be computed again is searched for, also in ``branches``, which is small enough to try all 4,096
+    choices at every planning: the plan is the same, as a test below says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trade_off, "EXHAUSTIVE", 6)
+        yield
+
+
 @with_every_option
 def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptions, grad_req: str) -> None:
     """The validator agrees; lower bound <= peak <= a buffer per entry; the devices' bytes add up to the peak."""
@@ -118,6 +128,17 @@ def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -
     for eid, (shape, kind) in enumerate(zip(planned.shapes, planned.dtypes, strict=True)):
         assert int(planned.memory.entry_nbytes[eid]) == int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
         assert np.dtype(kind) == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_the_search_finds_what_all_choices_give(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branches planned with every choice tried: the same order and the same text."""
+    chosen = PlanOptions(strategy="auto", reorder=reorder, recompute="cheap")
+    found = make("branches", chosen, "write")
+    monkeypatch.setattr(trade_off, "EXHAUSTIVE", 12)
+    tried = make_anew("branches", chosen, "write")
+    assert tried.order == found.order
+    assert tried.memory.to_json() == found.memory.to_json()
 
 
 def test_same_input_same_plan(network: str, options: PlanOptions) -> None:
