@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import weftplan as mx
 from weftplan import engine, nd
@@ -70,6 +69,8 @@ def test_contexts_have_their_own_numbers():
 
 def test_distributions():
     """Kolmogorov-Smirnov tests at a fixed seed, and the moments of the rest."""
+    from scipy import stats  # here, since it takes a second in every process that collects this file
+
     mx.random.seed(1)
     n = 20_000
     assert stats.kstest(random.uniform(-2, 3, n).asnumpy(), stats.uniform(-2, 5).cdf).pvalue > 0.01

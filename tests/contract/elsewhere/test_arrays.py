@@ -2,6 +2,7 @@
 
 from tests.ndarray.test_arithmetic import *  # noqa: F403
 from tests.ndarray.test_array import *  # noqa: F403
+from tests.ndarray.test_chunks import *  # noqa: F403
 from tests.ndarray.test_indexing import *  # noqa: F403
 
 del (
