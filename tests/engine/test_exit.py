@@ -39,7 +39,7 @@ def test_an_operation_that_never_ends(kind):
         from weftplan.engine import factory
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
-        factory.EXIT_PATIENCE_S = 0.3
+        factory.EXIT_PATIENCE_S = 0.05
         eng, begun = engine.get(), threading.Event()
         eng.push(lambda: (begun.set(), threading.Event().wait()), (), [eng.new_variable()], name="endless")
         begun.wait()

@@ -14,6 +14,14 @@ from weftplan.storage import LimitResource, PoisonResource, RawResource
 pytestmark = pytest.mark.usefixtures("each_engine")
 
 
+def alive(resource):
+    """Allocations that are left once everything that is dead has gone, deletes that were pushed included."""
+    gc.collect()
+    for _ in range(3):
+        nd.waitall()
+    return resource.statistics().live
+
+
 def test_memory_returns_when_arrays_die():
     """Dropping an array with work pending frees it after that work: nothing leaks, nothing is freed early."""
     context = mx.cpu(6)
@@ -26,10 +34,7 @@ def test_memory_returns_when_arrays_die():
             del part
         np.testing.assert_array_equal(total.asnumpy(), np.full(100, sum(range(50))))
         del total
-        gc.collect()
-        nd.waitall()
-        nd.waitall()
-        assert resource.statistics().live == 0
+        assert alive(resource) == 0
 
 
 def _raw(context):
@@ -50,11 +55,7 @@ def test_out_of_memory_is_an_ordinary_error():
         gc.collect()
         nd.waitall()
         assert nd.ones(100, context).asnumpy().sum() == 100
-        nd.waitall()
-        nd.waitall()
-        gc.collect()
-        nd.waitall()
-        assert resource.statistics().live == 0
+        assert alive(resource) == 0
 
 
 def test_delayed_chunks_take_memory_at_first_use():
@@ -71,10 +72,7 @@ def test_delayed_chunks_take_memory_at_first_use():
         assert resource.statistics().live == 1
         assert x.asnumpy().sum() == 48
         del x, chunk
-        gc.collect()
-        nd.waitall()
-        nd.waitall()
-        assert resource.statistics().live == 0
+        assert alive(resource) == 0
 
 
 def test_parts_of_a_chunk_have_their_own_vars_and_keep_it_alive():
@@ -95,10 +93,7 @@ def test_parts_of_a_chunk_have_their_own_vars_and_keep_it_alive():
         assert y.asnumpy().sum() == 16
         assert resource.statistics().live == 1
         del second, y
-        gc.collect()
-        for _ in range(3):
-            nd.waitall()
-        assert resource.statistics().live == 0
+        assert alive(resource) == 0
         with pytest.raises(MXNetError, match="does not lie within"):
             Chunk(context, 10).part(5, 6)
 

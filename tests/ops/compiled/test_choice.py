@@ -203,15 +203,20 @@ def test_other_threads_run_meanwhile():
 
     other = threading.Thread(target=count)
     other.start()
+    most = 0
     try:
         inside.set()
-        for _ in range(3):
+        for _ in range(200):  # on a busy machine the other thread may get no processor during a call
+            before = counted[0]
             dense.forward(s, x, w, None, y, *scratch)
+            most = max(most, counted[0] - before)
+            if most > 20:
+                break
     finally:
         over.set()
         other.join()
-    # A thread that kept the interpreter would be interrupted only between the three calls.
-    assert counted[0] > 20
+    # A thread that kept the interpreter would be interrupted only before and after the call.
+    assert most > 20
 
 
 @needs_compiler
