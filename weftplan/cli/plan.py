@@ -80,7 +80,15 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     help="The device: gpu0, sim0, or several such as gpu0,gpu1, over which the batch is split.",
 )
 @click.option(
-    "--kvstore", type=click.Choice(("local", "device")), default="local", help="How several devices exchange gradients."
+    "--kvstore",
+    type=click.Choice(("local", "device", "dist_sync", "dist_device_sync", "dist_async")),
+    default="local",
+    help="How several devices, or with --workers several processes, exchange gradients.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 1 << 16),
+    help="How many processes on one host share a distributed kvstore; the plan is that of one of them.",
 )
 @budget_option("Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device.")
 @click.option(
@@ -122,6 +130,7 @@ def command(
     dtype_texts: tuple[str, ...],
     contexts: list[Context],
     kvstore: str,
+    workers: int | None,
     budget: str | None,
     batch_max: bool,
     order: str | None,
@@ -151,6 +160,11 @@ def command(
         raise click.UsageError("gradients and optimizer states belong to training; leave out --inference")
     if want_curve and not train:
         raise click.UsageError("--curve trades time for memory in training; leave out --inference")
+    distributed = kvstore.startswith("dist")
+    if distributed and (workers is None or not train):
+        raise click.UsageError(f"--kvstore {kvstore} needs --workers N, and belongs to training")
+    if workers is not None and not distributed:
+        raise click.UsageError("--workers N belongs to --kvstore dist_sync, dist_device_sync or dist_async")
     network = load_network(model)
     given = parse_shapes(shape_texts)
     shapes = network.shapes(given, batch)
@@ -161,8 +175,9 @@ def command(
         "grad_req": parameters_only(network.symbol, shapes, inputs=input_grads),
         "dtype": dtypes,
         "optimizer": optimizer,
-        "context": contexts[0] if len(contexts) == 1 else contexts,
+        "context": contexts[0] if len(contexts) == 1 and not distributed else contexts,
         "kvstore": kvstore,
+        "workers": workers,
         "order": order,
         "strategy": strategy,
         "workspaces": not no_workspaces,

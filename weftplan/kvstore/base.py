@@ -88,6 +88,11 @@ class KVStoreBase:
         del arrays, contexts, updates
         return {}
 
+    def updated_here(self, number: int, elements: int) -> int:
+        """Of how many elements of the key of that number this process keeps the optimizer's states."""
+        del number
+        return elements
+
     @property
     def type(self) -> str:
         """The name it was created by, in lower case."""

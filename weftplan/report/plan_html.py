@@ -98,6 +98,10 @@ _PURPOSES = {
     "kvstore_merged": "sums of gradients in the kvstore",
     "kvstore_staging": "copies of gradients at the place of the sum",
     "kvstore_compression": "residuals and packed gradients of the kvstore",
+    "kvstore_exchange": "memory for exchanges between processes",
+    "kvstore_wire": "copies on the host of what travels between processes",
+    "kvstore_residual": "residuals of what travels between processes",
+    "kvstore_server": "values that this process serves",
     "other_devices": "executors of the other devices",
 }
 
@@ -116,6 +120,10 @@ _MEANINGS = {
     "sums of gradients in the kvstore": "Merge buffers, where the gradients of all devices are added.",
     "copies of gradients at the place of the sum": "Gradients of other devices, brought to where they are added.",
     "residuals and packed gradients of the kvstore": "What gradient compression has not sent yet, and what it sends.",
+    "memory for exchanges between processes": "What others read of this process, or where it receives what they send.",
+    "copies on the host of what travels between processes": "Sums made on devices pass through page-locked host memory.",
+    "residuals of what travels between processes": "What gradient compression has not sent to other processes yet.",
+    "values that this process serves": "Its share of the values of dist_async, with a gradient for each.",
     "executors of the other devices": "Planned memory and arrays of the devices beside the one that is drawn.",
     "total": "The planned peak and everything above that is not part of it. A budget limits this figure.",
 }

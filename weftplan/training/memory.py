@@ -15,7 +15,9 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
+from weftplan.kvstore import KVStoreDevice
 from weftplan.kvstore.copies import HOST
+from weftplan.late_imports import late_import
 from weftplan.ops.schema import Shape
 from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.hooks import provide
@@ -26,6 +28,9 @@ from weftplan.symbol import Symbol
 from weftplan.training import optimizer as optimizers
 from weftplan.training.kvstore_setup import choose_store
 
+_ON_HOST = ("exchange", "wire", "residual", "server")
+"""What stores of several processes hold in host memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Besides:
@@ -33,7 +38,8 @@ class Besides:
 
     by_purpose: dict[str, int]
     """``host_copies``, ``optimizer_states`` and what a kvstore holds (``kvstore_stored``, ``kvstore_merged``,
-    ``kvstore_staging``, ``kvstore_compression``), where there are any."""
+    ``kvstore_staging``, ``kvstore_compression``; of several processes ``kvstore_exchange``, ``kvstore_wire``,
+    ``kvstore_residual``, ``kvstore_server``), where there are any."""
     each_device: int
     """How many of them one of several devices with memory of its own holds at most; host memory is not counted."""
 
@@ -85,27 +91,47 @@ def besides_executors(
     *,
     contexts: Sequence[Context],
     kvstore: Any = "local",
+    workers: int | None = None,
 ) -> Besides:
-    """What a Module on ``contexts`` holds besides its executors.
+    """What a Module on ``contexts`` holds besides its executors; of several processes the one that holds most.
 
     Args:
         trained: for each parameter with a gradient its (elements, bytes, bytes of optimizer state).
         held: bytes of all parameters and auxiliary states, of which Module keeps a copy on the host.
         contexts: one executor each.
         kvstore: a name or a store, as ``fit`` takes it.
+        workers: how many processes share a store of several, where that is a name.
 
     Raises:
-        PlanError: a store of several processes, each of which has a plan of its own.
+        PlanError: the name of a store of several processes, and nothing says how many.
     """
-    count = len(contexts)
     if isinstance(kvstore, str) and "dist" in kvstore:
-        raise PlanError(f"kvstore {kvstore!r}: plan one process alone, with kvstore 'device' or 'local'")
+        every = [_besides(trained, held, contexts, store) for store in late_planned_stores(kvstore, workers)]
+        return max(every, key=lambda one: sum(one.by_purpose.values()))
+    return _besides(trained, held, contexts, kvstore)
+
+
+def late_planned_stores(name: str, workers: int | None) -> list[Any]:
+    """The stand-ins of ``weftplan.kvstore.distributed.footprint``, which is imported for them alone."""
+    found: list[Any] = late_import("weftplan.kvstore.distributed.footprint").planned_stores(name, workers)
+    return found
+
+
+def _besides(
+    trained: Mapping[str, tuple[int, int, int]], held: int, contexts: Sequence[Context], kvstore: Any
+) -> Besides:
+    count = len(contexts)
     largest = max((elements for elements, _, _ in trained.values()), default=0)
     store, on_store = choose_store(kvstore, contexts=count, largest=largest)
     states = sum(state for _, _, state in trained.values())
+    if store is not None and on_store:
+        states = sum(
+            state * store.updated_here(number, elements) // max(1, elements)
+            for number, (elements, _, state) in enumerate(trained.values())
+        )
     found = {"host_copies": held}
     on_host = all(context.device_type in HOST for context in contexts)
-    sums_on_host = store is None or store.type == "local"
+    sums_on_host = store is None or not isinstance(store, KVStoreDevice)
     if store is not None:
         arrays = [(elements, nbytes) for elements, nbytes, _ in trained.values()]
         buffers = store.buffer_bytes(arrays, contexts, updates=on_store)
@@ -115,7 +141,7 @@ def besides_executors(
     # A parameter's buffers and states are all on the device that sums it, the one with the least to sum so far.
     each = states if not on_store else 0
     if not (sums_on_host or on_host):
-        spread = sum(buffers.values()) + (states if on_store else 0)
+        spread = sum(nbytes for name, nbytes in buffers.items() if name not in _ON_HOST) + (states if on_store else 0)
         most = max((nbytes * (1 + count) + state * on_store for _, nbytes, state in trained.values()), default=0)
         each += min(spread, spread // count + most)
     return Besides(found, 0 if on_host else each)
@@ -177,6 +203,7 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
         _held(plain, question.shapes),
         contexts=contexts,
         kvstore=question.kvstore,
+        workers=question.workers,
     )
     shared = all(context.device_type in HOST for context in contexts)  # one memory for all of them
     outside = sum(besides.by_purpose.values()) if shared else besides.each_device

@@ -23,6 +23,7 @@ from weftplan.engine import Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import copy_to_all
+from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.member import KVStoreDist
 from weftplan.kvstore.distributed.membership import Steps
@@ -34,7 +35,7 @@ from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 
 
-class KVStoreDistAsync(KVStoreDist):
+class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     """A store whose values live on servers, one in each process; it needs an optimizer."""
 
     def __init__(self, name: str = "dist_async") -> None:
@@ -118,6 +119,9 @@ class KVStoreDistAsync(KVStoreDist):
             versions[:] = [answer.version for answer in answers]
 
         return exchange
+
+    def _place(self) -> Place:
+        return Place(self.num_workers, self.rank, self._group.shares_memory)
 
     def _ranges(self, key: Key) -> list[tuple[int, int, int]]:
         size = int(np.prod(self._stored[key].shape, dtype=np.int64))

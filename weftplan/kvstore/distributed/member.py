@@ -65,7 +65,7 @@ class KVStoreDist(KVStoreLocal):
             made = self._new_values(key, value)
             super().init(key, value)
             for k, _ in made:
-                self._from(0, f"init {described(k, self._stored[k])}", self._stored[k])
+                self._from(0, "init", k, self._stored[k])
 
     def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         try:
@@ -109,9 +109,9 @@ class KVStoreDist(KVStoreLocal):
             copy(wire, array, priority)
         return part
 
-    def _from(self, root: int, description: str, array: NDArray) -> None:
-        """Queue that ``array`` becomes what rank ``root`` has."""
-        part = self._part(description, array, 0)
+    def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
+        """Queue that the ``array`` of a key becomes what rank ``root`` has."""
+        part, description = self._part(key, array, 0), f"{verb} {described(key, array)}"
 
         def exchange(
             group: Group, shares: Sequence[Array], arrays: Sequence[Array], what: str, failure: str | None

@@ -58,7 +58,7 @@ class Area:
 
     @classmethod
     def new(cls) -> Area:
-        """An area of this process; OSError or AttributeError where there is none to be had."""
+        """An area of this process; OSError where there is none to be had."""
         area = cls(os.memfd_create("weftplan"), own=True)
         area.data[slice(*_MARK)] = os.urandom(_MARK[1] - _MARK[0])
         return area
@@ -108,6 +108,12 @@ class Area:
             os.close(self._file)
 
 
+def can_share() -> bool:
+    """Whether the setting, the system and the processor allow processes of one host to share memory."""
+    here = platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+    return here and bool(config.get("WEFTPLAN_KVSTORE_SHARED_MEMORY"))
+
+
 class Areas:
     """What a process shares: one area for its messages and its shares of sums, one for the sums that it makes.
 
@@ -119,12 +125,12 @@ class Areas:
 
     @classmethod
     def new(cls) -> Areas | None:
-        """Areas of this process; None where the setting, the system or the processor does not allow it."""
-        if platform.machine() not in ("x86_64", "AMD64") or not config.get("WEFTPLAN_KVSTORE_SHARED_MEMORY"):
+        """Areas of this process; None where they are not to be had."""
+        if not can_share():
             return None
         try:
             return cls(Area.new(), Area.new())
-        except (OSError, AttributeError):
+        except OSError:
             return None
 
     def offer(self) -> bytes:

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.device.context import Context, cpu
+from weftplan.device.context import cpu
 from weftplan.engine import get as get_engine
 from weftplan.errors import MXNetError
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
@@ -37,7 +38,7 @@ from weftplan.ndarray import NDArray
 from weftplan.ndarray.chunk import Chunk
 
 
-class KVStoreDistSync(KVStoreDist):
+class KVStoreDistSync(SyncFootprint, KVStoreDist):
     """A store of all processes of a job, synchronous; sums over this process's devices are made on the CPU.
 
     Start the processes with ``weftplan launch -n 4 script.py``. Alone, a process is a job of one.
@@ -49,7 +50,6 @@ class KVStoreDistSync(KVStoreDist):
         self._meet(f"join gradients by {self._rule}")
         self._collected: list[tuple[Key, NDArray, Part]] | None = None
         self._descriptions: dict[Key, str] = {}
-        self._dist_compression: Compression | None = None
         self._dist_residuals: dict[Key, Array] = {}
 
     # -- data -----------------------------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ class KVStoreDistSync(KVStoreDist):
             and super()._sums_straight(arrays, stored)
         )
 
-    def _stores_straight(self, contexts: Sequence[Context]) -> bool:
-        return self._group.whole and len(contexts) == 1 and super()._stores_straight(contexts)
+    def _place(self) -> Place:
+        return Place(self.num_workers, self.rank, self._group.shares_memory)
 
     def _store_sum(self, key: Key, arrays: list[NDArray], stored: NDArray, priority: int) -> None:
         assert self._collected is not None, "a sum outside of a push"
@@ -136,7 +136,7 @@ class KVStoreDistSync(KVStoreDist):
             self._sequencer.put(Ticket(f"sum {self._described(key, merged)}", (part,), Group.sum))
             return
         if len(collected) > 1:
-            collected = [item for _, item in sorted(enumerate(collected), key=lambda pair: self._place(*pair))]
+            collected = [item for _, item in sorted(enumerate(collected), key=lambda pair: self._travels(*pair))]
         rule = BucketRule(1, None) if compressing else self._rule
         for bucket in rule.cut([(item, item[1].nbytes, item[1].dtype) for item in collected]):
             what = ", ".join(self._described(key, merged) for key, merged, _ in bucket)
@@ -149,7 +149,7 @@ class KVStoreDistSync(KVStoreDist):
             found = self._descriptions[key] = described(key, merged)
         return found
 
-    def _place(self, index: int, item: tuple[Key, NDArray, Part]) -> tuple[int, int]:
+    def _travels(self, index: int, item: tuple[Key, NDArray, Part]) -> tuple[int, int]:
         return -self._keys.number(item[0]), index
 
     # -- optimizer ------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class KVStoreDistSync(KVStoreDist):
             root = int(self._sequencer.call(Group.regroup, repairs=True))
             for key, stored in self._stored.items():
                 _heal(stored)
-                self._from(root, f"recover {described(key, stored)}", stored)
+                self._from(root, "recover", key, stored)
             if isinstance(self._updater, Updater):
                 self._share_states(self._updater, root)
         return self.num_workers

@@ -49,6 +49,7 @@ def plan(
     context: Context | Sequence[Context] | None = None,
     group2ctx: Mapping[str, Context] | None = None,
     kvstore: Any = "local",
+    workers: int | None = None,
     optimizer: str | int | HasStates | None = None,
     options: PlanOptions | None = None,
     **more: Any,
@@ -76,7 +77,10 @@ def plan(
             is split over the devices, and the total also holds what the other devices, the kvstore and Module's copies
             on the host take. The plan itself is that of one device, which has the largest part of the batch.
         group2ctx: device of each ``ctx_group`` attribute.
-        kvstore: how several devices exchange gradients, as for ``fit``.
+        kvstore: how several devices exchange gradients, as for ``fit``; a store of several processes counts with a
+            list of one device, too.
+        workers: how many processes on one host share such a store; needed for a name outside of a job. The plan is that
+            of the process that holds most.
         optimizer: counts what the optimizer keeps for each parameter that has a gradient: a name such as ``"adam"``,
             an optimizer, or a number of arrays like the parameter.
         options: how to plan; default: from the environment.
@@ -112,6 +116,7 @@ raise it to that, or use a smaller batch
         chosen,
         hook("optimizer")(optimizer) if isinstance(optimizer, str) else optimizer,
         kvstore,
+        workers,
     )
     several = isinstance(context, Sequence)
     contexts = list(context) if isinstance(context, Sequence) else [Context("cpu", 0) if context is None else context]
@@ -142,6 +147,7 @@ class Question:
     options: PlanOptions
     optimizer: int | HasStates | None
     kvstore: Any
+    workers: int | None = None
 
     def sized(self, context: Context) -> SizedGraph:
         """The graph with sizes."""

@@ -1,0 +1,192 @@
+"""What the members of a store say to each other before data moves, and how they decide by it.
+
+Every exchange begins with a message from each process to each other; as all of them see the same messages, all of them
+decide the same: to exchange the data, to fail with the same error, or to go on without those who leave. Messages go
+through memory that all members share, where there is some, else through MPI; ``wire.py`` says what they look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.membership import Members, Steps, Watch
+from weftplan.kvstore.distributed.shared import Areas, SharedMemory
+from weftplan.kvstore.distributed.wire import HEADER, SIZE, Kind, Message, clip, decode, digest
+
+mark_of = lru_cache(1024)(digest)
+"""Descriptions come again at every step."""
+
+
+class Meeting(Members):
+    """Members that can ask each other what they are about to do."""
+
+    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float) -> None:
+        super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
+        self._rooms: dict[int, bytearray] = {}
+        """Where the message of each rank arrives, while no request of a lost exchange may write there."""
+        self._shared: SharedMemory | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        """True where messages and sums go through memory that all members share."""
+        return self._shared is not None
+
+    def share_memory(self) -> Steps[None]:
+        """Use memory that all members share, where all run on one host and are willing; every member calls this."""
+        areas = Areas.new() if len(self.members) > 1 else None
+        offer = Message(Kind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
+        offers = [decode(raw, rank).payload for rank, raw in (yield from self._named(offer, "offer memory"))]
+        others: dict[int, Areas] = {}
+        reason = b"" if areas else b"no"
+        try:
+            for rank, words in zip(self.members, offers, strict=True):
+                if rank != self.rank:
+                    others[rank] = Areas.accept(words)
+        except (OSError, ValueError):
+            reason = b"no"
+        answer = Message(Kind.TEXT, self.sequence, bytes(8), 0, reason)
+        answers = [decode(raw, rank).payload for rank, raw in (yield from self._named(answer, "share memory"))]
+        if areas is not None and not any(answers):
+            self._shared = SharedMemory(areas, others)
+            return
+        for one in (*others.values(), *([areas] if areas else [])):
+            one.close()
+
+    def stop_listening(self) -> None:
+        """Let go of what stands for messages of others; nothing is exchanged afterwards."""
+        super().stop_listening()
+        if self._shared is not None:
+            self._shared.close()
+
+    def meet(self, description: str) -> Steps[None]:
+        """Return when every member is here; raises as :meth:`agreed` does."""
+        yield from self.agreed(description, None, 0)
+        self.sequence += 1
+
+    def leave(self) -> Steps[None]:
+        """Take part in nothing any more; the others go on without this process at their next exchange."""
+        yield from self.swap(Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work")
+
+    def regroup(self) -> Steps[int]:
+        """See :meth:`Members.regroup`; messages in shared memory begin anew."""
+        leader = yield from super().regroup()
+        if self._shared is not None:
+            self._shared.begin(self._epoch)
+        return leader
+
+    def agreed(
+        self, description: str, failure: str | None, nbytes: int, payload: bytes = b""
+    ) -> Steps[list[memoryview]]:
+        """Exchange messages until all who are left want the same; returns payloads by position, one's own included.
+
+        They are valid until the next exchange.
+        """
+        mark = mark_of(description)
+        if failure is None:
+            own = Message(Kind.READY, self.sequence, mark, nbytes, payload).encode()
+        else:
+            own = Message(Kind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
+        while True:
+            every = yield from self.swap(own, description)
+            if failure is None and alike(own, every):
+                return [raw[HEADER:] for raw in every]
+            messages = [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)]
+            for other in messages:
+                if other.kind is not Kind.READY or other.digest != mark or other.nbytes != nbytes:
+                    break
+            else:
+                return [raw[HEADER:] for raw in every]
+            leaving = {rank for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE}
+            if not leaving:
+                break
+            self.without(leaving)
+        sizes = {message.nbytes for message in messages if message.kind is Kind.READY}
+        self.sequence += 1
+        if len({message.digest for message in messages}) > 1 or len(sizes) > 1:
+            raise (yield from self._difference(description))
+        raise self.failure(description, messages)
+
+    def failure(self, description: str, messages: Sequence[Message]) -> KVStoreError:
+        """What the first member that failed says of it."""
+        for rank, message in zip(self.members, messages, strict=True):
+            if message.kind is Kind.FAILED:
+                return KVStoreError(f"{description}: rank {rank} has no value for it: {message.text}")
+        return KVStoreError(f"{description}: the processes are not at the same place of their programs")
+
+    def _named(self, own: Message, what: str) -> Steps[list[tuple[int, memoryview]]]:
+        """:meth:`swap`, with the ranks of the members."""
+        every = yield from self.swap(own.encode(), what)
+        return list(zip(self.members, every, strict=True))
+
+    def swap(self, own: bytes, what: str) -> Steps[list[memoryview]]:
+        """Send one message to every member, receive one from each; they are returned by position.
+
+        They are valid until the next call; those in shared memory until the one after it.
+        """
+        if len(self.members) == 1:
+            return [memoryview(own)]
+        shared = self._shared
+        if shared is None:
+            found = yield from self._swap_by_mpi(own, what)
+            return [found[rank] for rank in self.members]
+        shared.send(own)
+        others = self.others()
+        missing = shared.missing(others)
+        if missing:
+            watch = Watch(self, what)
+            with self.losses(what):
+                while missing:
+                    watch.in_vain(missing)
+                    yield
+                    missing = shared.missing(missing)
+        return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
+
+    def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[int, memoryview]]:
+        """The same, by rank; valid until the next call.
+
+        Sends are synchronous. A small one would otherwise be complete before it has left this process, and what
+        :meth:`_is_done` avoids could happen to it.
+        """
+        byte, comm, others, tag = self._mpi.BYTE, self._comm, self.others(), 2 + 2 * self._epoch
+        found = {self.rank: memoryview(own)}
+        rooms, self._rooms = self._rooms, {}
+
+        def arrived(rank: int, status: Any) -> None:
+            found[rank] = memoryview(rooms[rank])[: status.Get_count(byte)]
+
+        for rank in others:
+            if rank not in rooms:
+                rooms[rank] = bytearray(SIZE)
+        with self.losses(what):
+            receives = [comm.Irecv([rooms[rank], byte], rank, tag) for rank in others]
+            sends = [comm.Issend([own, byte], rank, tag) for rank in others]
+            yield from self.wait(receives, sends, [*others, *others], what, arrived)
+        self._rooms = rooms
+        return found
+
+    def _difference(self, description: str) -> Steps[KVStoreError]:
+        """What the members wanted instead of the same."""
+        own = Message(Kind.TEXT, self.sequence, bytes(8), payload=clip(description))
+        texts = [decode(raw, rank).text for rank, raw in (yield from self._named(own, description))]
+        rank, other = next(
+            ((self.members[p], text) for p, text in enumerate(texts) if text != description),
+            (self.members[0], "arrays of other sizes"),
+        )
+        return KVStoreError(
+            f"the processes do not do the same: rank {self.rank} wants to {description}, rank {rank} "
+            f"to {other}. Make the same calls of the store, in the same order, on every rank"
+        )
+
+    def others(self) -> list[int]:
+        """Every other member, beginning behind oneself, so that not everybody sends to the same one first."""
+        members, place = self.members, self.position
+        return members[place + 1 :] + members[:place]
+
+
+def alike(own: bytes, every: Sequence[memoryview]) -> bool:
+    """Whether all messages have the same header."""
+    head = own[:HEADER]
+    return all(raw[:HEADER] == head for raw in every)
