@@ -7,10 +7,13 @@ exchange without data), exchanges of ``dist_sync`` are *measured*, and what the 
 ``dist_sync`` does, says of them with those links is *modelled*.
 
     python bench/bench_scale.py [--rate 100mbit] [--hosts 4] [--rounds 5]       as root, with ip and tc
+    python bench/bench_scale.py --training [--rounds 5]
     python bench/bench_scale.py --simgrid-python PATH
 
-The second asks SimGrid instead, which simulates every message: PATH is a Python that imports ``simgrid`` (Debian:
-python3-simgrid). Closed forms and SimGrid get the same links.
+The second runs real training on this machine, in 2 and 4 processes: in each job the links are *measured*, and a step of
+all processes at once without exchanges; a step with exchanges is *modelled* from both, with the store's buckets, and
+*measured*. The third asks SimGrid instead, which simulates every message: PATH is a Python that imports ``simgrid``
+(Debian: python3-simgrid). Closed forms and SimGrid get the same links.
 """
 
 import argparse
@@ -29,7 +32,9 @@ from weftplan.kvstore.scaling import Link, Topology, seconds  # noqa: E402
 
 PEER = os.path.join(ROOT, "bench", "peers", "scale_rank.py")
 SIMGRID = os.path.join(ROOT, "bench", "peers", "simgrid_exchange.py")
+TRAINING = os.path.join(ROOT, "bench", "peers", "scale_training.py")
 SIZES = (1 << 20, 4 << 20)
+NETWORKS = ("mlp", "lenet")
 
 
 def main():
@@ -39,7 +44,12 @@ def main():
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--simgrid-python", help="an interpreter that imports simgrid: compare with SimGrid instead")
+    parser.add_argument("--training", action="store_true", help="steps of real training on this machine instead")
+    parser.add_argument("--workers", default="2,4", help="with --training")
     args = parser.parse_args()
+    if args.training:
+        training([int(word) for word in args.workers.split(",")], args.rounds)
+        return
     if args.simgrid_python:
         simulated(args.simgrid_python)
         return
@@ -69,6 +79,33 @@ def main():
                     f"| {workers} | {nbytes:,} | {link.latency * 1e6:.0f} us, {link.bandwidth / 1e6:.2f} MB/s, "
                     f"{topology.fixed * 1e6:.0f} us "
                     f"| {measured * 1e3:.1f} | {modelled * 1e3:.1f} | {modelled / measured:.2f} |",
+                    flush=True,
+                )
+
+
+def training(counts, rounds):
+    """Print steps of training, two jobs for each network and number of workers."""
+    print(f"{os.cpu_count()} cores, {rounds} rounds of ten steps, medians\n")
+    print("| network | workers | alone, ms | exchanges, modelled ms | step, modelled ms | measured ms | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for network in NETWORKS:
+        for workers in counts:
+            for _ in range(2):
+                run = subprocess.run(
+                    mpiexec_command(workers, None, (TRAINING, network, str(rounds))),
+                    env={**os.environ, **environment(), "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                    check=False,
+                )
+                if run.returncode:
+                    raise SystemExit(run.stdout + run.stderr)
+                found = json.loads(run.stdout.strip().splitlines()[-1])
+                modelled, measured = found["modelled"], found["measured"]
+                print(
+                    f"| {network} | {workers} | {found['alone'] * 1e3:.2f} | {found['exchanges'] * 1e3:.2f} "
+                    f"| {modelled * 1e3:.2f} | {measured * 1e3:.2f} | {modelled / measured:.2f} |",
                     flush=True,
                 )
 

@@ -69,6 +69,8 @@ def test_the_picture() -> None:
         (("-m", "mlp", "-n", "many"), "a rising list"),
         (("-m", "mlp", "-t", "token ring"), "unknown link 'token ring'"),
         (("-m", "mlp", "--step-ms", "0"), "x>0"),
+        (("-m", "mlp", "--measure-step"), "--measure-step belongs to --topology measured"),
+        (("-m", "mlp", "-t", "measured", "--measure-step", "--step-ms", "3"), "given instead of --step-ms"),
     ],
 )
 def test_bad_input(args: tuple[str, ...], words: str) -> None:
@@ -81,7 +83,7 @@ def test_bad_input(args: tuple[str, ...], words: str) -> None:
 def test_measured_links():
     """In a job the links are those between its processes; the command says so, and one process is told what to do."""
     need_mpi()
-    command = ["scale", "-m", "mlp", "-n", "1,2,4096", "-t", "measured", "--json"]
+    command = ["scale", "-m", "mlp", "-n", "1,2,4096", "-t", "measured", "--measure-step", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "weftplan", "launch", "-n", "2", "weftplan", *command],
         cwd=Path(__file__).parents[2],
@@ -93,6 +95,7 @@ def test_measured_links():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["links"]["how"] == "measured between 2 processes"
+    assert found["computation"].startswith("measured in 2 processes at once")
     assert all(found["links"][name] > 0 for name in ("bandwidth", "fixed"))
     assert found["links"]["latency"] >= 0  # in memory that both share it is part of the fixed cost
     alone, pair, many = (row["seconds"] for row in found["steps"])

@@ -18,6 +18,7 @@ from weftplan.kvstore.scaling import (
     Topology,
     best_step,
     cheapest,
+    measured,
     parse_topology,
     seconds,
     step,
@@ -132,6 +133,47 @@ def test_the_best_bucket_size(workers: int) -> None:
     best = best_step(GRADIENTS, 0.03, workers, topology)
     assert all(best.seconds <= step(GRADIENTS, 0.03, workers, topology, bucket=size).seconds for size in BUCKETS)
     assert best.efficiency == pytest.approx(0.03 / best.seconds)
+
+
+def test_nothing_hides_where_all_cores_compute() -> None:
+    """Processes that share all cores of a machine exchange after the computation, not beside it."""
+    link = Link(0.0, 5e9, 0.0)
+    busy = Topology("", link, link, 1, fixed=1e-4, busy=True)
+    found = step(GRADIENTS, 0.03, 4, busy, bucket=1)
+    assert found.exchanging == pytest.approx(20 * seconds("one_step", 1 << 20, 4, busy))
+    assert found.seconds == pytest.approx(0.03 + found.exchanging)
+    assert step(GRADIENTS, 0.03, 1, busy, bucket=1).seconds == 0.03
+
+
+@pytest.mark.parametrize(
+    ("short", "fixed", "per_byte", "found"),
+    [
+        (1e-4, 3e-4, 1e-9, (1e-9, 3e-4)),  # a line, whatever a short message takes
+        (1e-4, 0.0, 1e-10, (1e-10, 1e-4)),  # at least as long as a short one
+        (1e-2, 1e-2, 1e-9, (1e-9, 1e-2)),  # lengthened until it stands out
+    ],
+)
+def test_a_line_through_two_long_messages(monkeypatch, short, fixed, per_byte, found) -> None:
+    """Its slope is the bandwidth, its beginning what an exchange takes before data moves."""
+    monkeypatch.setattr(measured, "_least", lambda mpi, comm, value: value)
+    assert measured._line(None, None, short, lambda nbytes: fixed + per_byte * nbytes) == pytest.approx(found)
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 1.9, 4.0])
+def test_a_line_through_noise_has_a_bandwidth(monkeypatch, noise) -> None:
+    """Where the longer message did not take longer, the bandwidth still is at most twice what it carried."""
+    monkeypatch.setattr(measured, "_least", lambda mpi, comm, value: value)
+    times = {}
+
+    def timed(nbytes: int) -> float:
+        times[nbytes] = 0.01 * (noise if len(times) else 1.0)
+        return times[nbytes]
+
+    per_byte, fixed = measured._line(None, None, 1e-4, timed)
+    twice = max(times)
+    assert times[twice] / (4 * (twice / 2)) <= per_byte <= times[twice] / twice
+    assert fixed >= 1e-4
+    assert fixed + per_byte * twice == pytest.approx(max(times[twice], 1e-4 + per_byte * twice))
 
 
 def test_compression_pays_on_slow_links_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +14,12 @@ from weftplan.cli.columns import Column, output_width, paragraph, table
 from weftplan.cli.devices import parse_devices
 from weftplan.cli.options import json_option, model_option, number, positive, shape_option
 from weftplan.cli.plan_inputs import load_network, parse_shapes
+from weftplan.device.context import cpu
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import Compression
 from weftplan.kvstore.factory import create as create_store
-from weftplan.kvstore.scaling import Gradient, Step, best_step, measure, parse_topology
+from weftplan.kvstore.scaling import Gradient, Step, best_step, measure, parse_topology, slowest
+from weftplan.ndarray import waitall
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.planner.symbolic.pipeline import size_symbol
@@ -75,6 +78,11 @@ def _topology(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--device", default="gpu0", show_default=True, help="The device for which the computation is modelled.")
 @positive("--step-ms", help="The milliseconds that you have measured for forward and backward.")
 @click.option(
+    "--measure-step",
+    is_flag=True,
+    help="In a job that weftplan launch starts: measure forward and backward on the CPU while all processes compute.",
+)
+@click.option(
     "--compression", type=click.Choice(["1bit", "2bit"]), help="Compress gradients to one or two bits per element."
 )
 @json_option("Print JSON.")
@@ -86,6 +94,7 @@ def command(
     topology: Any,
     device: str,
     step_ms: float | None,
+    measure_step: bool,
     compression: str | None,
     as_json: bool,
 ) -> None:
@@ -98,13 +107,18 @@ def command(
     \b
         weftplan scale -m resnet50 -n 1..4096 -t 8xnvlink4+100gbe
         weftplan scale -m vgg16 -n 1,8,64 -t "(20us,1.1GB/s)" --step-ms 180
-        weftplan launch -n 4 weftplan scale -m vgg16 -t measured
+        weftplan launch -n 4 weftplan scale -m vgg16 -n 4 -t measured --measure-step
     """
-    links = "given"
+    links, how = "given", "modelled" if step_ms is None else "measured by you, spread over the layers as modelled"
+    if measure_step and (topology != _MEASURED or step_ms is not None):
+        raise click.UsageError("--measure-step belongs to --topology measured, and is given instead of --step-ms")
     if topology == _MEASURED:
         try:
             store = create_store("dist_sync")
             topology, links = measure(store), f"measured between {store.num_workers} processes"
+            if measure_step:
+                step_ms = 1e3 * slowest(_training(model, batch, shape_texts), store)
+                how = f"measured in {store.num_workers} processes at once, spread over the layers as modelled"
         except KVStoreError as error:
             raise click.ClickException(str(error)) from error
         if store.rank:
@@ -112,7 +126,6 @@ def command(
     gradients, computation = _gradients(model, batch, shape_texts, device, step_ms)
     chosen = None if compression is None else Compression(kind=compression)
     steps = [best_step(gradients, computation, count, topology, compression=chosen) for count in workers]
-    how = "modelled" if step_ms is None else "measured by you, spread over the layers as modelled"
     if as_json:
         rows = [{**asdict(found), "efficiency": found.efficiency} for found in steps]
         click.echo(
@@ -144,6 +157,23 @@ def command(
             f"{topology.fixed * 1e6:,.0f} us for an exchange without data"
         )
     click.echo("\n".join([*paragraph(said, width), "", *_rows(steps, width), "", *_curve(steps)]))
+
+
+def _training(model: str, batch: int | None, shapes: tuple[str, ...]) -> Callable[[], None]:
+    """Forward and backward of the network on this process's CPU, waited for; all its inputs are small numbers."""
+    network = load_network(model)
+    known = network.shapes(parse_shapes(shapes), batch)
+    sizes: dict[str, Any] = dict(known)
+    bound = network.symbol.simple_bind(cpu(), grad_req=parameters_only(network.symbol, known), **sizes)
+    for array in bound.arg_dict.values():
+        array[:] = 0.01
+
+    def step() -> None:
+        bound.forward(is_train=True)
+        bound.backward()
+        waitall()
+
+    return step
 
 
 def _gradients(

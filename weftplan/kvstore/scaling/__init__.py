@@ -6,7 +6,7 @@ links of a job. ``weftplan scale`` prints it.
 """
 
 from weftplan.kvstore.scaling.costs import ALGORITHMS, cheapest, seconds
-from weftplan.kvstore.scaling.measured import measure
+from weftplan.kvstore.scaling.measured import measure, slowest
 from weftplan.kvstore.scaling.step import Gradient, Step, best_step, step
 from weftplan.kvstore.scaling.topology import PRESETS, Link, Topology, parse_topology
 
@@ -22,5 +22,6 @@ __all__ = [
     "measure",
     "parse_topology",
     "seconds",
+    "slowest",
     "step",
 ]

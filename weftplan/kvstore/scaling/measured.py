@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.blas import usable_cpus
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.scaling.topology import Link, Topology
 
-_SHORT, _LONG, _LONGEST = 64, 2 << 20, 64 << 20
-"""Bytes that every process sends in all."""
+_SHORT, _LONG, _LONGEST = 64, 2 << 20, 32 << 20
+"""Bytes that every process sends in all; long messages come in two lengths, one twice the other."""
 
 _RESOLVED = 3.0
 """A long message takes this many times as long as a short one, or it is made longer: the difference of two times that
@@ -34,7 +35,7 @@ def measure(store: Any, *, rounds: int = 7) -> Topology:
     """Latency, bandwidth and the cost of an exchange without data, as this process sees them.
 
     Args:
-        store: of type ``dist_sync``; every process calls this. It gets two keys more.
+        store: of type ``dist_sync``, without an optimizer; every process calls this. It gets a few keys more.
         rounds: of long messages; the median is taken.
 
     Raises:
@@ -48,31 +49,51 @@ def measure(store: Any, *, rounds: int = 7) -> Topology:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    fixed = _exchanges(store, _SHORT, 6 * rounds)
+    fixed, workers = _exchanges(store, _SHORT, 6 * rounds), store.num_workers
     if store.shares_memory:  # the store sends nothing: what its data costs is in its exchanges alone
-        workers = store.num_workers
-        moved, seconds = _beyond(MPI, comm, fixed, lambda nbytes: _exchanges(store, nbytes, rounds))
-        link = Link(0.0, 2 * (workers - 1) / workers * moved / seconds, 0.0)
+        per_byte, fixed = _line(MPI, comm, fixed, lambda nbytes: _exchanges(store, nbytes, rounds))
+        link = Link(0.0, 2 * (workers - 1) / workers / per_byte, 0.0)
     else:
         short = _everybody(MPI, comm, _SHORT, 6 * rounds)
-        moved, seconds = _beyond(MPI, comm, short, lambda nbytes: _everybody(MPI, comm, nbytes, rounds))
-        link = Link(short, moved / seconds, _OVERHEAD)
+        per_byte, short = _line(MPI, comm, short, lambda nbytes: _everybody(MPI, comm, nbytes, rounds))
+        link = Link(short, 1 / per_byte, _OVERHEAD)
     comm.Free()
-    return Topology("measured", link, link, 1, fixed=fixed)
+    busy = bool(store.shares_memory) and usable_cpus() < 2 * workers
+    return Topology("measured", link, link, 1, fixed=fixed, busy=busy)
 
 
-def _beyond(mpi: Any, comm: Any, short: float, timed: Callable[[int], float]) -> tuple[int, float]:
-    """Bytes of a long message beyond those of a short one, and the seconds that they cost here.
+def slowest(work: Callable[[], object], store: Any, *, rounds: int = 7) -> float:
+    """Median seconds of ``work()`` while every process of the job does the same, of the process that takes longest."""
+    from mpi4py import MPI
 
-    All processes make their messages longer together, until the difference is clear to each of them. Where not even the
-    longest message stands out, half of its time counts, so a busy machine never looks infinitely fast.
+    times = []
+    for _ in range(rounds + 2):
+        store.barrier()
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    comm = MPI.COMM_WORLD.Dup()
+    found = -_least(MPI, comm, -statistics.median(times[2:]))
+    comm.Free()
+    return found
+
+
+def _line(mpi: Any, comm: Any, short: float, timed: Callable[[int], float]) -> tuple[float, float]:
+    """Seconds a byte, and seconds of no bytes, from two long messages.
+
+    All processes make them longer together, until the difference from a short one is clear to each. A short message is
+    no point of the line: it travels in another way. Where the two long ones do not differ as they should on a busy
+    machine, between half of the longer one's time and all of it counts for its bytes.
     """
     nbytes = _LONG
     while True:
-        long = timed(nbytes)
-        if nbytes >= _LONGEST or _least(mpi, comm, long / short) >= _RESOLVED:
-            return nbytes - _SHORT, max(long - short, long / 2)
+        once = timed(nbytes)
+        if nbytes >= _LONGEST or _least(mpi, comm, once / short) >= _RESOLVED:
+            break
         nbytes *= 2
+    twice = timed(2 * nbytes)
+    per_byte = min(max((twice - once) / nbytes, twice / (4 * nbytes)), twice / (2 * nbytes))
+    return per_byte, max(short, twice - 2 * nbytes * per_byte)
 
 
 def _least(mpi: Any, comm: Any, value: float) -> float:
@@ -86,7 +107,8 @@ def _exchanges(store: Any, nbytes: int, rounds: int) -> float:
     """Median seconds of a push and a pull of so many bytes."""
     key, shape = f"{_KEY} of {nbytes} bytes", (nbytes // 4,)
     value, out = nd.ones(shape), nd.empty(shape)
-    store.init(key, nd.zeros(shape))
+    if key not in store._stored:  # measured before
+        store.init(key, nd.zeros(shape))
     times = []
     for _ in range(rounds + 1):
         nd.waitall()

@@ -1,7 +1,8 @@
 """A training step of many workers: backward makes gradients one by one, and full buckets are exchanged meanwhile.
 
 Exchanges take turns, in the order in which backward ends with their buckets, as the stores do it. A step ends when both
-backward and the last exchange have ended; the update is part of neither.
+backward and the last exchange have ended; the update is part of neither. Where processes share all their cores, as on
+one machine, an exchange takes time from the computation instead of running beside it (:attr:`Topology.busy`).
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def step(
         free = max(free, gradient.ready) + taken
         exchanging += taken
         filled, count = 0, count + 1
-    end = max(computation, free) if workers > 1 else computation
+    end = computation
+    if workers > 1:
+        end = computation + exchanging if topology.busy else max(computation, free)
     return Step(workers, end, exchanging, end - computation, bucket, count, algorithm if workers > 1 else "none")
 
 

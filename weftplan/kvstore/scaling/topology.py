@@ -35,6 +35,7 @@ class Topology:
     """Machines of ``per_machine`` workers each: ``inner`` joins those of one machine, ``outer`` the machines.
 
     ``fixed``: seconds that each exchange takes before any data moves, where they have been measured.
+    ``busy``: exchanges need the cores that compute, so that nothing is exchanged beside backward.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Topology:
     outer: Link
     per_machine: int
     fixed: float = 0.0
+    busy: bool = False
 
 
 PRESETS: dict[str, Link] = {

@@ -1,0 +1,68 @@
+"""One process of ``bench_scale.py --training``: a step with exchanges, modelled and measured; rank 0 prints JSON.
+
+scale_training.py NETWORK ROUNDS
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import numpy as np
+
+import weftplan as mx
+from weftplan import models
+from weftplan.kvstore.buckets import BucketRule
+from weftplan.kvstore.scaling import measure, seconds, slowest
+
+BATCH, STEPS = 64, 10
+
+
+def trained(network, store):
+    """A module that trains with this store, and a function that makes ten steps."""
+    shapes = models.input_shapes(network, BATCH)
+    module = mx.mod.Module(models.get(network), data_names=["data"], label_names=["softmax_label"])
+    module.bind([("data", shapes["data"])], [("softmax_label", (BATCH,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(kvstore=store, optimizer="sgd", optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
+    rng = np.random.default_rng(0)
+    images, labels = rng.standard_normal(shapes["data"]).astype("f4"), rng.integers(0, 10, BATCH)
+    batch = mx.io.DataBatch([mx.nd.array(images)], [mx.nd.array(labels)])
+
+    def steps():
+        for _ in range(STEPS):
+            module.forward_backward(batch)
+            module.update()
+            module.get_outputs()[0].wait_to_read()
+        mx.nd.waitall()
+
+    return module, steps
+
+
+def main(network, rounds):
+    """Measure, model, and print."""
+    kv, probe = mx.kv.create("dist_sync"), mx.kv.create("dist_sync")
+    alone_module, alone_steps = trained(network, None)
+    parameters, _ = alone_module.get_params()
+    items = [(array.nbytes, array.nbytes, array.dtype) for array in reversed(list(parameters.values()))]
+    buckets = [sum(bucket) for bucket in BucketRule.from_environment().cut(items)]
+    _, steps = trained(network, kv)
+    alone, measured, modelled, exchanges = [], [], [], []
+    steps()
+    for _ in range(rounds):  # in turn: what else the machine does is the same for all of them
+        topology = measure(probe, rounds=3)
+        exchanges.append(sum(seconds("one_step", nbytes, kv.num_workers, topology) for nbytes in buckets))
+        alone.append(slowest(alone_steps, kv, rounds=2) / STEPS)
+        kv.barrier()
+        start = time.perf_counter()
+        steps()
+        kv.barrier()
+        measured.append((time.perf_counter() - start) / STEPS)
+        modelled.append(alone[-1] + exchanges[-1])
+    if kv.rank == 0:
+        columns = {"alone": alone, "exchanges": exchanges, "modelled": modelled, "measured": measured}
+        print(json.dumps({name: statistics.median(found) for name, found in columns.items()}), flush=True)
+    kv.barrier()
+
+
+main(sys.argv[1], int(sys.argv[2]))
