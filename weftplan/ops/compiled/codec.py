@@ -1,8 +1,9 @@
 """Gradients as one or two bits an element, and back: compiled loops with the bits of ``kvstore/compression.py``.
 
 A step is sixteen elements, which become whole bytes; what is left at the end is for the caller. Codes are made in the
-lanes of a vector, each shifted to its place in its byte, and the lanes of a byte are added by one multiplication. Any
-thread may call; nothing is kept but the functions.
+lanes of a vector, each shifted to its place in its byte, and the lanes of a byte are added by one multiplication. What
+a code of two bits stands for is looked up in a register, where the processor can do that. Any thread may call; nothing
+is kept but the functions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.sums import LINE, MOST, PAST
-from weftplan.ops.compiled.target import host
+from weftplan.ops.compiled.target import Target, host
 
 STEP = 16
 """Elements of a step."""
@@ -46,7 +47,7 @@ def compiled_unpack(packed: Sequence[Array], out: Array, bits: int, threshold: f
         return None
     entries = library(
         f"unpack-{bits}-{count}",
-        lambda target: [_unpack(bits, count, past=past) for past in (False, True)],
+        lambda target: [_unpack(bits, count, _looks_up(target), past=past) for past in (False, True)],
         ("unpack", "unpack_past"),
     )
     past = out.nbytes >= PAST and _address(out) % LINE == 0
@@ -139,13 +140,45 @@ def _pack(bits: int) -> Function:
     return f
 
 
-def _unpack(bits: int, count: int, *, past: bool) -> Function:
+def _looks_up(target: Target) -> int:
+    """Bits of a register of which the processor takes one of four numbers for each lane; 0: it cannot."""
+    return target.bits if target.bits in _LOOK_UP and target.register else 0
+
+
+_LOOK_UP = {256: "llvm.x86.avx.vpermilvar.ps.256", 512: "llvm.x86.avx512.vpermilvar.ps.512"}
+
+
+def _chosen(f: Function, table: str, numbers: str, lanes: int, register_bits: int) -> str:
+    """For each lane the element of ``table`` (four numbers, repeated) that the lowest two bits of its number say.
+
+    ``numbers`` has ``STEP`` lanes. x86-64 has an instruction for that, which looks at nothing but these bits.
+    """
+    name = _LOOK_UP[register_bits]
+    floats, ints = f"<{lanes} x float>", f"<{lanes} x i32>"
+    f.declare(f"declare {floats} @{name}({floats}, {ints})")
+    parts = []
+    for first in range(0, STEP, lanes):
+        mask = _numbers(range(first, first + lanes))
+        part = f.value(f"shufflevector {_INTS} {numbers}, {_INTS} poison, <{lanes} x i32> {mask}")
+        parts.append(f.value(f"call {floats} @{name}({floats} {table}, {ints} {part})"))
+    if len(parts) == 1:
+        return parts[0]
+    every = _numbers(range(STEP))
+    return f.value(f"shufflevector {floats} {parts[0]}, {floats} {parts[1]}, <{STEP} x i32> {every}")
+
+
+def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Function:
     f, first, last, up, down = _begin("unpack_past" if past else "unpack")
     out, *sources = (f.pointer("%words", 3 + i) for i in range(count + 1))
     nbytes = STEP * bits // 8
     word = f"i{8 * nbytes}"
     share = 8 // bits
     places = [8 * (lane // share) + shift for lane, shift in enumerate(_shifts(bits))]
+    lanes, table = register_bits // 32, ""
+    if bits == 2 and register_bits:  # by the number of a code, of which 1 is never sent
+        pair = f.shuffle(down, up, [0, STEP] * (STEP // 2))
+        numbers = _numbers([0, 0, STEP, STEP + 1] * (lanes // 4))
+        table = f.value(f"shufflevector {f.vector} zeroinitializer, {f.vector} {pair}, <{lanes} x i32> {numbers}")
 
     def values(source: str, index: str) -> str:
         at = f.at(source, f.value(f"lshr exact i64 {index}, {3 if bits == 1 else 2}"))
@@ -154,6 +187,8 @@ def _unpack(bits: int, count: int, *, past: bool) -> Function:
         one = f.value(f"insertelement {_INTS} poison, i32 {wide}, i64 0")
         every = f.value(f"shufflevector {_INTS} {one}, {_INTS} poison, <{STEP} x i32> zeroinitializer")
         moved = f.value(f"lshr {_INTS} {every}, {_numbers(places)}")
+        if table:
+            return _chosen(f, table, moved, lanes, register_bits)
         code = f.value(f"and {_INTS} {moved}, {_numbers([2**bits - 1] * STEP)}")
 
         def sends(number: int) -> str:

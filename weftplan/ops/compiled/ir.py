@@ -40,6 +40,12 @@ class Function:
         self._lines: list[str] = []
         self._count = 0
         self._block = "entry"
+        self.declared: dict[str, None] = {}
+        """Functions outside of the module that this one calls, besides those that every module declares."""
+
+    def declare(self, text: str) -> None:
+        """Name a function of the compiler's or the processor's that this one calls."""
+        self.declared[text] = None
 
     def name_of(self, index: int) -> str:
         """The value of argument ``index``."""
@@ -331,7 +337,7 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
     """
     first = functions[0]
     texts = [one.text() for one in functions]
-    declared = []
+    declared = list(dict.fromkeys(text for one in functions for text in one.declared))
     for lanes, scalar in sorted({(one.lanes, one.scalar) for one in functions}):
         bits = 32 if scalar == "float" else 64
         kind, suffix = f"<{lanes} x {scalar}>", f"v{lanes}f{bits}"
