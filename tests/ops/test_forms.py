@@ -9,14 +9,14 @@ import pytest
 
 import weftplan.ops
 from weftplan.ops import registry
-from weftplan.ops.forms import ArrayKernel, ContextKernel, context_kernel, kernel
+from weftplan.ops.forms import ArrayKernel, ChosenKernel, ContextKernel, context_kernel, kernel, workspace_kernel
 from weftplan.ops.kernels import KernelWithBare
 from weftplan.ops.node_call import NodeCall, bare_call
 from weftplan.ops.rules import same_dtype, same_shape
 from weftplan.ops.schema import Op, OpContext, TensorSpec
 
 ROOT = pathlib.Path(weftplan.ops.__file__).parent
-ADAPTORS = {"joined.py", "numpy/derive.py"}
+ADAPTORS = {"joined.py"}
 """Files with functions that call another operator's kernel, whatever its arrays are."""
 FLOAT = np.dtype(np.float32)
 
@@ -129,3 +129,55 @@ def test_scratch_without_elements():
     only = kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])(lambda xp, p, x, out, t: xp.copyto(out, t))
     assert operator(only).workspace_bytes({}, specs, specs) == 0
     bare_call(only, {}, specs, specs, 0)(empty, empty.copy())
+
+
+def test_a_kernel_of_a_workspace_is_prepared():
+    """Its call takes the same scratch each time, and makes no context again."""
+
+    @workspace_kernel
+    def doubled(ctx, p, x, out):
+        room = ctx.take(x.shape, x.dtype)
+        ctx.xp.add(x, x, out=room)
+        ctx.xp.copyto(out, room)
+
+    x, out = np.arange(20, dtype=FLOAT), np.empty(20, FLOAT)
+    call = NodeCall(operator(doubled), doubled, {}, np, [x], [out], workspace=np.empty(128, np.uint8)).prepared()
+    for _ in range(3):
+        out.fill(np.nan)
+        call()
+        np.testing.assert_array_equal(out, 2 * x)
+
+
+def test_a_chosen_kernel_is_called_in_every_way():
+    """The parameters decide who computes, with parameters of its own, and whether the call can be prepared."""
+
+    @kernel
+    def scaled(xp, p, x, out):
+        xp.multiply(x, p["by"], out=out)
+
+    @context_kernel
+    def asking(ctx, p, x, out):
+        ctx.xp.add(x, ctx.is_train, out=out)
+
+    either = ChosenKernel(lambda p: (scaled, {"by": p["n"] + 1}) if p["n"] else (asking, p))
+    x, out = np.ones(3), np.empty(3)
+    specs = [TensorSpec((3,), x.dtype)]
+    for n, value in ((2, 3.0), (0, 2.0)):
+        node = NodeCall(operator(either), either, {"n": n}, np, [x], [out])
+        assert (node.prepared() is None) == (n == 0)
+        for call in (node.prepared(), node.bound(is_train=True, random_key=(0, 0))):
+            if call is not None:
+                out.fill(np.nan)
+                call()
+                assert out.tolist() == [value] * 3
+    out.fill(np.nan)
+    bare_call(either, {"n": 4}, specs, specs, 0)(x, out)
+    assert out.tolist() == [5.0] * 3
+
+
+def test_only_what_depends_on_the_run_is_not_prepared():
+    """Every operator can be prepared but those that draw numbers, ask for training, or place unwanted outputs."""
+    asking = {"BatchNorm", "_npx_batch_norm", "UpSampling"}
+    asking |= {f"_backward_{name}" for name in ("Dropout", "RNN", "UpSampling", "Concat", "rnn_param_concat")}
+    operators = [op for op in map(registry.get, registry.names(aliases=False)) if op.single is False]
+    assert {op.name for op in operators if not hasattr(op.forward, "prepare") and not op.random} == asking

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.floats import is_float
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
-from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, TensorSpec, Workspace
 
 _RESULT = np.dtype(np.uint8)
 _FLOAT = np.dtype(np.float64)
@@ -33,8 +33,8 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [both, both], [merge_dtype(outs[0], _RESULT, "output of allclose, which is uint8")]
 
 
-@context_kernel
-def _kernel(ctx: OpContext, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+@workspace_kernel
+def _kernel(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     xp = ctx.xp
     result = out.reshape(1)
     result.fill(1)

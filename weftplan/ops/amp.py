@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.ops.add_n import p_count
 from weftplan.ops.floats import is_float, is_half
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_dtype
 from weftplan.ops.registry import register
@@ -28,7 +28,7 @@ from weftplan.ops.rules import (
     same_dtype,
     same_shape,
 )
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
+from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, Param, Params, Workspace
 
 
 def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -39,8 +39,8 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return ins, [merge_dtype(outs[0], wanted, f"output of amp_cast of {data}")]
 
 
-@context_kernel
-def _casts(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _casts(ctx: Workspace, p: Params, *arrays: Any) -> None:
     count = len(arrays) // 2
     for source, out in zip(arrays[:count], arrays[count:], strict=True):
         if out is not None:

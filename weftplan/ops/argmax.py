@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import ChosenKernel, workspace_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_int, p_optional
 from weftplan.ops.reduce import kept_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, normalize_axis, same_dtype, take_bytes, zero_gradient
-from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Kernel, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _ARG = (
     Param("axis", p_optional(p_int), None, "axis; None: the position in the flattened tensor"),
@@ -32,8 +32,8 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def _arg(function: str) -> Kernel:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
         xp = ctx.xp
         outer, size, inner = _arg_plan(data.shape, p["axis"])
         x = data.reshape(outer, size, inner)
@@ -83,17 +83,12 @@ def _channel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return _arg_shape(_CHANNEL, ins, outs)
 
 
-@context_kernel
-def _channel(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
-    _argmax(ctx, _CHANNEL, (data,), (out,))
-
-
 _CHANNEL: Params = {"axis": 1, "keepdims": False}
 _argmax = _arg("argmax")
 register(
     Op(
         name="argmax_channel",
-        forward=_channel,
+        forward=ChosenKernel(lambda params: (_argmax, _CHANNEL)),
         infer_shape=_channel_shape,
         infer_dtype=same_dtype,
         gradient=zero_gradient,

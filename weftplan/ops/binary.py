@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from weftplan.ops.binary_gradients import (
@@ -25,7 +26,7 @@ from weftplan.ops.binary_gradients import (
     power_r,
     sum_backward,
 )
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import Call, workspace_kernel
 from weftplan.ops.kernels import BOOL, UfuncKernel, block_bytes, blocks, divide_integers
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -39,7 +40,7 @@ from weftplan.ops.rules import (
     take_bytes,
     zero_gradient,
 )
-from weftplan.ops.schema import Arrays, GradientRule, InplacePair, Kernel, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import Arrays, GradientRule, InplacePair, Kernel, Op, Params, TensorSpec, Workspace
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
 """Backward operators of sums and differences: either gradient may take the incoming one."""
@@ -52,7 +53,7 @@ class _Division(UfuncKernel):
 
     __slots__ = ()
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         if out.dtype.kind not in "iu":
             super().__call__(ctx, params, inputs, outputs)
@@ -64,9 +65,11 @@ class _Division(UfuncKernel):
         else:
             divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
-        """The call with everything bound; None for integers."""
-        return None if outputs[0].dtype.kind in "iu" else super().prepare(ctx, params, inputs, outputs)
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The call with everything bound."""
+        if outputs[0].dtype.kind in "iu":
+            return ctx.repeated(partial(self, ctx, params, inputs, outputs))
+        return super().prepare(ctx, params, inputs, outputs)
 
 
 def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -77,8 +80,8 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return block_bytes(math.prod(shape), [dtype]) if lhs.shape == rhs.shape else take_bytes((shape, dtype))
 
 
-@context_kernel
-def _mod(ctx: OpContext, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+@workspace_kernel
+def _mod(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     """Remainder with the divisor's sign; 0 where the divisor is 0."""
     xp = ctx.xp
     if lhs.shape == rhs.shape:

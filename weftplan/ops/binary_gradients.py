@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from weftplan.ops.forms import kernel
+from weftplan.ops.forms import Call, kernel
 from weftplan.ops.kernels import Kind, block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Kernel, Params, TensorSpec, Workspace
 from weftplan.ops.slopes import Integers, apply_slope, slope_scratch
 
 Side = Callable[..., None]
@@ -50,7 +50,7 @@ def _both_sides(
         _apply(sides, sides.rhs, xp, g, a, b, db, scratch)
 
 
-def _equal_blocks(sides: Sides, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
+def _equal_blocks(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
     """What :func:`_both_sides` takes, block by block, for inputs of one shape."""
     g, a, b = inputs
     da, db = outputs
@@ -59,7 +59,7 @@ def _equal_blocks(sides: Sides, ctx: OpContext, inputs: Arrays, outputs: Arrays)
         yield (da is not None, db is not None, *block)
 
 
-def _unequal_shapes(sides: Sides, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> None:
+def _unequal_shapes(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     shape, *input_shapes = collapse(inputs[0].shape, inputs[1].shape, inputs[2].shape)
     g = inputs[0].reshape(shape)
@@ -110,18 +110,20 @@ class _BackwardKernel:
     def __init__(self, sides: Sides) -> None:
         self.sides = sides
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         if inputs[1].shape != inputs[2].shape:
             _unequal_shapes(self.sides, ctx, inputs, outputs)
             return
         for block in _equal_blocks(self.sides, ctx, inputs, outputs):
             _both_sides(self.sides, ctx.xp, *block)
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
-        """The formulas bound to the views of every block; None for unequal shapes."""
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The formulas bound to the views of every block; the whole call for unequal shapes or very many blocks."""
+        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:
-            return None
-        return replayed(partial(_both_sides, self.sides, ctx.xp), _equal_blocks(self.sides, ctx, inputs, outputs))
+            return whole
+        made = _equal_blocks(self.sides, ctx, inputs, outputs)
+        return replayed(partial(_both_sides, self.sides, ctx.xp), made) or whole
 
 
 def backward_kernel(sides: Sides) -> Kernel:

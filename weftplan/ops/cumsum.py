@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.ops import grain
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_dtype, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, normalize_axis, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _CUMSUM = (
     Param("axis", p_optional(p_int), None, "axis; None: the flattened tensor"),
@@ -42,7 +42,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [dtype], [dtype]
 
 
-def _sums(ctx: OpContext, params: Params, source: Any, target: Any, step: int) -> None:
+def _sums(ctx: Workspace, params: Params, source: Any, target: Any, step: int) -> None:
     """Running sums along the axis, from its start (``step`` 1) or its end (-1)."""
     axis = params["axis"]
     if axis is None:
@@ -68,7 +68,7 @@ def _wide_block(shape: Shape) -> tuple[int, int, int]:
     return min(outer, max(1, grain.block() // max(1, width * length))), length, width
 
 
-def _wide_sums(ctx: OpContext, source: Any, target: Any, step: int) -> None:
+def _wide_sums(ctx: Workspace, source: Any, target: Any, step: int) -> None:
     xp = ctx.xp
     outer, size, inner = source.shape
     rows, length, width = _wide_block(source.shape)
@@ -105,13 +105,13 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(((rows, length, width), wide), ((rows, length, width), wide), ((rows, 1, width), wide))
 
 
-@context_kernel
-def _cumsum(ctx: OpContext, p: Params, a: Any, out: Any) -> None:
+@workspace_kernel
+def _cumsum(ctx: Workspace, p: Params, a: Any, out: Any) -> None:
     _sums(ctx, p, a, out, 1)
 
 
-@context_kernel
-def _backward_cumsum(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_cumsum(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
     g = ograd if p["axis"] is not None else ograd.reshape(out.shape)
     _sums(ctx, p, g, out, -1)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, Param, Params, Shape, Workspace
 
 _DIAG = (
     Param("k", p_int, 0, "which diagonal: above the main one when positive"),
@@ -60,14 +60,14 @@ def _line(xp: Any, params: Params, matrices: Any, rows: int, columns: int) -> tu
     return last, (..., steps - min(k, 0), steps + max(k, 0))
 
 
-def _build(ctx: OpContext, params: Params, vector: Any, matrix: Any) -> None:
+def _build(ctx: Workspace, params: Params, vector: Any, matrix: Any) -> None:
     view, line = _line(ctx.xp, params, matrix, 0, 1)
     matrix.fill(0)
     view[line] = vector
 
 
-@context_kernel
-def _diag(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _diag(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     if data.ndim == 1:
         _build(ctx, p, data, out)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import accumulator, reduce_to
 from weftplan.ops.params import p_enum, p_float, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
@@ -26,7 +26,7 @@ from weftplan.ops.rules import (
     same_dtype,
     take_bytes,
 )
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 # ------------------------------------------------------------------------------------------------------------ broadcast
 
@@ -329,8 +329,8 @@ def _pad(xp: Any, p: Params, data: Any, out: Any) -> None:
             xp.copyto(border, source)
 
 
-@context_kernel
-def _backward_pad(ctx: OpContext, p: Params, g: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_pad(ctx: Workspace, p: Params, g: Any, out: Any) -> None:
     xp = ctx.xp
     if p["mode"] != "constant":
         folded = ctx.take(g.shape, g.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.floats import is_float
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape, p_str
 from weftplan.ops.registry import register
@@ -28,7 +28,7 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Kernel, Op, Param, Params, TensorSpec, Workspace
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -148,13 +148,13 @@ def _arange_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [], [outs[0] if length is None else merge_shape(outs[0], (length,), "output of _arange")]
 
 
-@context_kernel
-def _arange(ctx: OpContext, p: Params, out: Any) -> None:
+@workspace_kernel
+def _arange(ctx: Workspace, p: Params, out: Any) -> None:
     start = 0.0 if p["stop"] is None and not p["infer_range"] else p["start"]
     _range(ctx, out, start, p["step"], p["repeat"])
 
 
-def _range(ctx: OpContext, out: Any, start: float, step: float, repeat: int) -> None:
+def _range(ctx: Workspace, out: Any, start: float, step: float, repeat: int) -> None:
     """``out`` = start, start + step, …, each ``repeat`` times."""
     xp = ctx.xp
     if not is_float(out.dtype):  # the numbers of the range are integers from the first to the last
@@ -213,8 +213,8 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [(*ins[0][:axis], out[0], *ins[0][axis + 1 :])], [out]
 
 
-@context_kernel
-def _arange_like(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _arange_like(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     _range(ctx, out, p["start"], p["step"], p["repeat"])
 
 

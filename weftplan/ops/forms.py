@@ -1,16 +1,17 @@
-"""The forms in which a kernel is written: a function of arrays, or of a context and arrays, one parameter for each.
+"""The forms in which a kernel is written: a function of arrays, or of a workspace and arrays, one parameter for each.
 
 :func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None
-where nobody wants one) and its scratch, each by itself, and can be prepared for replay without another word::
+where nobody wants one) and its scratch, each by itself, and is prepared for replay without another word::
 
     @kernel
     def _double(xp: Any, p: Params, x: Any, out: Any) -> None:
         xp.add(x, x, out=out)
 
-:func:`context_kernel` is for what asks more than that: whether the run is for training, random numbers, or scratch that
-helpers take as they need it. Its function gets the :class:`~weftplan.ops.schema.OpContext` in place of the
-array module. Elementwise formulas are :class:`~weftplan.ops.kernels.BlockKernel` instead, which cuts large arrays
-into blocks.
+:func:`workspace_kernel` is for scratch that helpers take as they need it: its function gets a
+:class:`~weftplan.ops.schema.Workspace` in place of the array module. :func:`context_kernel` is for what depends on the
+run, random numbers and whether it is for training: its function gets the whole
+:class:`~weftplan.ops.schema.OpContext`, and alone cannot be prepared. Elementwise formulas of several steps are a
+:class:`~weftplan.ops.kernels.BlockKernel`, which cuts large arrays into blocks.
 
 A kernel of these forms is also what :data:`~weftplan.ops.schema.Kernel` says, so its callers know one kind alone. They
 keep nothing between calls, so any number of threads may share them.
@@ -24,7 +25,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, aligned
+from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, Workspace, aligned
 
 Call = Callable[[], object]
 Function = Callable[..., None]
@@ -46,10 +47,10 @@ class ArrayKernel:
         self.workspace = None if scratch is None else self._bytes
         """``Op.workspace`` of this kernel."""
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self.function(ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """The function with everything bound."""
         return partial(self.function, ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
 
@@ -64,7 +65,7 @@ class ArrayKernel:
     def __wrapped__(self) -> Function:
         return self.function
 
-    def _taken(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Sequence[Any]:
+    def _taken(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Sequence[Any]:
         return () if self.scratch is None else [ctx.take(*spec) for spec in self.scratch(params, *inputs, *outputs)]
 
     def _bytes(self, params: Params, inputs: Specs, outputs: Specs) -> int:
@@ -105,8 +106,64 @@ class ContextKernel:
         return self.function
 
     def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The function with everything bound, for runs like that of ``ctx``."""
+        """The function with everything bound, for one call in a run like that of ``ctx``."""
         return partial(self.function, ctx, params, *inputs, *outputs)
+
+
+class WorkspaceKernel(ContextKernel):
+    """The kernel ``function(ctx, p, *inputs, *outputs)`` of a mere workspace; see :func:`workspace_kernel`."""
+
+    __slots__ = ()
+    workspace = None  # the operator declares it
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.function(ctx, params, *inputs, *outputs)
+
+    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound, for one call."""
+        return partial(self.function, ctx, params, *inputs, *outputs)
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound, for any number of calls in any run."""
+        return ctx.repeated(self.on(ctx, params, inputs, outputs))
+
+
+class ChosenKernel:
+    """Calls another kernel, which depends on the parameters, with parameters of its own; prepared as that one is.
+
+    Args:
+        choose: gives the kernel and what it gets as parameters.
+    """
+
+    __slots__ = ("choose",)
+
+    def __init__(self, choose: Callable[[Params], tuple[Kernel, Params]]) -> None:
+        self.choose = choose
+
+    @property
+    def __wrapped__(self) -> Callable[..., object]:
+        return self.choose
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        chosen, values = self.choose(params)
+        chosen(ctx, values, inputs, outputs)
+
+    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The other kernel's call with everything bound."""
+        chosen, values = self.choose(params)
+        return bound(chosen, ctx, values, inputs, outputs)
+
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call | None:
+        """What the other kernel gives."""
+        chosen, values = self.choose(params)
+        prepare: Callable[..., Call | None] | None = getattr(chosen, "prepare", None)
+        return None if prepare is None else prepare(ctx, values, inputs, outputs)
+
+    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
+        """What the other kernel gives."""
+        chosen, values = self.choose(params)
+        make: Callable[..., Callable[..., object] | None] | None = getattr(chosen, "bare", None)
+        return None if make is None else make(values, inputs, outputs)
 
 
 @overload
@@ -140,6 +197,11 @@ def kernel(
 def context_kernel(function: Function) -> ContextKernel:
     """Make a kernel of ``function(ctx, p, *inputs, *outputs)``, as a decorator."""
     return ContextKernel(function)
+
+
+def workspace_kernel(function: Function) -> WorkspaceKernel:
+    """Make a kernel of ``function(ctx, p, *inputs, *outputs)``, where ``ctx`` is a workspace, as a decorator."""
+    return WorkspaceKernel(function)
 
 
 def bound(kernel: Kernel, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:

@@ -17,12 +17,12 @@ import numpy as np
 
 from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.expand import like_dtype
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX, gather, to_index
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 
 
 def _check(name: str, tensor: Shape, index: Shape) -> int:
@@ -36,7 +36,7 @@ def _check(name: str, tensor: Shape, index: Shape) -> int:
     return index[0]
 
 
-def flat_places(ctx: OpContext, name: str, index: Any, tensor: Shape, *, wrap: bool) -> Any:
+def flat_places(ctx: Workspace, name: str, index: Any, tensor: Shape, *, wrap: bool) -> Any:
     """Number of the slice of ``tensor`` that each place names, int64 (places,).
 
     Negative coordinates count from the end where ``wrap``; any other outside of the tensor is an error.
@@ -90,15 +90,15 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return ins, [merge_shape(outs[0], out, f"output of gather_nd of {tensor} at indices of shape {index}")]
 
 
-@context_kernel
-def _gather(ctx: OpContext, p: Params, data: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _gather(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
     found = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
     source = _slices(data, index.shape[0])
     gather(ctx.xp, source, found, 0, out.reshape(found.size, source.shape[1]))
 
 
-@context_kernel
-def _gather_backward(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _gather_backward(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
     """Sums, in the order of the places, where several of them name one slice."""
     found = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
@@ -148,8 +148,8 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [data, index], [out]
 
 
-@context_kernel
-def _scatter(ctx: OpContext, p: Params, data: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _scatter(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
     found = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
     target = _slices(out, index.shape[0])
     out.fill(0)
@@ -195,7 +195,7 @@ def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, np.dtype(np.int32) if ins[1] is None else ins[1]], [data]
 
 
-def _batch_places(ctx: OpContext, index: Any, shape: Shape) -> Any:
+def _batch_places(ctx: Workspace, index: Any, shape: Shape) -> Any:
     """Flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
     xp = ctx.xp
     found, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
@@ -207,13 +207,13 @@ def _batch_places(ctx: OpContext, index: Any, shape: Shape) -> Any:
     return found
 
 
-@context_kernel
-def _batch_take(ctx: OpContext, p: Params, a: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _batch_take(ctx: Workspace, p: Params, a: Any, index: Any, out: Any) -> None:
     gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, out)
 
 
-@context_kernel
-def _batch_backward(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _batch_backward(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
     out.fill(0)
     out.reshape(-1)[_batch_places(ctx, index, out.shape)] = g
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.filling import FLOAT32, FLOAT64, declared_dtype, placed
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, zero_gradient
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
 
@@ -72,8 +72,8 @@ def _linspace_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, 
     return [], [merge_shape(outs[0], (count,), "output of _linspace")]
 
 
-@context_kernel
-def _linspace(ctx: OpContext, p: Params, out: Any) -> None:
+@workspace_kernel
+def _linspace(ctx: Workspace, p: Params, out: Any) -> None:
     xp = ctx.xp
     start, count = p["start"], p["num"]
     gaps = count - 1 if p["endpoint"] else count

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.params import p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -27,7 +27,7 @@ from weftplan.ops.rules import (
     same_shape,
     zero_gradient,
 )
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, Param, Params, Shape, Workspace
 
 _floats = p_tuple(p_float)
 FLOAT = np.dtype(np.float32)
@@ -60,21 +60,21 @@ def _normalize_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return list(found), list(made)
 
 
-def _of_channels(ctx: OpContext, values: tuple[float, ...], like: Any) -> Any:
+def _of_channels(ctx: Workspace, values: tuple[float, ...], like: Any) -> Any:
     """The parameter as an array that broadcasts against images."""
     channels = like.shape[-3]
     chosen = values * channels if len(values) == 1 else values[:channels]
     return ctx.xp.asarray(np.array(chosen).reshape(-1, 1, 1), dtype=like.dtype)
 
 
-@context_kernel
-def _normalize(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _normalize(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     ctx.xp.subtract(data, _of_channels(ctx, p["mean"], out), out=out)
     ctx.xp.divide(out, _of_channels(ctx, p["std"], out), out=out)
 
 
-@context_kernel
-def _normalize_backward(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+@workspace_kernel
+def _normalize_backward(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
     ctx.xp.divide(ograd, _of_channels(ctx, p["std"], out), out=out)
 
 

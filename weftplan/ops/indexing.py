@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.expand import like_dtype
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX, gather, rows_per_block, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.registry import register
@@ -29,7 +29,7 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 
 def _count_up(xp: Any, out: Any) -> Any:
@@ -52,7 +52,7 @@ def _take_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return ins, [merge_shape(outs[0], out, f"output of take of {source} at indices of shape {index}")]
 
 
-def _positions(ctx: OpContext, params: Params, index: Any, size: int) -> Any:
+def _positions(ctx: Workspace, params: Params, index: Any, size: int) -> Any:
     found = ctx.take(index.shape, INDEX)
     xp = ctx.xp
     if params["mode"] != "raise":
@@ -69,14 +69,14 @@ def _positions(ctx: OpContext, params: Params, index: Any, size: int) -> Any:
     return found
 
 
-@context_kernel
-def _take(ctx: OpContext, p: Params, a: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _take(ctx: Workspace, p: Params, a: Any, index: Any, out: Any) -> None:
     axis = p["axis"] % a.ndim
     gather(ctx.xp, a, _positions(ctx, p, index, a.shape[axis]), axis, out)
 
 
-@context_kernel
-def _backward_take(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_take(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
     axis = p["axis"] % out.ndim
     found = _positions(ctx, p, index, out.shape[axis]).reshape(-1)
     outer, inner = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
@@ -153,7 +153,7 @@ def _pick_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [source, index], [out]
 
 
-def _pick_positions(ctx: OpContext, params: Params, shape: Shape, index: Any) -> Any:
+def _pick_positions(ctx: Workspace, params: Params, shape: Shape, index: Any) -> Any:
     """Flat positions of the picked elements, shape (outer · inner,)."""
     xp = ctx.xp
     outer, size, inner = _pick_axis(params, shape)
@@ -172,14 +172,14 @@ def _pick_bytes(params: Params, shape: Shape) -> int:
     return take_bytes(((outer, inner), INDEX), ((inner,), INDEX), ((outer,), INDEX))
 
 
-@context_kernel
-def _pick(ctx: OpContext, p: Params, data: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _pick(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
     found = _pick_positions(ctx, p, data.shape, index)
     gather(ctx.xp, data.reshape(-1), found, 0, out.reshape(-1))
 
 
-@context_kernel
-def _backward_pick(ctx: OpContext, p: Params, g: Any, index: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_pick(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
     found = _pick_positions(ctx, p, out.shape, index)
     out.fill(0)
     out.reshape(-1)[found] = g.reshape(-1)
@@ -239,8 +239,8 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-@context_kernel
-def _one_hot(ctx: OpContext, p: Params, indices: Any, out: Any) -> None:
+@workspace_kernel
+def _one_hot(ctx: Workspace, p: Params, indices: Any, out: Any) -> None:
     xp = ctx.xp
     depth = p["depth"]
     index = indices.reshape(-1)

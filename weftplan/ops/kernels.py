@@ -22,13 +22,20 @@ import numpy as np
 
 from weftplan.ops import grain
 from weftplan.ops.floats import is_float, is_half
-from weftplan.ops.forms import Call, bound, with_views
-from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, aligned
+from weftplan.ops.forms import ArrayKernel, Call, WorkspaceKernel, with_views
+from weftplan.ops.schema import (
+    Arrays,
+    DType,
+    Params,
+    Shape,
+    TensorSpec,
+    Workspace,
+    WorkspaceRule,
+    aligned,
+)
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
-
-Workspace = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
 
 
 class _CopyKernel:
@@ -36,10 +43,10 @@ class _CopyKernel:
 
     __slots__ = ()
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         ctx.xp.copyto(outputs[0].reshape(-1), inputs[0].reshape(-1))
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         """The bare copy."""
         return partial(ctx.xp.copyto, outputs[0].reshape(-1), inputs[0].reshape(-1))
 
@@ -52,20 +59,31 @@ Bare = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], "Callable[
 
 
 class KernelWithBare:
-    """A kernel that is a function, and how its bare form is made."""
+    """A kernel, and how a bare form of it is made that is faster than its own way to be replayed."""
 
-    __slots__ = ("bare", "kernel")
+    __slots__ = ("bare", "kernel", "workspace")
 
-    def __init__(self, kernel: Kernel, bare: Bare) -> None:
+    def __init__(self, kernel: ArrayKernel | WorkspaceKernel, bare: Bare) -> None:
         self.kernel = kernel
         self.bare = bare
+        self.workspace = kernel.workspace
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self.kernel(ctx, params, inputs, outputs)
 
-    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """The kernel with everything bound."""
-        return bound(self.kernel, ctx, params, inputs, outputs)
+        return self.kernel.on(ctx, params, inputs, outputs)
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The bare form on these arrays, where there is one and all of them are there; else what the kernel gives."""
+        arrays = (*inputs, *outputs)
+        if ctx.xp is np and not any(array is None for array in arrays):
+            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+            bare = self.bare(params, specs[: len(inputs)], specs[len(inputs) :])
+            if bare is not None:
+                return partial(bare, *arrays, *ctx.flat)
+        return self.kernel.prepare(ctx, params, inputs, outputs)
 
 
 def accumulator(dtype: DType) -> DType:
@@ -73,7 +91,7 @@ def accumulator(dtype: DType) -> DType:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
-def blocks(ctx: OpContext, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
+def blocks(ctx: Workspace, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
     """Matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
 
     The scratch bytes are :func:`block_bytes`; what is written to it does not survive the block.
@@ -117,7 +135,7 @@ def scratch_dtype(kind: Kind, dtype: DType) -> DType:
     return np.dtype(kind)
 
 
-def block_workspace(*scratch: Kind) -> Workspace:
+def block_workspace(*scratch: Kind) -> WorkspaceRule:
     """``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -224,10 +242,10 @@ class UfuncKernel:
         self.real = real or all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
         """Integers are computed as float64: the function has no loop that gives integers, or none that is wanted."""
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self._bound(ctx, inputs, outputs)()
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """The call with everything bound."""
         return self._bound(ctx, inputs, outputs)
 
@@ -240,7 +258,7 @@ class UfuncKernel:
         plain = len(inputs) == self.count and len(kinds) == 1 and is_float(outputs[0].dtype)
         return function if plain and function.__class__ is np.ufunc else None
 
-    def _bound(self, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
+    def _bound(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         out, arrays = outputs[0], inputs[: self.count]
         function = getattr(ctx.xp, self.name)
         if is_float(out.dtype) and all(array.dtype == out.dtype for array in arrays):
@@ -272,16 +290,17 @@ class BlockKernel:
         self.step = step
         self.scratch = scratch
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         if outputs[0] is not None:  # it may be where an operator has states: without the output those stay, too
             for block in self._blocks(ctx, params, inputs, outputs):
                 self.step(ctx.xp, params, *block)
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
-        """The step bound to the views of every block; None for very many blocks."""
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The step bound to the views of every block, or the whole call where there are very many."""
+        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if outputs[0] is None:
-            return None
-        return replayed(partial(self.step, ctx.xp, params), self._blocks(ctx, params, inputs, outputs))
+            return whole
+        return replayed(partial(self.step, ctx.xp, params), self._blocks(ctx, params, inputs, outputs)) or whole
 
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
@@ -300,7 +319,7 @@ class BlockKernel:
         shape, dtype = outputs[0]
         return block_bytes(math.prod(shape), self.scratch(params, dtype))
 
-    def _blocks(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
+    def _blocks(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
         return blocks(ctx, (*inputs, outputs[0]), self.scratch(params, outputs[0].dtype))
 
 

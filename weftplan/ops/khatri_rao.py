@@ -10,11 +10,11 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_dim, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Params
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, Params, Workspace
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -50,8 +50,8 @@ def _khatri_rao(xp: Any, p: Params, *arrays: Any) -> None:
         xp.multiply(whole, _factor(matrix, axis, rank), out=whole)
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, g: Any, *arrays: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, g: Any, *arrays: Any) -> None:
     """Of each matrix: the sum of the gradient times all others, over the rows of the others."""
     xp, rank = ctx.xp, len(arrays) // 2
     matrices, outputs = arrays[:rank], arrays[rank:]

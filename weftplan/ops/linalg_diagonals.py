@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.linalg_core import batched, diagonal, flip, square_shape, wide_floats
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 # ----------------------------------------------------------------------------------------------------------- sumlogdiag
 
@@ -24,8 +24,8 @@ def _diagonal_spec(spec: TensorSpec) -> tuple[Shape, Any]:
     return (math.prod(spec.shape[:-2]), spec.shape[-1]), spec.dtype
 
 
-@context_kernel
-def _sumlogdiag(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
+@workspace_kernel
+def _sumlogdiag(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
     xp = ctx.xp
     a = batched(A)
     logs = ctx.take((a.shape[0], a.shape[-1]), a.dtype)

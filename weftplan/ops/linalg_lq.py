@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.linalg_core import (
     batch_of,
@@ -30,7 +30,7 @@ from weftplan.ops.linalg_core import (
 )
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Params, Shape, TensorSpec, Workspace
 
 # ---------------------------------------------------------------------------------------------------------------- gelqf
 
@@ -72,8 +72,8 @@ def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any
     xp.subtract(rows, spread, out=rows)
 
 
-@context_kernel
-def _gelqf(ctx: OpContext, p: Params, A: Any, Q: Any, L: Any) -> None:
+@workspace_kernel
+def _gelqf(ctx: Workspace, p: Params, A: Any, Q: Any, L: Any) -> None:
     xp = ctx.xp
     a = batched(A)
     batch, m, n = a.shape
@@ -124,8 +124,8 @@ def _gelqf_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [(square, spec.dtype), (square, spec.dtype), ((solve_scratch(batch, m, n),), spec.dtype)]
 
 
-@context_kernel
-def _backward_gelqf(ctx: OpContext, p: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_gelqf(ctx: Workspace, p: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any) -> None:
     """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
     xp = ctx.xp
     dq, dl, q, factor = (batched(x) for x in (ograd_Q, ograd_L, Q, L))
@@ -169,8 +169,8 @@ def _syevd_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [((n, n), spec.dtype), ((n,), INDEX), ((n,), BOOL)]
 
 
-@context_kernel
-def _syevd(ctx: OpContext, p: Params, A: Any, U: Any, L: Any) -> None:
+@workspace_kernel
+def _syevd(ctx: Workspace, p: Params, A: Any, U: Any, L: Any) -> None:
     xp = ctx.xp
     a = batched(A)
     n = a.shape[-1]
@@ -197,8 +197,8 @@ def _syevd_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [(square, spec.dtype), (square, spec.dtype), (square, BOOL)]
 
 
-@context_kernel
-def _backward_syevd(ctx: OpContext, p: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_syevd(ctx: Workspace, p: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any) -> None:
     """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
     xp = ctx.xp
     du, u, out = batched(du), batched(u), batched(out)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import MXNetError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.linalg_core import (
     batch_of,
@@ -26,7 +26,7 @@ from weftplan.ops.linalg_core import (
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 
 Spec = tuple[Shape, Any]
 
@@ -58,8 +58,8 @@ def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
     solve(xp, factors, out, scratch, lower=False)
 
 
-@context_kernel
-def _inverse(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
+@workspace_kernel
+def _inverse(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
     xp = ctx.xp
     a, out = batched(A), batched(out)
     spec = TensorSpec(a.shape, a.dtype)
@@ -71,8 +71,8 @@ def _inverse(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
     _invert(xp, factors, pivots, out, ctx.take(*_solve_room(spec)))
 
 
-@context_kernel
-def _backward_inverse(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_inverse(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
     g, y = (batched(x) for x in (ograd, output))
     product = ctx.take(g.shape, g.dtype)
@@ -117,7 +117,7 @@ def _with_pivots(name: str, kept: int) -> Any:
     return rule
 
 
-def _factors(ctx: OpContext, a: Any, kept: Sequence[Any]) -> tuple[Any, Any]:
+def _factors(ctx: Workspace, a: Any, kept: Sequence[Any]) -> tuple[Any, Any]:
     """(factors, pivots), in the outputs ``kept`` where those are wanted."""
     a = batched(a)
     spec = TensorSpec(a.shape, a.dtype)
@@ -140,16 +140,16 @@ def _factor_bytes(a: TensorSpec) -> int:
     return take_bytes(a, _pivots(a), _lu_room(a))
 
 
-@context_kernel
-def _det(ctx: OpContext, p: Params, A: Any, output0: Any, output1: Any, output2: Any) -> None:
+@workspace_kernel
+def _det(ctx: Workspace, p: Params, A: Any, output0: Any, output1: Any, output2: Any) -> None:
     factors, pivots = _factors(ctx, A, (output1, output2))
     if output0 is not None:
         ctx.xp.prod(diagonal(factors), axis=1, out=output0.reshape(-1))
         _apply_parity(ctx.xp, pivots, output0.reshape(-1))
 
 
-@context_kernel
-def _slogdet(ctx: OpContext, p: Params, A: Any, output0: Any, output1: Any, output2: Any, output3: Any) -> None:
+@workspace_kernel
+def _slogdet(ctx: Workspace, p: Params, A: Any, output0: Any, output1: Any, output2: Any, output3: Any) -> None:
     xp = ctx.xp
     factors, pivots = _factors(ctx, A, (output2, output3))
     spare = ctx.take(pivots.shape, factors.dtype)
@@ -163,9 +163,9 @@ def _slogdet(ctx: OpContext, p: Params, A: Any, output0: Any, output1: Any, outp
         xp.sum(spare, axis=1, out=output1.reshape(-1))
 
 
-@context_kernel
+@workspace_kernel
 def _backward_determinant(
-    ctx: OpContext, p: Params, ograd: Any, value: Any, factors: Any, pivots: Any, out: Any
+    ctx: Workspace, p: Params, ograd: Any, value: Any, factors: Any, pivots: Any, out: Any
 ) -> None:
     """ograd · A⁻ᵀ, times the determinant for det; 0 where the determinant, or its sign, is 0."""
     xp = ctx.xp

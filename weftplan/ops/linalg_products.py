@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.linalg_core import batched, flip, triangle, wide_floats
 from weftplan.ops.matrix import batch_shape
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, normalize_axis, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _ALPHA = Param("alpha", p_float, 1.0, "factor of the product")
 
@@ -72,8 +72,8 @@ def _gemm2(xp: Any, p: Params, A: Any, B: Any, out: Any) -> None:
     _product(xp, p, A, B, out)
 
 
-@context_kernel
-def _gemm(ctx: OpContext, p: Params, A: Any, B: Any, C: Any, out: Any) -> None:
+@workspace_kernel
+def _gemm(ctx: Workspace, p: Params, A: Any, B: Any, C: Any, out: Any) -> None:
     xp = ctx.xp
     _product(xp, p, A, B, out)
     for summand, target, spare in blocks(ctx, (C, out), (out.dtype,)):
@@ -160,8 +160,8 @@ def _syrk(xp: Any, p: Params, A: Any, out: Any) -> None:
     xp.multiply(out, p["alpha"], out=out)
 
 
-@context_kernel
-def _backward_syrk(ctx: OpContext, p: Params, g: Any, a: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_syrk(ctx: Workspace, p: Params, g: Any, a: Any, out: Any) -> None:
     xp = ctx.xp
     spare = ctx.take(a.shape, a.dtype)
     if p["transpose"]:
@@ -222,8 +222,8 @@ def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return [a, b], [b]
 
 
-@context_kernel
-def _trmm(ctx: OpContext, p: Params, a: Any, b: Any, out: Any) -> None:
+@workspace_kernel
+def _trmm(ctx: Workspace, p: Params, a: Any, b: Any, out: Any) -> None:
     xp = ctx.xp
     clean = batched(ctx.take(a.shape, a.dtype))
     triangle(xp, batched(a), clean, p["lower"])
@@ -235,8 +235,8 @@ def _trmm(ctx: OpContext, p: Params, a: Any, b: Any, out: Any) -> None:
     xp.multiply(out, p["alpha"], out=out)
 
 
-@context_kernel
-def _backward_trmm(ctx: OpContext, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B: Any) -> None:
+@workspace_kernel
+def _backward_trmm(ctx: Workspace, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B: Any) -> None:
     xp = ctx.xp
     g, a, b = (batched(x) for x in (ograd, A, B))
     clean = ctx.take(a.shape, a.dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.linalg_core import (
     batch_of,
     batched,
@@ -26,7 +26,7 @@ from weftplan.ops.linalg_products import TRIANGULAR, triangular_shape
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
 
 
 def _one_solve(spec: TensorSpec, rows: int, columns: int) -> tuple[tuple[int, ...], Any]:
@@ -49,16 +49,16 @@ def _trsm_scratch(params: Params, b: TensorSpec) -> tuple[tuple[int, ...], Any]:
     return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
 
 
-@context_kernel
-def _trsm(ctx: OpContext, p: Params, A: Any, B: Any, out: Any) -> None:
+@workspace_kernel
+def _trsm(ctx: Workspace, p: Params, A: Any, B: Any, out: Any) -> None:
     xp = ctx.xp
     xp.multiply(B, p["alpha"], out=out)
     scratch = ctx.take(*_trsm_scratch(p, TensorSpec(out.shape, out.dtype)))
     _solved(xp, p, batched(A), batched(out), scratch)
 
 
-@context_kernel
-def _backward_trsm(ctx: OpContext, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: Any) -> None:
+@workspace_kernel
+def _backward_trsm(ctx: Workspace, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: Any) -> None:
     xp = ctx.xp
     inner = ctx.take(g.shape, g.dtype)
     scratch = ctx.take(*_trsm_scratch(p, TensorSpec(g.shape, g.dtype)))
@@ -113,16 +113,16 @@ def _square_scratch(spec: TensorSpec) -> tuple[tuple[int, ...], Any]:
     return _one_solve(spec, n, n)
 
 
-@context_kernel
-def _potrf(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
+@workspace_kernel
+def _potrf(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
     if out is not A:
         ctx.xp.copyto(out, A)
     scratch = ctx.take((cholesky_scratch(batch_of(out.shape), out.shape[-1]),), out.dtype)
     cholesky(ctx.xp, flip(batched(out), not p["lower"]), scratch)
 
 
-@context_kernel
-def _backward_potrf(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_potrf(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
     xp = ctx.xp
     if out is None:
         return
@@ -136,8 +136,8 @@ def _backward_potrf(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any
     xp.multiply(out, 0.5, out=out)
 
 
-@context_kernel
-def _potri(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
+@workspace_kernel
+def _potri(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
     factor, out = flip(batched(A), not p["lower"]), batched(out)
     scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     identity(ctx.xp, out)
@@ -145,8 +145,8 @@ def _potri(ctx: OpContext, p: Params, A: Any, out: Any) -> None:
     solve(ctx.xp, flip(factor), out, scratch, lower=False)
 
 
-@context_kernel
-def _backward_potri(ctx: OpContext, p: Params, ograd: Any, A: Any, output: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_potri(ctx: Workspace, p: Params, ograd: Any, A: Any, output: Any, out: Any) -> None:
     """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
     xp = ctx.xp
     if out is None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, Params, TensorSpec, Workspace
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -29,7 +29,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [dtype, dtype, ins[2]], [dtype]
 
 
-def _marked(ctx: OpContext, columns: int, index: Any) -> Any:
+def _marked(ctx: Workspace, columns: int, index: Any) -> Any:
     """For each column and row: whether this is the row's element; an index that names no column marks none."""
     xp = ctx.xp
     found = ctx.take(index.shape, INDEX)
@@ -44,8 +44,8 @@ def _room(columns: int, index: TensorSpec) -> int:
     return take_bytes((index.shape, INDEX), ((columns, index.shape[0]), BOOL))
 
 
-@context_kernel
-def _fill(ctx: OpContext, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> None:
+@workspace_kernel
+def _fill(ctx: Workspace, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> None:
     if out is not None:
         whole, values, index = (lhs, mhs, rhs)
         if out is not whole:
@@ -53,8 +53,8 @@ def _fill(ctx: OpContext, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> 
         ctx.xp.copyto(out, values[:, None], where=_marked(ctx, whole.shape[1], index))
 
 
-@context_kernel
-def _backward_fill(ctx: OpContext, p: Params, g: Any, index: Any, d_lhs: Any, d_mhs: Any) -> None:
+@workspace_kernel
+def _backward_fill(ctx: Workspace, p: Params, g: Any, index: Any, d_lhs: Any, d_mhs: Any) -> None:
     marks = _marked(ctx, g.shape[1], index)
     if d_mhs is not None:
         d_mhs.fill(0)

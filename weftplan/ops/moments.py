@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator, collapse, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("axes", p_optional(p_shape), None, "axes over which mean and variance are taken; at least one"),
@@ -65,8 +65,8 @@ def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
         xp.sum(block, axis=axes, dtype=total.dtype, out=total[here], keepdims=True)
 
 
-@context_kernel
-def moments_forward(ctx: OpContext, p: Params, data: Any, of_mean: Any, of_var: Any) -> None:
+@workspace_kernel
+def moments_forward(ctx: Workspace, p: Params, data: Any, of_mean: Any, of_var: Any) -> None:
     xp = ctx.xp
     shape, small, count = _view(p, data.shape)
     data = data.reshape(shape)
@@ -93,8 +93,8 @@ def moments_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
     return take_bytes(*_room(shape, small, accumulator(inputs[0].dtype)))
 
 
-@context_kernel
-def moments_backward(ctx: OpContext, p: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any) -> None:
+@workspace_kernel
+def moments_backward(ctx: Workspace, p: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any) -> None:
     """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
     xp = ctx.xp
     shape, small, count = _view(p, out.shape)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.ops.floats import is_float
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, accumulator
 from weftplan.ops.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise, rowwise_workspace
 from weftplan.ops.registry import register
 from weftplan.ops.rules import backward, grad, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Kernel, Op, Params, TensorSpec, Workspace
 
 
 def _forward(function: str, neutral: int) -> Kernel:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, x: Any, out: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, x: Any, out: Any) -> None:
         xp = ctx.xp
         axes = reduced_axes(p, x.ndim, "a reduction")
         view = out.reshape(kept_shape(x.shape, axes))

@@ -7,7 +7,6 @@ sums are added behind it. It owns nothing but views of its caller's arrays, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,22 +81,10 @@ class NodeCall:
             return _nothing
         prepare = getattr(self._kernel, "prepare", None)
         if prepare is None:
-            replay = self._bare_call()
-        else:
-            context = OpContext(self._xp, workspace=self._workspace)
-            replay = prepare(context, self._params, self._inputs, self._outputs)
-        return replay if replay is None or not self._added else self._adding(replay)
-
-    def _bare_call(self) -> Call | None:
-        """The kernel's bare form on these arrays, where it has one and all of them are there."""
-        arrays = [*self._inputs, *self._outputs]
-        if self._xp is not np or any(array is None for array in arrays):
             return None
-        specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
-        count = len(self._inputs)
-        bare = _bare(self._kernel, self._params, specs[:count], specs[count:])
-        scratch = () if self._workspace is None else (self._workspace,)
-        return None if bare is None else partial(bare, *arrays, *scratch)
+        context = OpContext(self._xp, workspace=self._workspace)
+        replay: Call | None = prepare(context, self._params, self._inputs, self._outputs)
+        return replay if replay is None or not self._added else self._adding(replay)
 
     def bound(self, *, is_train: bool, random_key: tuple[int, int]) -> Call:
         """What does the work in runs like this one; it may be called again and again."""
@@ -111,15 +98,8 @@ class NodeCall:
             recompute=self._recompute,
             output_shapes=self._output_shapes,
         )
-        work = bound(self._kernel, context, self._params, self._inputs, self._outputs)
-        if self._workspace is None and not self._added:
-            return work
-
-        def call() -> None:
-            context._offset = 0
-            work()
-
-        return self._adding(call) if self._added else call
+        work = context.repeated(bound(self._kernel, context, self._params, self._inputs, self._outputs))
+        return self._adding(work) if self._added else work
 
     def _adding(self, call: Call) -> Call:
         def both() -> None:
@@ -136,7 +116,8 @@ def bare_call(
     """A function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that computes
     calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
     """
-    bare = _bare(kernel, params, inputs, outputs)
+    make = getattr(kernel, "bare", None)
+    bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
     if bare is not None:
         return bare
     count, end = len(inputs), len(inputs) + len(outputs)
@@ -146,14 +127,6 @@ def bare_call(
         )
     context = OpContext(np)  # nothing in it changes without a workspace
     return lambda *arrays: kernel(context, params, list(arrays[:count]), list(arrays[count:]))
-
-
-def _bare(
-    kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-) -> Callable[..., object] | None:
-    make = getattr(kernel, "bare", None)
-    found: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
-    return found
 
 
 def read_only(array: Any) -> Any:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.floats import is_half
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import ChosenKernel, workspace_kernel
 from weftplan.ops.kernels import accumulator, collapse, reduce_to, rows_per_block
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, same_dtype, take_bytes
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 
 
 def _norm_ord(value: Any) -> int:
@@ -52,8 +52,8 @@ def _working(params: Params, data: DType, out: DType) -> DType:
     return np.dtype(np.float64)
 
 
-@context_kernel
-def _norm(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _norm(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
     shape, small, rows = _norm_plan(data.shape, p)
     x, y = data.reshape(shape), out.reshape(small)
@@ -100,11 +100,6 @@ def _norm2_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> Non
 _NORM_BACKWARD = {1: rowwise(_norm1_gradient, False), 2: rowwise(_norm2_gradient, False)}
 
 
-@context_kernel
-def _backward_norm(ctx: OpContext, p: Params, ograd: Any, data: Any, output: Any, out: Any) -> None:
-    _NORM_BACKWARD[p["ord"]](ctx, p, (ograd, data, output), (out,))
-
-
 register(
     Op(
         name="norm",
@@ -117,4 +112,10 @@ register(
         doc="The 1-norm or 2-norm over axes.",
     )
 )
-backward("norm", _backward_norm, ("ograd", "data", "output"), params=_NORM, inplace=(InplacePair(1, 0),))
+backward(
+    "norm",
+    ChosenKernel(lambda params: (_NORM_BACKWARD[params["ord"]], params)),
+    ("ograd", "data", "output"),
+    params=_NORM,
+    inplace=(InplacePair(1, 0),),
+)

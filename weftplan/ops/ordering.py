@@ -15,7 +15,7 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.floats import is_float, limits
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_int, p_optional
 from weftplan.ops.registry import register
@@ -25,11 +25,11 @@ from weftplan.ops.schema import (
     EntryRef,
     GradientBuilder,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _INT32 = np.dtype(np.int32)
@@ -57,7 +57,7 @@ def _as_rows(array: Any, extents: tuple[int, int, int]) -> Any:
     return array.reshape(outer, -1, inner).transpose(0, 2, 1)
 
 
-def _orders(ctx: OpContext, data: Any, extents: tuple[int, int, int], ascending: bool) -> Iterator[tuple[Any, Any]]:
+def _orders(ctx: Workspace, data: Any, extents: tuple[int, int, int], ascending: bool) -> Iterator[tuple[Any, Any]]:
     """((group, rows), order of the elements in each of these rows), block by block."""
     xp = ctx.xp
     rows = _as_rows(data, extents)
@@ -149,8 +149,8 @@ def _topk_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [data], [data, *rest]
 
 
-@context_kernel
-def _topk(ctx: OpContext, p: Params, data: Any, *outputs: Any) -> None:
+@workspace_kernel
+def _topk(ctx: Workspace, p: Params, data: Any, *outputs: Any) -> None:
     xp = ctx.xp
     extents = _extents(data.shape, p["axis"])
     k = p["k"] if p["k"] > 0 else extents[1]
@@ -238,8 +238,8 @@ def _sort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [data], [data, _INT32]
 
 
-@context_kernel
-def _sort(ctx: OpContext, p: Params, data: Any, output0: Any, output1: Any) -> None:
+@workspace_kernel
+def _sort(ctx: Workspace, p: Params, data: Any, output0: Any, output1: Any) -> None:
     extents = _extents(data.shape, p["axis"])
     source = _as_rows(data, extents)
     values, positions = (None if out is None else _as_rows(out, extents) for out in (output0, output1))
@@ -280,8 +280,8 @@ def _argsort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of argsort and its dtype")]
 
 
-@context_kernel
-def _argsort(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _argsort(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     extents = _extents(data.shape, p["axis"])
     target = _as_rows(out, extents)
     for where, order in _orders(ctx, data, extents, p["is_ascend"]):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.params import p_enum, p_float, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params
+from weftplan.ops.schema import Op, Param, Params, Workspace
 
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)
@@ -51,8 +51,8 @@ def _fill(out: Any, value: Any) -> None:
         out[...] = value
 
 
-@context_kernel
-def _quantize(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _quantize(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, output, min_output, max_output = arrays
     xp, x = ctx.xp, inputs[0]
     first = len(inputs) == 3

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.special import digamma_of, gammaln_of
 
 _AT_ONCE = 4096
@@ -143,8 +143,8 @@ def _forward(density: _Density) -> Callable[..., None]:
 
 
 def _backward(density: _Density) -> Callable[..., None]:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, ograd: Any, sample: Any, *arrays: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, ograd: Any, sample: Any, *arrays: Any) -> None:
         count = len(density.parameters)
         xp, rows, (out, *outputs) = ctx.xp, arrays[0].size, arrays[count:]
         ograds, samples = ograd.reshape(rows, -1), sample.reshape(rows, -1)
@@ -234,9 +234,9 @@ def _dirichlet(xp: Any, p: Params, sample: Any, parameter: Any, out: Any) -> Non
         out[row, column] = found if p["is_log"] else xp.exp(found)
 
 
-@context_kernel
+@workspace_kernel
 def _dirichlet_backward(
-    ctx: OpContext, p: Params, ograd: Any, sample: Any, parameter: Any, out: Any, d_alpha: Any
+    ctx: Workspace, p: Params, ograd: Any, sample: Any, parameter: Any, out: Any, d_alpha: Any
 ) -> None:
     xp = ctx.xp
     samples, alpha = _dirichlet_parts(sample, parameter)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX, block_bytes, blocks, divide_integers
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, same_dtype, zero_gradient
-from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, TensorSpec, Workspace
 
 _PARAMS = (Param("shape", p_shape, doc="shape of the tensor that the places are in"),)
 
@@ -37,8 +37,8 @@ def _ravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data], [data[1:]]
 
 
-@context_kernel
-def _ravel(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _ravel(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
     for y, *coordinates, total, part in blocks(ctx, (out, *data), (INDEX, INDEX)):
         total.fill(0)
@@ -60,8 +60,8 @@ def _unravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [out[1:]], [out]
 
 
-@context_kernel
-def _unravel(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _unravel(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
     shape = p["shape"]
     for x, *coordinates, rest, part, scratch in blocks(ctx, (data, *out), (INDEX,) * 3):

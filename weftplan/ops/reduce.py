@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import WorkspaceKernel, kernel, workspace_kernel
 from weftplan.ops.kernels import (
     BOOL,
     KernelWithBare,
-    Workspace,
     accumulator,
     block_bytes,
     blocks,
@@ -27,7 +26,7 @@ from weftplan.ops.kernels import (
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Kernel, Op, Param, Params, Shape, TensorSpec, Workspace, WorkspaceRule
 
 AXES = (
     Param("axis", p_optional(p_shape), None, "axes to reduce; None or (): all"),
@@ -70,7 +69,7 @@ def _views(params: Params, source: Any, small: Any) -> tuple[tuple[int, ...], An
     return axes, small.reshape(kept_shape(source.shape, axes))
 
 
-def _reduction(function: str) -> Kernel:
+def _reduction(function: str) -> KernelWithBare:
     @kernel
     def compute(xp: Any, p: Params, x: Any, out: Any) -> None:
         axes, view = _views(p, x, out)
@@ -99,8 +98,8 @@ _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 _sum = _reduction("sum")
 
 
-@context_kernel
-def _mean(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _mean(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     total = out
     if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
         total = ctx.take(out.shape, accumulator(out.dtype))
@@ -139,11 +138,11 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 """``formula(xp, ograd, x, y, out, mask)``, ograd and y broadcasting to x and out."""
 
 
-def rowwise(formula: Formula, scratch: bool) -> Kernel:
+def rowwise(formula: Formula, scratch: bool) -> WorkspaceKernel:
     """A backward kernel of (ograd, data, output) that works through rows of data."""
 
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, g: Any, x: Any, y: Any, out: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, g: Any, x: Any, y: Any, out: Any) -> None:
         g = _views(p, x, g)[1]
         shape, small = collapse(x.shape, g.shape)
         rows = rows_per_block(shape)
@@ -184,7 +183,7 @@ def _reducer(
     *,
     uses: tuple[str, ...] = (),
     masked: bool = False,
-    workspace: Workspace | None = None,
+    workspace: WorkspaceRule | None = None,
     aliases: tuple[str, ...] = (),
 ) -> None:
     register(

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.floats import is_float
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import Call, ChosenKernel, kernel
 from weftplan.ops.kernels import (
     BOOL,
     BlockKernel,
     Kind,
-    Workspace,
     block_bytes,
     block_workspace,
     blocks,
-    copy_kernel,
     divide_integers,
 )
 from weftplan.ops.params import p_bool, p_float
@@ -37,10 +35,11 @@ from weftplan.ops.schema import (
     InplacePair,
     Kernel,
     Op,
-    OpContext,
     Param,
     Params,
     TensorSpec,
+    Workspace,
+    WorkspaceRule,
 )
 from weftplan.ops.slopes import Integers, apply_slope, slope_scratch
 
@@ -76,7 +75,7 @@ class _ScalarKernel:
         self.reverse = reverse
         self.as_float = as_float
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         x, value = inputs[0], params["scalar"]
         function = getattr(ctx.xp, self.ufunc)
@@ -90,11 +89,11 @@ class _ScalarKernel:
         else:
             function(*pair, out=out, casting="unsafe")
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
-        """The bare call, with the number in the tensor's dtype; None for integers."""
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The bare call, with the number in the tensor's dtype; for integers the whole call."""
         out, xp = outputs[0], ctx.xp
         if not is_float(out.dtype) or inputs[0].dtype != out.dtype:
-            return None
+            return ctx.repeated(partial(self, ctx, params, inputs, outputs))
         value: Any = np.asarray(params["scalar"], dtype=out.dtype)
         if xp is not np:  # an array would be on whatever device and stream are current now
             value = value[()]
@@ -110,7 +109,7 @@ class _DivisionKernel(_ScalarKernel):
     def __init__(self, *, reverse: bool = False) -> None:
         super().__init__("divide", reverse=reverse)
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         if out.dtype.kind not in "iu":
             super().__call__(ctx, params, inputs, outputs)
@@ -129,12 +128,14 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 _any_power = _ScalarKernel("power", as_float=True)
 
 
-@context_kernel
-def _power_forward(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
-    if p["scalar"] == 2.0:  # the usual one, and twenty times cheaper this way
-        ctx.xp.multiply(data, data, out=out)
-    else:
-        _any_power(ctx, p, (data,), (out,))
+@kernel
+def _square(xp: Any, p: Params, data: Any, out: Any) -> None:
+    xp.multiply(data, data, out=out)
+
+
+def _square_or_power(params: Params) -> tuple[Kernel, Params]:
+    """A square is the usual power, and twenty times cheaper by itself."""
+    return _square if params["scalar"] == 2.0 else _any_power, params
 
 
 @kernel
@@ -163,13 +164,13 @@ def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers
     return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1, integers))
 
 
-@context_kernel
-def _backward_mod(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+@kernel
+def _backward_mod(xp: Any, p: Params, ograd: Any, out: Any) -> None:
     """The incoming gradient; of integers none, as of every remainder of integers."""
     if not is_float(out.dtype):
         out.fill(0)
-    else:
-        copy_kernel(ctx, p, (ograd,), (out,))
+    elif out is not ograd:
+        xp.copyto(out, ograd)
 
 
 def _scalar_op(
@@ -184,7 +185,7 @@ def _scalar_op(
     integers: Integers = "slope",
     gradient: GradientRule | None = None,
     forward_scratch: tuple[Kind, ...] = (),
-    workspace: Workspace | None = None,
+    workspace: WorkspaceRule | None = None,
     infer_dtype: DTypeRule = same_dtype,
     params: tuple[Param, ...] = SCALAR,
 ) -> None:
@@ -333,7 +334,7 @@ _scalar_op(
 _scalar_op(
     "_power_scalar",
     "_PowerScalar",
-    _power_forward,
+    ChosenKernel(_square_or_power),
     "data to the power of scalar.",
     derivative=_power,
     scratch=_V,

@@ -142,28 +142,13 @@ GradientRule = Callable[[GradientBuilder], Sequence["EntryRef | None"]]
 """Returns one entry per forward input; None where no gradient flows (the planner then makes zeros)."""
 
 
-class OpContext:
-    """What a kernel may use besides its arrays. One object per call; not shared between threads."""
+class Workspace:
+    """The array module and the scratch of one call. One object per call; not shared between threads."""
 
-    __slots__ = ("_offset", "_workspace", "is_train", "output_shapes", "random_key", "recompute", "xp")
+    __slots__ = ("_offset", "_workspace", "xp")
 
-    def __init__(
-        self,
-        xp: ModuleType,
-        *,
-        is_train: bool = False,
-        workspace: Any = None,
-        random_key: tuple[int, int] = (0, 0),
-        recompute: bool = False,
-        output_shapes: Sequence[Shape] = (),
-    ) -> None:
+    def __init__(self, xp: ModuleType, workspace: Any = None) -> None:
         self.xp = xp
-        self.is_train = is_train
-        self.random_key = random_key
-        self.recompute = recompute
-        """True when this call repeats a forward node in the backward pass: no moving statistics are updated."""
-        self.output_shapes = output_shapes
-        """Shapes of all outputs, the unwanted ones (None) included; empty when every output is wanted."""
         self._workspace = workspace
         self._offset = 0
 
@@ -188,6 +173,46 @@ class OpContext:
     def room(self) -> int:
         """Bytes of workspace that have not been taken: at least what the operator declares."""
         return 0 if self._workspace is None else int(self._workspace.size) - self._offset
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """All bytes of the workspace as one array, or nothing where there is none."""
+        return () if self._workspace is None else (self._workspace,)
+
+    def repeated(self, call: Callable[[], object]) -> Callable[[], object]:
+        """``call``, which takes from this workspace, such that it may be called again and again."""
+        if self._workspace is None:
+            return call
+
+        def again() -> None:
+            self._offset = 0
+            call()
+
+        return again
+
+
+class OpContext(Workspace):
+    """What a kernel may use besides its arrays: its workspace, and what it may ask about the run."""
+
+    __slots__ = ("is_train", "output_shapes", "random_key", "recompute")
+
+    def __init__(
+        self,
+        xp: ModuleType,
+        *,
+        is_train: bool = False,
+        workspace: Any = None,
+        random_key: tuple[int, int] = (0, 0),
+        recompute: bool = False,
+        output_shapes: Sequence[Shape] = (),
+    ) -> None:
+        super().__init__(xp, workspace)
+        self.is_train = is_train
+        self.random_key = random_key
+        self.recompute = recompute
+        """True when this call repeats a forward node in the backward pass: no moving statistics are updated."""
+        self.output_shapes = output_shapes
+        """Shapes of all outputs, the unwanted ones (None) included; empty when every output is wanted."""
 
     def generator(self) -> Any:
         """A random generator that depends on ``random_key`` alone, so a recomputed node draws the same numbers."""
@@ -223,6 +248,8 @@ One with a method ``bare(params, inputs, outputs)`` of specs gives a function of
 (or None): inputs, then outputs, then the flat workspace where the call declares one. The function keeps nothing between
 calls, so that threads may share it; it is called instead of the kernel wherever all arrays are there, with the same
 bits."""
+WorkspaceRule = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
+"""Bytes of scratch of a call, from the specs of its inputs and outputs."""
 ShapeRule = Callable[
     [Params, list[Shape | None], list[Shape | None]], tuple[Sequence[Shape | None], Sequence[Shape | None]]
 ]
@@ -255,7 +282,7 @@ class Op:
     inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
     ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     """Inputs of which only shape and dtype matter: they need not stay alive, and the kernel gets None for them."""
-    workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None
+    workspace: WorkspaceRule | None = None
     """Bytes of scratch for one call: the sum of ``aligned(nbytes)`` of everything the kernel takes. None: what the
     kernel says itself, as one does that is written with its scratch (:mod:`weftplan.ops.forms`)."""
     input_init: Mapping[int, str] = field(default_factory=dict)

@@ -6,12 +6,13 @@ Their outputs may *be* their inputs (identity in-place pairs); their gradients n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.floats import is_float
+from weftplan.ops.forms import Call
 from weftplan.ops.kernels import INDEX, block_bytes, blocks, copy_kernel, replayed
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
@@ -37,12 +38,12 @@ from weftplan.ops.schema import (
     EntryRef,
     GradientBuilder,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     ShapeRule,
     TensorSpec,
+    Workspace,
 )
 
 
@@ -278,15 +279,16 @@ class CastKernel:
 
     __slots__ = ()
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         for block in self._blocks(ctx, inputs[0], outputs[0]):
             _convert(ctx.xp, *block)
 
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
-        """The conversion bound to the views of every block."""
-        return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0]))
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The conversion bound to the views of every block, or the whole call where there are very many."""
+        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
+        return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
 
-    def _blocks(self, ctx: OpContext, source: Any, out: Any) -> Iterator[tuple[Any, ...]]:
+    def _blocks(self, ctx: Workspace, source: Any, out: Any) -> Iterator[tuple[Any, ...]]:
         # Block by block: in place NumPy copies what it converts.
         return blocks(ctx, (source, out), _by_way_of(source.dtype, out.dtype))
 

@@ -6,7 +6,7 @@ The first three say which region they select; their kernels, inference and gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -16,7 +16,7 @@ from weftplan.ops.params import p_float, p_int, p_optional, p_shape, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, same_shape
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
 
 Region = Callable[[Params, Shape, Shape], tuple[slice, ...]]
 """The selected region of a tensor, from the parameters, its shape and the shape of the region."""
@@ -31,15 +31,15 @@ def _register(
     inputs: tuple[str, ...] = ("data",),
     aliases: tuple[str, ...] = (),
 ) -> None:
-    def forward(ctx: OpContext, values: Params, ins: Sequence[Any], outs: Sequence[Any]) -> None:
-        if outs[0] is not None:
-            ctx.xp.copyto(outs[0], ins[0][region(values, ins[0].shape, outs[0].shape)])
+    @kernel
+    def forward(xp: Any, p: Params, data: Any, *others: Any) -> None:
+        out = others[-1]
+        xp.copyto(out, data[region(p, data.shape, out.shape)])
 
-    def reverse(ctx: OpContext, values: Params, ins: Sequence[Any], outs: Sequence[Any]) -> None:
-        out = outs[0]
-        if out is not None:
-            out.fill(0)
-            ctx.xp.copyto(out[region(values, out.shape, ins[0].shape)], ins[0])
+    @kernel
+    def reverse(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+        out.fill(0)
+        xp.copyto(out[region(p, out.shape, ograd.shape)], ograd)
 
     register(
         Op(

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, block_workspace, blocks
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, floats_only, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.update import COMMON, LR
 from weftplan.ops.update_mixed import mixed_dtype
 from weftplan.ops.update_more import single
@@ -34,7 +34,7 @@ _ADAMW = (
 )
 
 
-def _factor(ctx: OpContext, given: Any) -> tuple[Any, Any]:
+def _factor(ctx: Workspace, given: Any) -> tuple[Any, Any]:
     """The factor of the gradient, and whether it is good, as arrays of one element."""
     xp = ctx.xp
     good, nonzero = ctx.take((1,), BOOL), ctx.take((1,), BOOL)
@@ -76,8 +76,8 @@ def _step(
     xp.copyto(out, u, where=good)
 
 
-@context_kernel
-def _adamw(ctx: OpContext, p: Params, w: Any, g: Any, mean: Any, var: Any, given: Any, out: Any) -> None:
+@workspace_kernel
+def _adamw(ctx: Workspace, p: Params, w: Any, g: Any, mean: Any, var: Any, given: Any, out: Any) -> None:
     if out is None:  # without the new weight the states stay, too
         return
     factor = _factor(ctx, given)
@@ -85,9 +85,9 @@ def _adamw(ctx: OpContext, p: Params, w: Any, g: Any, mean: Any, var: Any, given
         _step(ctx.xp, p, weight, gradient, m, v, factor, y, t, u, s)
 
 
-@context_kernel
+@workspace_kernel
 def _mp_adamw(
-    ctx: OpContext, p: Params, weight: Any, g: Any, mean: Any, var: Any, weight32: Any, given: Any, out: Any
+    ctx: Workspace, p: Params, weight: Any, g: Any, mean: Any, var: Any, weight32: Any, given: Any, out: Any
 ) -> None:
     if out is None:
         return

@@ -13,12 +13,12 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ops.add_n import numbered
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float, p_inputs, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.update import COMMON, sgd_step
 
 _SINGLE = np.dtype(np.float32)
@@ -55,8 +55,8 @@ def _pairs_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [dtype for dtype in found for _ in range(2)], found
 
 
-@context_kernel
-def _multi_sgd(ctx: OpContext, params: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _multi_sgd(ctx: Workspace, params: Params, *arrays: Any) -> None:
     rates = _rates(params)
     inputs, outputs = arrays[: 2 * len(rates)], arrays[2 * len(rates) :]
     for k, (rate, decay) in enumerate(rates):
@@ -114,8 +114,8 @@ def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     return list(new_ins), [merge_dtype(_SINGLE, outs[0], "output of a count over arrays")]
 
 
-@context_kernel
-def _all_finite(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _all_finite(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     out.fill(1)
@@ -131,8 +131,8 @@ def _finite_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
     return take_bytes(((1,), BOOL)) + sum(block_bytes(math.prod(shape), [BOOL]) for shape, _ in inputs)
 
 
-@context_kernel
-def _sum_sq(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _sum_sq(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     out.fill(0)

@@ -11,11 +11,11 @@ import numpy as np
 
 from weftplan.errors import DTypeError
 from weftplan.ops.floats import is_float
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import block_workspace, blocks
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, merge_dtype, same_shape
-from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params
+from weftplan.ops.schema import InplacePair, Kernel, Op, Params, Workspace
 from weftplan.ops.update import COMMON, LR, Step, rescaled, sgd_mom_step, sgd_step
 from weftplan.ops.update_more import MOMENTUM
 
@@ -33,8 +33,8 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _mixed(step: Step) -> Kernel:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, out = arrays
         xp = ctx.xp
         if out is None:  # without the new weight the states stay, too

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import block_bytes, block_workspace, blocks
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
-from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.update import COMMON, LR, rescaled, step_kernel
 
 _SHARED = COMMON[:3]
@@ -276,8 +276,8 @@ def _lamb2_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [weight, weight, norms, norms], [weight]
 
 
-@context_kernel
-def _lamb2(ctx: OpContext, p: Params, weight: Any, g: Any, r1: Any, r2: Any, out: Any) -> None:
+@workspace_kernel
+def _lamb2(ctx: Workspace, p: Params, weight: Any, g: Any, r1: Any, r2: Any, out: Any) -> None:
     xp = ctx.xp
     ratio, spare = ctx.take((1,), out.dtype), ctx.take((1,), out.dtype)
     xp.copyto(ratio, r1)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import DType, Op, Params, TensorSpec, Workspace
 
 
 def _where_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -50,7 +50,7 @@ def _bits(xp: Any, condition: Any, mask: Any, out: Any) -> None:
     xp.negative(mask.view("int8"), out=out)
 
 
-def _by_row(ctx: OpContext, condition: Any, like: Any) -> Any:
+def _by_row(ctx: Workspace, condition: Any, like: Any) -> Any:
     """Bits of a condition that has one value for each row of ``like``."""
     bits = ctx.take(condition.shape, _integer(like.dtype))
     _bits(ctx.xp, condition, ctx.take(condition.shape, BOOL), bits)
@@ -64,8 +64,8 @@ def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
     xp.bitwise_xor(out, y, out=out)
 
 
-@context_kernel
-def _where(ctx: OpContext, p: Params, condition: Any, x: Any, y: Any, out: Any) -> None:
+@workspace_kernel
+def _where(ctx: Workspace, p: Params, condition: Any, x: Any, y: Any, out: Any) -> None:
     if condition.shape != out.shape:
         _choose(ctx.xp, _by_row(ctx, condition, out), x, y, out)
         return
@@ -74,8 +74,8 @@ def _where(ctx: OpContext, p: Params, condition: Any, x: Any, y: Any, out: Any) 
         _choose(ctx.xp, bits, bx, by, bo)
 
 
-@context_kernel
-def _backward_where(ctx: OpContext, p: Params, g: Any, condition: Any, d_x: Any, d_y: Any) -> None:
+@workspace_kernel
+def _backward_where(ctx: Workspace, p: Params, g: Any, condition: Any, d_x: Any, d_y: Any) -> None:
     if condition.shape != g.shape:
         _share_out(ctx.xp, _by_row(ctx, condition, g), g, d_x, d_y)
         return

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.params import p_enum
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
@@ -87,8 +87,8 @@ def _iou_scratch(lhs: Shape, rhs: Shape, dtype: DType) -> list[tuple[Shape, DTyp
     return [*found, ((max(left, right),), dtype), *overlap_scratch(right, dtype)]
 
 
-@context_kernel
-def _iou(ctx: OpContext, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+@workspace_kernel
+def _iou(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     xp = ctx.xp
     left, right, sizes, others, spare, *scratch = (
         ctx.take(*spec) for spec in _iou_scratch(lhs.shape, rhs.shape, out.dtype)

@@ -25,13 +25,13 @@ from weftplan.ops.detection.psroi_pooling import (
     region_dtypes,
 )
 from weftplan.ops.detection.region_points import Cells, cells_bytes
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.roi_pooling import away
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, merge_shape, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _NAME = "DeformablePSROIPooling"
 _PARAMS = (
@@ -146,7 +146,7 @@ class _Geometry:
 
 
 def _begin(
-    ctx: OpContext, params: Params, data: Shape, dtype: Any, trans: Any, whole: Shape
+    ctx: Workspace, params: Params, data: Shape, dtype: Any, trans: Any, whole: Shape
 ) -> tuple[_Geometry, Cells]:
     geometry = _Geometry(params, data, trans)
     cells = Cells(ctx, geometry.each, geometry.cells**2, whole, dtype)
@@ -159,8 +159,8 @@ def _on_host(trans: Any) -> Any:
     return None if trans is None else np.array(trans.tolist(), trans.dtype)
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     data, rois = inputs[:2]
@@ -194,8 +194,8 @@ def _moved_back(geometry: _Geometry, region: _Region, one: int, gradient: Any, s
         np.add.at(target[2 * one + axis].reshape(-1), geometry.part, slope)
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, rois: Any, *arrays: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, rois: Any, *arrays: Any) -> None:
     xp = ctx.xp
     trans = _on_host(None if p["no_trans"] else arrays[0])
     of_data, of_rois, *of_trans = arrays if p["no_trans"] else arrays[1:]

@@ -10,12 +10,12 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.detection.boxes import p_format
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX, gather, to_index
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 
 def _to_centres(xp: Any, boxes: Any, out: Any) -> None:
@@ -51,9 +51,9 @@ def _encode_scratch(boxes: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
     return [((count, 4), dtype), ((count, 4), dtype), ((count,), INDEX), ((count,), BOOL)]
 
 
-@context_kernel
+@workspace_kernel
 def _encode(
-    ctx: OpContext,
+    ctx: Workspace,
     p: Params,
     samples: Any,
     matches: Any,
@@ -121,8 +121,8 @@ def _decode_scratch(specs: Sequence[TensorSpec]) -> list[tuple[Shape, DType]]:
     return [((shape[1], 4), dtype), ((shape[1], 2), dtype)]
 
 
-@context_kernel
-def _decode(ctx: OpContext, p: Params, data: Any, anchors: Any, out: Any) -> None:
+@workspace_kernel
+def _decode(ctx: Workspace, p: Params, data: Any, anchors: Any, out: Any) -> None:
     xp = ctx.xp
     specs = [TensorSpec(x.shape, x.dtype) for x in (data, anchors)]
     own, half = (ctx.take(*spec) for spec in _decode_scratch(specs))

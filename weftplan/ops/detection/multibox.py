@@ -15,12 +15,12 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, Workspace
 
 _floats = p_tuple(p_float)
 
@@ -146,8 +146,8 @@ def _detection_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
     return [*found, ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
 
 
-@context_kernel
-def _detection(ctx: OpContext, p: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any) -> None:
+@workspace_kernel
+def _detection(ctx: Workspace, p: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any) -> None:
     xp = ctx.xp
     count = cls_prob.shape[2]
     found, sizes, row, kept, best, *scratch = (ctx.take(*spec) for spec in _detection_scratch(count, out.dtype))

@@ -15,12 +15,12 @@ import numpy as np
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
 from weftplan.ops.detection.multibox import VARIANCES, check_variances
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _LEAST = 1e-6
 """A box takes an anchor only where they overlap by more."""
@@ -76,9 +76,9 @@ def _scratch(anchors: int, labels: int, dtype: DType) -> list[tuple[Shape, DType
     ]
 
 
-@context_kernel
+@workspace_kernel
 def _kernel(
-    ctx: OpContext, p: Params, anchor: Any, label: Any, cls_pred: Any, loc_target: Any, loc_mask: Any, cls_target: Any
+    ctx: Workspace, p: Params, anchor: Any, label: Any, cls_pred: Any, loc_target: Any, loc_mask: Any, cls_target: Any
 ) -> None:
     xp = ctx.xp
     anchors = anchor[0]

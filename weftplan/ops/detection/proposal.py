@@ -16,12 +16,12 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),
@@ -101,8 +101,8 @@ def _scratch(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DT
     return [*found, ((most,), dtype), ((most,), BOOL), *overlap_scratch(most, dtype)]
 
 
-@context_kernel
-def _proposal(ctx: OpContext, p: Params, scores: Any, moves: Any, info: Any, rois: Any, kept_scores: Any) -> None:
+@workspace_kernel
+def _proposal(ctx: Workspace, p: Params, scores: Any, moves: Any, info: Any, rois: Any, kept_scores: Any) -> None:
     xp = ctx.xp
     boxes, values, best, sizes, row, kept, *scratch = (
         ctx.take(*spec) for spec in _scratch(p, scores.shape, scores.dtype)

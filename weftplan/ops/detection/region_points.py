@@ -13,13 +13,13 @@ import numpy as np
 from weftplan.ops.kernels import INDEX, accumulator
 from weftplan.ops.nn.sampling import Sampler, sampler_bytes
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, OpContext, Shape
+from weftplan.ops.schema import DType, Shape, Workspace
 
 
 class Cells:
     """Scratch for sampling ``channels`` channels at one point in each of ``cells`` cells, added up in ``total``."""
 
-    def __init__(self, ctx: OpContext, channels: int, cells: int, image: Shape, dtype: DType) -> None:
+    def __init__(self, ctx: Workspace, channels: int, cells: int, image: Shape, dtype: DType) -> None:
         wide = accumulator(dtype)
         self._xp = ctx.xp
         taken = [ctx.take(*spec) for spec in _room(channels, cells, image, dtype)]

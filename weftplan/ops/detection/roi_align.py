@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_float, p_int, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),
@@ -77,7 +77,7 @@ def _weights(start: float, length: float, cells: int, points: int, extent: int) 
     return matrix, first
 
 
-def _regions(ctx: OpContext, params: Params, rois: Any, data: Shape, dtype: DType) -> Iterator[tuple[Any, ...]]:
+def _regions(ctx: Workspace, params: Params, rois: Any, data: Shape, dtype: DType) -> Iterator[tuple[Any, ...]]:
     """(region, image, rows matrix, its pixels, columns matrix, its pixels) of each region of an image that is there."""
     shift = 0.5 if params["aligned"] else 0.0
     kind = rois.dtype.type
@@ -123,8 +123,8 @@ def _own_cells(xp: Any, cells: Any, size: tuple[int, int], out: Any, *, back: bo
                 out[:, row, column] = each[:, row, column, row, column]
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, rois: Any, out: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
     xp, size = ctx.xp, _size(p)
     wide = accumulator(data.dtype)
     between, copy, cells = (ctx.take(*spec) for spec in _scratch(data.shape, size, data.dtype))
@@ -154,8 +154,8 @@ def _backward_scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[
     return [((channels, *size), wide), ((channels, data[2], size[1]), wide), ((channels, *data[2:]), wide)]
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:

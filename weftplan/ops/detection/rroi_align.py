@@ -17,12 +17,12 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ops.detection.psroi_pooling import region_dtypes
 from weftplan.ops.detection.region_points import Cells, cells_bytes
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_float, p_int, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -93,8 +93,8 @@ def _points(
             yield x.reshape(-1), y.reshape(-1), inside.reshape(-1)
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, rois: Any, out: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
     out.fill(0)
     cells = Cells(ctx, data.shape[1], math.prod(_size(p)), data.shape[1:], data.dtype)
     for region, image, count, samples in _samples(p, rois, data.shape):
@@ -107,8 +107,8 @@ def _forward(ctx: OpContext, p: Params, data: Any, rois: Any, out: Any) -> None:
         ctx.xp.copyto(out[region].reshape(cells.total.shape), cells.total, casting="same_kind")
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
     """Each pixel gets its share, in the order of the regions and samples; the regions themselves get none."""
     if of_rois is not None:
         of_rois.fill(0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
@@ -27,7 +27,7 @@ from weftplan.ops.rules import (
     take_bytes,
     zero_gradient,
 )
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, Workspace
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
@@ -103,8 +103,8 @@ def _nms_scratch(shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
     return [*found, ((count,), dtype), ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
 
 
-@context_kernel
-def _nms(ctx: OpContext, p: Params, data: Any, out: Any, record: Any) -> None:
+@workspace_kernel
+def _nms(ctx: Workspace, p: Params, data: Any, out: Any, record: Any) -> None:
     """Output 1: the place in data of each row of the output, -1 where it is filled up."""
     xp = ctx.xp
     count, width = data.shape[-2:]
@@ -213,8 +213,8 @@ def _matching_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
     return [data], [data, data]
 
 
-@context_kernel
-def _matching(ctx: OpContext, p: Params, data: Any, of_rows: Any, of_columns: Any) -> None:
+@workspace_kernel
+def _matching(ctx: Workspace, p: Params, data: Any, of_rows: Any, of_columns: Any) -> None:
     xp = ctx.xp
     count, width = data.shape[-2:]
     scores = data.reshape(-1, count, width)

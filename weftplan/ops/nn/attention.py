@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel, kernel
+from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, grad, merge_dim, merge_shape, same_shape
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, Param, Params, Shape, Workspace
 
 
 def _heads(value: Any) -> int:
@@ -123,14 +123,14 @@ def _value_shape(name: str, parts: int, same: bool) -> Any:
 # ------------------------------------------------------------------------------------------------------------- kernels
 
 
-def _scores(ctx: OpContext, heads: int, queries: Any, keys: Any, out: Any) -> None:
+def _scores(ctx: Workspace, heads: int, queries: Any, keys: Any, out: Any) -> None:
     """``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
     target = _spread(out, heads)
     ctx.xp.matmul(queries, keys.swapaxes(-1, -2), out=target)
     ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)
 
 
-def _scores_gradient(ctx: OpContext, g: Any, queries: Any, keys: Any, d_queries: Any, d_keys: Any) -> None:
+def _scores_gradient(ctx: Workspace, g: Any, queries: Any, keys: Any, d_queries: Any, d_keys: Any) -> None:
     xp, scale = ctx.xp, 1.0 / math.sqrt(queries.shape[-1])
     if d_queries is not None:
         xp.matmul(g, keys, out=d_queries)
@@ -140,14 +140,14 @@ def _scores_gradient(ctx: OpContext, g: Any, queries: Any, keys: Any, d_queries:
         xp.multiply(d_keys, scale, out=d_keys)
 
 
-@context_kernel
-def _selfatt_qk(ctx: OpContext, p: Params, queries_keys_values: Any, out: Any) -> None:
+@workspace_kernel
+def _selfatt_qk(ctx: Workspace, p: Params, queries_keys_values: Any, out: Any) -> None:
     heads = p["heads"]
     _scores(ctx, heads, _part(queries_keys_values, heads, 3, 0), _part(queries_keys_values, heads, 3, 1), out)
 
 
-@context_kernel
-def _backward_selfatt_qk(ctx: OpContext, p: Params, g: Any, x: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_selfatt_qk(ctx: Workspace, p: Params, g: Any, x: Any, out: Any) -> None:
     heads = p["heads"]
     queries, keys, _ = (_part(x, heads, 3, k) for k in range(3))
     d_queries, d_keys, d_values = (_part(out, heads, 3, k) for k in range(3))
@@ -155,15 +155,15 @@ def _backward_selfatt_qk(ctx: OpContext, p: Params, g: Any, x: Any, out: Any) ->
     d_values[...] = 0
 
 
-@context_kernel
-def _encdec_qk(ctx: OpContext, p: Params, queries: Any, keys_values: Any, out: Any) -> None:
+@workspace_kernel
+def _encdec_qk(ctx: Workspace, p: Params, queries: Any, keys_values: Any, out: Any) -> None:
     heads = p["heads"]
     _scores(ctx, heads, _part(queries, heads, 1, 0), _part(keys_values, heads, 2, 0), out)
 
 
-@context_kernel
+@workspace_kernel
 def _backward_encdec_qk(
-    ctx: OpContext, p: Params, g: Any, queries: Any, keys_values: Any, d_queries: Any, d_keys_values: Any
+    ctx: Workspace, p: Params, g: Any, queries: Any, keys_values: Any, d_queries: Any, d_keys_values: Any
 ) -> None:
     heads = p["heads"]
     d_queries = None if d_queries is None else _part(d_queries, heads, 1, 0)

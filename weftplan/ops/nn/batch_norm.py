@@ -20,7 +20,7 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops import grain
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import context_kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, accumulator
 from weftplan.ops.nn.activation import relu_gradient
 from weftplan.ops.params import p_bool, p_float, p_int, p_optional
@@ -45,6 +45,7 @@ from weftplan.ops.schema import (
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _PARAMS = (
@@ -206,20 +207,20 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes((split.block, acc), *[((split.channels,), acc)] * 4)
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, *others: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
     """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
     _backward_of(ctx, p, ograd, None, *others)
 
 
-@context_kernel
-def backward_behind_relu(ctx: OpContext, p: Params, ograd: Any, y: Any, *others: Any) -> None:
+@workspace_kernel
+def backward_behind_relu(ctx: Workspace, p: Params, ograd: Any, y: Any, *others: Any) -> None:
     """The same, where a relu gave ``y`` of what was normalised."""
     _backward_of(ctx, p, ograd, y, *others)
 
 
 def _backward_of(
-    ctx: OpContext,
+    ctx: Workspace,
     params: Params,
     ograd: Any,
     y: Any,

@@ -12,12 +12,12 @@ from itertools import product
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _WINDOW = (
     Param("kernel", p_shape, doc="sizes of the window: one, two or three"),
@@ -74,13 +74,13 @@ def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) ->
         yield image[(every, every, *of_image)], grid[(every, every, *position, *of_grid)]
 
 
-def _gather(ctx: OpContext, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
+def _gather(ctx: Workspace, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
     columns.fill(0)
     for source, target in _taps(params, image, columns, counts, name):
         ctx.xp.copyto(target, source)
 
 
-def _sum_back(ctx: OpContext, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
+def _sum_back(ctx: Workspace, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
     wide = image
     if accumulator(image.dtype) != image.dtype:
         wide = ctx.take(image.shape, accumulator(image.dtype))
@@ -112,14 +112,14 @@ def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [(out[0], out[1] // math.prod(kernel), *image[2:])], [out]
 
 
-@context_kernel
-def _im2col(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _im2col(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     counts = window_counts(p, data.shape[2:], "im2col")
     _gather(ctx, p, data, out, counts, "im2col")
 
 
-@context_kernel
-def _backward_im2col(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_im2col(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
     counts = window_counts(p, out.shape[2:], "im2col")
     _sum_back(ctx, p, out, ograd, counts, "im2col")
 
@@ -162,14 +162,14 @@ def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [(batch, channels * elements, windows)], [(batch, channels, *size)]
 
 
-@context_kernel
-def _col2im(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _col2im(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     counts = window_counts(p, p["output_size"], "col2im")
     _sum_back(ctx, p, out, data, counts, "col2im")
 
 
-@context_kernel
-def _backward_col2im(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+@workspace_kernel
+def _backward_col2im(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
     counts = window_counts(p, p["output_size"], "col2im")
     _gather(ctx, p, ograd, out, counts, "col2im")
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from weftplan.ops.nn.conv_geometry import Geometry
 from weftplan.ops.products import stacked_product
-from weftplan.ops.schema import OpContext
+from weftplan.ops.schema import Workspace
 
 
 class _Buffers:
     """The scratch of one call, cut to the size of each tile."""
 
-    def __init__(self, ctx: OpContext, geo: Geometry) -> None:
+    def __init__(self, ctx: Workspace, geo: Geometry) -> None:
         self.geo = geo
         self.xp = ctx.xp
         self._image = None
@@ -71,7 +71,7 @@ def _windows(geo: Geometry, part: Any) -> Any:
     return part[(..., slice(None), *(slice(size) for size in geo.grid[1:]))]
 
 
-def _widened(ctx: OpContext, geo: Geometry, weight: Any) -> Any:
+def _widened(ctx: Workspace, geo: Geometry, weight: Any) -> Any:
     if geo.acc != geo.dtype:
         wide = ctx.take(weight.shape, geo.acc)
         wide[...] = weight
@@ -93,7 +93,7 @@ def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool =
     return flat
 
 
-def _lay_out(ctx: OpContext, geo: Geometry, flat: Any, first_row: int, columns: Any) -> None:
+def _lay_out(ctx: Workspace, geo: Geometry, flat: Any, first_row: int, columns: Any) -> None:
     """Copy the windows of an image (images, channels, flat) into ``columns``."""
     images, rows = columns.shape[1 + len(geo.kernel) : 3 + len(geo.kernel)]
     item = flat.itemsize
@@ -108,7 +108,7 @@ def _lay_out(ctx: OpContext, geo: Geometry, flat: Any, first_row: int, columns: 
     columns[...] = ctx.xp.lib.stride_tricks.as_strided(begin, columns.shape, strides)
 
 
-def _add_back(ctx: OpContext, geo: Geometry, columns: Any, first_row: int, image: Any) -> None:
+def _add_back(ctx: Workspace, geo: Geometry, columns: Any, first_row: int, image: Any) -> None:
     """Add every column to the places it was taken from: the transpose of :func:`_lay_out`.
 
     ``image`` is flat per channel in the wide layout, (images, channels, *padded) otherwise. Columns that are no window
@@ -137,7 +137,7 @@ def _add_back(ctx: OpContext, geo: Geometry, columns: Any, first_row: int, image
         ctx.xp.add(target, columns[(slice(None), *tap)].swapaxes(0, 1), out=target)
 
 
-def correlate(ctx: OpContext, geo: Geometry, data: Any, weight: Any, bias: Any, out: Any) -> None:
+def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, out: Any) -> None:
     """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
     xp = ctx.xp
     per_filter = (1, geo.filters, *(1 for _ in geo.grid))
@@ -172,7 +172,7 @@ def correlate(ctx: OpContext, geo: Geometry, data: Any, weight: Any, bias: Any, 
             part[...] = turned
 
 
-def adjoint(ctx: OpContext, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
+def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
     """Gradients of :func:`correlate` with respect to ``data`` (into ``dgrad``) and ``weight`` (into ``wgrad``).
 
     Either target may be None; ``data`` is read for ``wgrad`` only, ``weight`` for ``dgrad`` only.
@@ -239,7 +239,7 @@ def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, 
     return part.reshape(geo.groups, geo.filters // geo.groups, -1)
 
 
-def _weight_sums(ctx: OpContext, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
+def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
     """Where the weight's gradient is summed, and the buffer of one tile's term."""
     if wgrad is None:
         return None, None
@@ -249,7 +249,7 @@ def _weight_sums(ctx: OpContext, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
 
 
 def _scatter(
-    ctx: OpContext, geo: Geometry, buffers: _Buffers, columns: Any, tile: tuple[int, int, int, int], dgrad: Any
+    ctx: Workspace, geo: Geometry, buffers: _Buffers, columns: Any, tile: tuple[int, int, int, int], dgrad: Any
 ) -> None:
     """Add the columns of a tile to the data gradient of its images."""
     first, last, top, _ = tile

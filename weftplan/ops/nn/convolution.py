@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _TUNE = "Who computes on a CPU, which algorithm of cuDNN on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
@@ -136,8 +136,8 @@ def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
     )
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     data, weight = inputs[:2]
     geo = sizes(p, TensorSpec(data.shape, data.dtype), out.shape)
@@ -148,8 +148,8 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return sizes(params, inputs[0], outputs[0].shape).forward_nbytes()
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
     if not p["no_bias"] and outputs[2] is not None:
         ctx.xp.sum(
             ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=outputs[2], keepdims=False

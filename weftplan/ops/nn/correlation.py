@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),
@@ -104,8 +104,8 @@ def _scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tupl
     return [(padded, wide), (padded, wide), ((data[1], *out[2:]), wide), (out[2:], wide), (out[2:], wide)]
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, data1: Any, data2: Any, out: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, data1: Any, data2: Any, out: Any) -> None:
     xp, shape = ctx.xp, data1.shape
     first, second, terms, part, total = (ctx.take(*s) for s in _scratch(p, shape, out.shape, out.dtype))
     first.fill(0)
@@ -138,8 +138,8 @@ def _backward_scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> 
     return [*[(padded, wide)] * 4, ((data[1], *out[2:]), wide), (out[2:], wide)]
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data1: Any, data2: Any, d_data1: Any, d_data2: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data1: Any, data2: Any, d_data1: Any, d_data2: Any) -> None:
     xp = ctx.xp
     shape = data1.shape
     taken = [ctx.take(*s) for s in _backward_scratch(p, shape, ograd.shape, ograd.dtype)]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from weftplan.errors import DTypeError, ShapeError
 from weftplan.ops.floats import is_float
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
 from weftplan.ops.params import p_bool, p_enum
 from weftplan.ops.registry import register
@@ -22,11 +22,11 @@ from weftplan.ops.schema import (
     EntryRef,
     GradientBuilder,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _NEVER = -1e30
@@ -96,7 +96,7 @@ def _plan_scratch(batch: int, labels: int) -> list[tuple[Shape, DType]]:
     return [(wide, INDEX), (wide, INDEX), (wide, BOOL), ((batch, 1), INDEX), ((batch,), INDEX), ((batch,), BOOL)]
 
 
-def _plan(ctx: OpContext, params: Params, data: Shape, label: Any, lengths: Sequence[Any]) -> _Plan:
+def _plan(ctx: Workspace, params: Params, data: Shape, label: Any, lengths: Sequence[Any]) -> _Plan:
     xp = ctx.xp
     steps, batch, channels = data
     count = label.shape[1]
@@ -147,7 +147,7 @@ def _row_scratch(batch: int, channels: int, labels: int, acc: DType) -> list[tup
 class _Rows:
     """The recursion in time, one row (batch, places) of logarithms at a time."""
 
-    def __init__(self, ctx: OpContext, plan: _Plan, channels: int, acc: DType) -> None:
+    def __init__(self, ctx: Workspace, plan: _Plan, channels: int, acc: DType) -> None:
         self.xp = ctx.xp
         self.plan = plan
         batch, places = plan.places.shape
@@ -202,8 +202,8 @@ class _Rows:
             self.row[item, max(last - 1, 0) : last + 1] = 0
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out, alpha = arrays
     xp, data = ctx.xp, inputs[0]
     plan = _plan(ctx, p, data.shape, inputs[1], inputs[2:])
@@ -234,8 +234,8 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*_plan_scratch(batch, labels), *_row_scratch(batch, channels, labels, accumulator(dtype)))
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     """ograd · (softmax - the probability of each channel, given the labels)."""
     ograd, alpha, data, label, *lengths, target = arrays
     xp = ctx.xp

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry
@@ -17,7 +17,7 @@ from weftplan.ops.nn.convolution import check_channels, convolution_params, wind
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     *convolution_params(512, no_bias=True),
@@ -92,8 +92,8 @@ def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
     )
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     data, weight = inputs[:2]
     geo = sizes(p, data.shape, out.shape, data.dtype)
@@ -107,8 +107,8 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return geo.backward_nbytes(weight=False)
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
     if not p["no_bias"] and outputs[2] is not None:
         axes = (0, *range(2, ograd.ndim))
         ctx.xp.sum(ograd, axis=axes, dtype=accumulator(ograd.dtype), out=outputs[2])

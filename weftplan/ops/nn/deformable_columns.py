@@ -15,7 +15,7 @@ from weftplan.ops import grain
 from weftplan.ops.kernels import BOOL, accumulator
 from weftplan.ops.nn.sampling import Sampler, sampler_bytes
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, OpContext, Shape
+from weftplan.ops.schema import DType, Shape, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def cut(space: Any, *shape: int) -> Any:
 class Columns:
     """The buffers of one call, and what both directions do with them."""
 
-    def __init__(self, ctx: OpContext, sizes: Sizes, weight: Any, *, back: bool) -> None:
+    def __init__(self, ctx: Workspace, sizes: Sizes, weight: Any, *, back: bool) -> None:
         self.xp, self.sizes = ctx.xp, sizes
         taken = [ctx.take(*spec) for spec in sizes.buffers(back=back)]
         self._inside, self._other, self._points, self._columns, self._grid, wide_weight, self._image, *self.more = taken

@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
-from weftplan.ops.kernels import Workspace
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
 from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.schema import DType, Kernel, Op, OpContext, Param, Params, Shape, ShapeRule, TensorSpec
+from weftplan.ops.schema import DType, Kernel, Op, Param, Params, Shape, ShapeRule, TensorSpec, Workspace, WorkspaceRule
 
 PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
 
@@ -51,8 +50,8 @@ def _sizes(name: str, params: Params, data: Shape, dtype: DType, out: Shape) -> 
 
 
 def _forward(name: str) -> Kernel:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, out = arrays
         xp = ctx.xp
         data, offset, *masks = inputs[: 3 if name == MODULATED else 2]
@@ -92,8 +91,8 @@ def _mask_gradient(xp: Any, call: Columns, columns: Any, of_columns: Any, target
 
 
 def _backward(name: str) -> Kernel:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         xp = ctx.xp
         masks = arrays[3:4] if name == MODULATED else ()
         ograd, data, offset, weight = *arrays[:3], arrays[3 + len(masks)]
@@ -196,7 +195,7 @@ def _inputs(name: str) -> Callable[[Params], tuple[str, ...]]:
     return lambda params: _tensors(name) if params["no_bias"] else (*_tensors(name), "bias")
 
 
-def _workspace(name: str, *, back: bool) -> Workspace:
+def _workspace(name: str, *, back: bool) -> WorkspaceRule:
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         data, out = inputs[back], inputs[0] if back else outputs[0]
         return _sizes(name, params, data.shape, data.dtype, out.shape).nbytes(back=back)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX, accumulator, gather, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_int
 from weftplan.ops.registry import register
@@ -22,11 +22,11 @@ from weftplan.ops.schema import (
     EntryRef,
     GradientBuilder,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _INDICES = 4096
@@ -64,8 +64,8 @@ def _block(size: int) -> tuple[Shape, DType]:
     return (min(size, _INDICES),), INDEX
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, weight: Any, out: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, data: Any, weight: Any, out: Any) -> None:
     indices = data.reshape(-1)
     out = out.reshape(-1, weight.shape[1])
     room = ctx.take(*_block(indices.size))
@@ -80,8 +80,8 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(_block(math.prod(inputs[0].shape)))
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, wgrad: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, wgrad: Any) -> None:
     if wgrad is None:
         return
     xp = ctx.xp

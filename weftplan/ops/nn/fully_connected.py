@@ -13,13 +13,13 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.add_n import p_count
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import KernelWithBare, accumulator
 from weftplan.ops.params import p_bool
 from weftplan.ops.products import product
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("num_hidden", p_count, doc="Columns of the output."),
@@ -75,7 +75,7 @@ def _wide_bytes(specs: Sequence[TensorSpec]) -> int:
     return 0 if acc == dtype else take_bytes(*((shape, acc) for shape, _ in specs))
 
 
-def _widen(ctx: OpContext, array: Any) -> Any:
+def _widen(ctx: Workspace, array: Any) -> Any:
     """``array``, or its float32 copy in workspace when it is float16."""
     acc = accumulator(array.dtype)
     if acc == array.dtype:
@@ -89,8 +89,8 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return _wide_bytes((*inputs[:2], outputs[0]))
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     data, weight = inputs[:2]
@@ -125,8 +125,8 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return _wide_bytes((*inputs[:3], *outputs[:2]))
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
     xp = ctx.xp
     dgrad, wgrad = outputs[:2]
     bgrad = None if p["no_bias"] else outputs[2]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
@@ -22,7 +22,7 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),
@@ -69,8 +69,8 @@ def _taken(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DTyp
     return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, x: Any, out: Any, norms: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, x: Any, out: Any, norms: Any) -> None:
     xp = ctx.xp
     rows = _rows(p, x.shape)
     data = x.reshape(rows)
@@ -88,8 +88,8 @@ def _forward(ctx: OpContext, p: Params, x: Any, out: Any, norms: Any) -> None:
             xp.divide(x, norm, out=out.reshape(rows)[here], casting="same_kind")
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, output: Any, norm: Any, out: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, output: Any, norm: Any, out: Any) -> None:
     """dgrad = (ograd - output · sum(ograd · output)) / norm."""
     xp = ctx.xp
     rows = _rows(p, out.shape)

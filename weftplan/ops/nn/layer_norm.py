@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
@@ -36,6 +36,7 @@ from weftplan.ops.schema import (
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _LAYER = (
@@ -93,8 +94,8 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, data: Any, gamma: Any, beta: Any, out: Any, means: Any, stds: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, data: Any, gamma: Any, beta: Any, out: Any, means: Any, stds: Any) -> None:
         xp = ctx.xp
         shape, vector = view(p, data.shape)
         step, acc = rows_per_block(shape), accumulator(data.dtype)
@@ -141,9 +142,9 @@ def _bytes(view: View, *, backward: bool) -> Callable[[Params, Sequence[TensorSp
 def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
     """With n = (data - mean) / std and h = ograd · gamma: dgrad = (h - mean(h) - n · mean(h · n)) / std."""
 
-    @context_kernel
+    @workspace_kernel
     def compute(
-        ctx: OpContext,
+        ctx: Workspace,
         p: Params,
         ograd: Any,
         data: Any,

@@ -7,7 +7,7 @@ the data only otherwise; selu needs the output, gelu the data, prelu data and ga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,13 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ops import grain
 from weftplan.ops.erf import erf
-from weftplan.ops.forms import context_kernel
-from weftplan.ops.kernels import BOOL, BlockKernel, ScratchRule, accumulator, block_bytes, blocks
+from weftplan.ops.forms import ChosenKernel, context_kernel, workspace_kernel
+from weftplan.ops.kernels import BOOL, BlockKernel, accumulator, block_bytes, blocks
 from weftplan.ops.nn.prelu import prelu_backward, prelu_block, prelu_forward, prelu_gamma_shape, prelu_part, prelu_rows
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
 from weftplan.ops.schema import (
-    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -34,6 +33,7 @@ from weftplan.ops.schema import (
     Param,
     Params,
     TensorSpec,
+    Workspace,
 )
 
 _LAMBDA = 1.0507009873554804934193349852946
@@ -115,23 +115,6 @@ def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DT
     if params["act_type"] == "gelu":
         return [wide] * (8 if backward else 7) + [BOOL]
     return [wide, BOOL] if backward else [wide]
-
-
-class _LeakyKernel(BlockKernel):
-    """A block kernel, with kernels of their own for some values of ``act_type``, which cannot be prepared."""
-
-    __slots__ = ("special",)
-
-    def __init__(self, step: Callable[..., object], scratch: ScratchRule, special: Mapping[str, Kernel]) -> None:
-        super().__init__(step, scratch)
-        self.special = special
-
-    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        self.special.get(params["act_type"], super().__call__)(ctx, params, inputs, outputs)
-
-    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
-        """The step bound to the views of every block; None for the special kinds."""
-        return None if params["act_type"] in self.special else super().prepare(ctx, params, inputs, outputs)
 
 
 def _forward_step(xp: Any, params: Params, x: Any, out: Any, *scratch: Any) -> None:
@@ -239,26 +222,26 @@ def _random_forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -
             xp.multiply(x, slope, out=out.reshape(-1)[here])
 
 
-@context_kernel
-def _prelu(ctx: OpContext, p: Params, data: Any, gamma: Any, out: Any) -> None:
+@workspace_kernel
+def _prelu(ctx: Workspace, p: Params, data: Any, gamma: Any, out: Any) -> None:
     prelu_forward(ctx, data, gamma, out)
 
 
-@context_kernel
-def _backward_prelu(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _backward_prelu(ctx: Workspace, p: Params, *arrays: Any) -> None:
     prelu_backward(ctx, *arrays)
 
 
-@context_kernel
-def _backward_random(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _backward_random(ctx: Workspace, p: Params, *arrays: Any) -> None:
     for g, slope, target in blocks(ctx, arrays):
         ctx.xp.multiply(g, slope, out=target)
 
 
-_forward = _LeakyKernel(_forward_step, _scratch, {"rrelu": _random_forward, "prelu": _prelu})
-_backward = _LeakyKernel(
-    _backward_step, partial(_scratch, backward=True), {"rrelu": _backward_random, "prelu": _backward_prelu}
-)
+_FORWARD_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": _prelu}
+_BACKWARD_KERNELS: dict[str, Kernel] = {"rrelu": _backward_random, "prelu": _backward_prelu}
+_forward_blocks = BlockKernel(_forward_step, _scratch)
+_backward_blocks = BlockKernel(_backward_step, partial(_scratch, backward=True))
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -277,7 +260,7 @@ def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 register(
     Op(
         name="LeakyReLU",
-        forward=_forward,
+        forward=ChosenKernel(lambda params: (_FORWARD_KERNELS.get(params["act_type"], _forward_blocks), params)),
         infer_shape=_infer_shape,
         infer_dtype=floats_only("LeakyReLU"),
         params=_PARAMS,
@@ -293,7 +276,7 @@ register(
 )
 backward(
     "LeakyReLU",
-    _backward,
+    ChosenKernel(lambda params: (_BACKWARD_KERNELS.get(params["act_type"], _backward_blocks), params)),
     lambda params: ("ograd", "data", "gamma") if params["act_type"] == "prelu" else ("ograd", "kept"),
     grad_inputs=lambda params: (0, 1) if params["act_type"] == "prelu" else (0,),
     params=_PARAMS,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import block_bytes, blocks, copy_kernel, scratch_dtype
 from weftplan.ops.nn.activation import sigmoid_block
 from weftplan.ops.params import p_enum, p_float
@@ -34,10 +34,10 @@ from weftplan.ops.schema import (
     InplacePair,
     Kernel,
     Op,
-    OpContext,
     Param,
     Params,
     TensorSpec,
+    Workspace,
 )
 
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
@@ -67,8 +67,8 @@ def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, data if ins[1] is None else ins[1]], [data]
 
 
-@context_kernel
-def _sigmoid(ctx: OpContext, p: Params, data: Any, label: Any, out: Any) -> None:
+@workspace_kernel
+def _sigmoid(ctx: Workspace, p: Params, data: Any, label: Any, out: Any) -> None:
     for x, y, scratch in blocks(ctx, (data, out), (scratch_dtype("float", out.dtype),)):
         sigmoid_block(ctx.xp, x, y, scratch)
 
@@ -87,8 +87,8 @@ def _sign(xp: Any, y: Any, label: Any, out: Any) -> None:
 
 
 def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kernel = copy_kernel) -> None:
-    @context_kernel
-    def reverse(ctx: OpContext, p: Params, output: Any, label: Any, out: Any) -> None:
+    @workspace_kernel
+    def reverse(ctx: Workspace, p: Params, output: Any, label: Any, out: Any) -> None:
         scale = p["grad_scale"] / max(1, math.prod(output.shape[1:]))
         for block in blocks(ctx, (output, label, out)):
             step(ctx.xp, *block)
@@ -145,8 +145,8 @@ def _uses_data(params: Params) -> bool:
     return bool(params["normalization"] == "valid")
 
 
-@context_kernel
-def _make_loss_backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _make_loss_backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     scale = p["grad_scale"]
     if p["normalization"] == "batch":

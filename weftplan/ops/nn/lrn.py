@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
@@ -25,7 +25,7 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("nsize", p_int, doc="Channels in a window, an odd number."),
@@ -70,8 +70,8 @@ def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
         xp.add(out[:, :-shift], values[:, shift:], out=out[:, :-shift])
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, out: Any, norms: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, data: Any, out: Any, norms: Any) -> None:
     xp = ctx.xp
     rows = _rows(data.shape)
     square_room, sum_room = (ctx.take(*spec) for spec in _taken(data.shape, data.dtype))
@@ -90,8 +90,8 @@ def _forward(ctx: OpContext, p: Params, data: Any, out: Any, norms: Any) -> None
             xp.multiply(x, norm, out=out[here], casting="same_kind")
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, norms: Any, out: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, norms: Any, out: Any) -> None:
     """dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
     xp = ctx.xp
     rows = _rows(out.shape)

@@ -15,7 +15,7 @@ from typing import Any
 from weftplan.cores import split_in_rooms
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops import grain
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX, accumulator
 from weftplan.ops.nn.pooling_windows import (
     Grid,
@@ -31,7 +31,7 @@ from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.products import MOST
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
 _PARAMS = (
@@ -155,8 +155,8 @@ def _needs_sum_block(params: Params, dtype: Any) -> bool:
     return bool(params["pool_type"] != "max") and accumulator(dtype) != dtype
 
 
-@context_kernel
-def _forward(ctx: OpContext, params: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, params: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
     data, out = _flat(data), _flat(out)
     kind, p = params["pool_type"], params["p_value"]
@@ -211,8 +211,8 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*[block] * (_needs_sum_block(params, dtype) + powers))
 
 
-@context_kernel
-def _backward(ctx: OpContext, params: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, params: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     ograd, dgrad = _flat(inputs[0]), _flat(out)
@@ -266,7 +266,7 @@ def _backward(ctx: OpContext, params: Params, *arrays: Any) -> None:
     _each_block(image, dgrad.shape[0], work)
 
 
-def _global_max_backward(ctx: OpContext, ograd: Any, data: Any, dgrad: Any, step: int) -> None:
+def _global_max_backward(ctx: Workspace, ograd: Any, data: Any, dgrad: Any, step: int) -> None:
     xp = ctx.xp
     where = ctx.take((step,), INDEX)
     for first in range(0, dgrad.shape[0], step):

@@ -7,7 +7,7 @@ from typing import Any
 from weftplan.errors import ShapeError
 from weftplan.ops.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
 from weftplan.ops.rules import merge_shape
-from weftplan.ops.schema import OpContext, Shape
+from weftplan.ops.schema import Shape, Workspace
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
@@ -49,7 +49,7 @@ def prelu_part(shape: Shape, slopes: Shape) -> Shape:
     return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
 
 
-def prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
+def prelu_forward(ctx: Workspace, data: Any, gamma: Any, out: Any) -> None:
     """``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
@@ -64,7 +64,7 @@ def prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
         xp.add(y, low, out=y)
 
 
-def prelu_backward(ctx: OpContext, ograd: Any, data: Any, gamma: Any, dgrad: Any, ggrad: Any) -> None:
+def prelu_backward(ctx: Workspace, ograd: Any, data: Any, gamma: Any, dgrad: Any, ggrad: Any) -> None:
     """Gradients of data and gamma; the first may take the memory of ograd or data."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator, rows_per_block
 from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
@@ -26,11 +26,11 @@ from weftplan.ops.schema import (
     GradientBuilder,
     Kernel,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 Weights = Callable[[Params, int, int], Any]
@@ -87,7 +87,7 @@ def _planes(old: Shape, new: Shape) -> int:
     return rows_per_block((old[0] * old[1], widest))
 
 
-def _matrices(ctx: OpContext, weights: Weights, params: Params, old: Shape, new: Shape, dtype: DType) -> list[Any]:
+def _matrices(ctx: Workspace, weights: Weights, params: Params, old: Shape, new: Shape, dtype: DType) -> list[Any]:
     taken = [ctx.take(*spec) for spec in _scratch(old, new, dtype)]
     for matrix, axis in zip(taken, (2, 3), strict=False):
         matrix[...] = ctx.xp.asarray(weights(params, old[axis], new[axis]))
@@ -97,8 +97,8 @@ def _matrices(ctx: OpContext, weights: Weights, params: Params, old: Shape, new:
 def _product(weights: Weights, *, backward: bool) -> Kernel:
     """The kernel ``rows · image · columns.T`` of every plane; ``backward``: with both matrices transposed."""
 
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, target = arrays
         xp, source = ctx.xp, inputs[0]
         old, new = (target, source) if backward else (source, target)

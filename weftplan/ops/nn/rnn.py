@@ -34,6 +34,7 @@ from weftplan.ops.schema import (
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _MASK = np.dtype(np.uint8)
@@ -160,7 +161,7 @@ def _active_scratch(plan: Layout) -> list[tuple[Shape, DType]]:
     return [((plan.steps, plan.batch, 1), BOOL), ((plan.steps, 1), np.dtype(np.float64))]
 
 
-def _active(ctx: OpContext, plan: Layout, lengths: Any) -> Any:
+def _active(ctx: Workspace, plan: Layout, lengths: Any) -> Any:
     """(steps, batch, 1) bool: the sample still runs; None when no lengths are given."""
     if not plan.lengths:
         return None

@@ -10,7 +10,7 @@ from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.rnn_cells import Cell, CellGradient
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
 from weftplan.ops.products import matmul, product
-from weftplan.ops.schema import DType, OpContext, Shape
+from weftplan.ops.schema import DType, Shape, Workspace
 
 
 def span(plan: Layout) -> int:
@@ -36,7 +36,7 @@ def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 class ForwardPass:
     """Carries a state through a sequence. The scratch is taken once and serves every layer and direction."""
 
-    def __init__(self, ctx: OpContext, plan: Layout, dtype: DType) -> None:
+    def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
         self.xp = ctx.xp
         self.plan = plan
         self.room, self.product, self.spare, self.state, self.cell, *rest = (
@@ -114,7 +114,7 @@ def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
 class BackwardPass:
     """Carries the gradient of a state back through a sequence, then gives those of weights and input."""
 
-    def __init__(self, ctx: OpContext, plan: Layout, dtype: DType) -> None:
+    def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
         self.xp = ctx.xp
         self.plan = plan
         taken = [ctx.take(*spec) for spec in backward_scratch(plan, dtype)]

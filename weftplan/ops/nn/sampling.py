@@ -13,7 +13,7 @@ from typing import Any
 
 from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, OpContext, Shape
+from weftplan.ops.schema import DType, Shape, Workspace
 
 
 def _room(channels: int, places: int, dtype: DType) -> list[tuple[Shape, DType]]:
@@ -33,7 +33,7 @@ class Sampler:
     it in a channel, as whole numbers.
     """
 
-    def __init__(self, ctx: OpContext, channels: int, places: int, dtype: DType, *, pixels: bool = False) -> None:
+    def __init__(self, ctx: Workspace, channels: int, places: int, dtype: DType, *, pixels: bool = False) -> None:
         self._xp = ctx.xp
         self._pixels = pixels
         self._arrays = [ctx.take(*spec) for spec in _room(channels, places, dtype)]
@@ -134,7 +134,7 @@ def base_bytes(height: int, width: int, dtype: DType) -> int:
     return take_bytes(((3, height, width), dtype))
 
 
-def base_grid(ctx: OpContext, height: int, width: int, dtype: DType) -> Any:
+def base_grid(ctx: Workspace, height: int, width: int, dtype: DType) -> Any:
     """(3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
     xp = ctx.xp
     base = ctx.take((3, height, width), dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
@@ -29,6 +29,7 @@ from weftplan.ops.schema import (
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _BOOL = np.dtype(bool)
@@ -100,7 +101,7 @@ def _time_first(array: Any, axis: int) -> Any:
     return array if axis == 0 else array.swapaxes(0, 1)
 
 
-def _whole(ctx: OpContext, lengths: Any, low: int, steps: int) -> Any:
+def _whole(ctx: Workspace, lengths: Any, low: int, steps: int) -> Any:
     """Lengths as integers between ``low`` and ``steps``."""
     xp = ctx.xp
     whole = ctx.take(lengths.shape, INDEX)
@@ -116,8 +117,8 @@ def _length_bytes(batch: int, *more: tuple[Shape, DType]) -> int:
 def _masked(fill: Callable[[Params], float]) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
     """Copy input 0; the steps beyond the lengths (the last input) become ``fill``."""
 
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, out = arrays
         xp = ctx.xp
         xp.copyto(out, inputs[0])
@@ -143,8 +144,8 @@ def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[
     return _length_bytes(batch, ((batch,), _BOOL))
 
 
-@context_kernel
-def _last(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _last(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     data = _time_first(inputs[0], p["axis"])
     if not p["use_sequence_length"]:
@@ -154,8 +155,8 @@ def _last(ctx: OpContext, p: Params, *arrays: Any) -> None:
         out[sequence] = data[length - 1, sequence]
 
 
-@context_kernel
-def _last_backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _last_backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     target = _time_first(out, p["axis"])
     out.fill(0)
@@ -166,8 +167,8 @@ def _last_backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
         target[length - 1, sequence] = inputs[0][sequence]
 
 
-@context_kernel
-def _reverse(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _reverse(ctx: Workspace, p: Params, *arrays: Any) -> None:
     """Its own inverse, and so its own gradient."""
     *inputs, out = arrays
     data = inputs[0]

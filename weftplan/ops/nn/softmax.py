@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import KernelWithBare
 from weftplan.ops.nn.softmax_core import as_rows, backward_bytes, forward_bytes, softmax, softmax_backward, softmax_bare
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
@@ -30,11 +30,11 @@ from weftplan.ops.schema import (
     GradientBuilder,
     InplacePair,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _PARAMS = (
@@ -81,8 +81,8 @@ def _scale(params: Params, sign: float) -> float:
 def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> None:
     params = _PARAMS
 
-    @context_kernel
-    def forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    @workspace_kernel
+    def forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, out = arrays
         rows = as_rows(inputs[0].shape, p["axis"])
         length = inputs[1].reshape(rows[0], rows[2]) if len(inputs) > 1 else None
@@ -98,8 +98,8 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
         rows = as_rows(inputs[0].shape, params["axis"])
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
 
-    @context_kernel
-    def reverse(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
+    @workspace_kernel
+    def reverse(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
         rows = as_rows(ograd.shape, p["axis"])
         softmax_backward(
             ctx,
@@ -164,14 +164,14 @@ def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
     return new
 
 
-@context_kernel
-def _activation(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _activation(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     rows = _activation_rows(p, data.shape)
     softmax(ctx, data.reshape(rows), out.reshape(rows))
 
 
-@context_kernel
-def _activation_backward(ctx: OpContext, p: Params, ograd: Any, output: Any, out: Any) -> None:
+@workspace_kernel
+def _activation_backward(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
     rows = _activation_rows(p, ograd.shape)
     softmax_backward(ctx, *(array.reshape(rows) for array in (ograd, output, out)))
 

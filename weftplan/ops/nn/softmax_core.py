@@ -9,7 +9,7 @@ import numpy as np
 
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, OpContext, Shape
+from weftplan.ops.schema import DType, Shape, Workspace
 
 
 def as_rows(shape: Shape, axis: int) -> Shape:
@@ -41,7 +41,7 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
     return take_bytes(*taken)
 
 
-def softmax(ctx: OpContext, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None) -> None:
+def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None) -> None:
     """``out`` = softmax of ``scale · data`` over axis 1, or its logarithm; both (outer, classes, inner).
 
     ``out`` may be ``data``. Of row (o, ·, i) only the first ``length[o, i]`` classes count; the others give 0.
@@ -113,7 +113,7 @@ def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
 
 
 def softmax_backward(
-    ctx: OpContext, ograd: Any, output: Any, out: Any, *, scale: float = 1.0, log: bool = False
+    ctx: Workspace, ograd: Any, output: Any, out: Any, *, scale: float = 1.0, log: bool = False
 ) -> None:
     """Gradient of :func:`softmax` from its output; ``out`` may be ``ograd`` or ``output``."""
     xp = ctx.xp

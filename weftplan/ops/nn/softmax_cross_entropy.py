@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX, accumulator, gather, row_blocks, rows_per_block, to_index
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, Params, Shape, TensorSpec, Workspace
 
 _LEAST = 1e-8
 _DOUBLE = np.dtype(np.float64)
@@ -49,7 +49,7 @@ def _places(xp: Any, label: Any, classes: int, index: Any, rows: Any) -> Any:
     return index
 
 
-def _room(ctx: OpContext, shape: Shape, acc: Any) -> tuple[Any, Any, Any, Any]:
+def _room(ctx: Workspace, shape: Shape, acc: Any) -> tuple[Any, Any, Any, Any]:
     step = rows_per_block(shape)
     rows = ctx.take((step,), INDEX)
     rows.fill(1)
@@ -63,8 +63,8 @@ def _room_bytes(shape: Shape, acc: Any) -> int:
     return take_bytes(((step,), INDEX), ((step, shape[1]), acc), ((step, 1), acc), ((step,), INDEX))
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, label: Any, out: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, data: Any, label: Any, out: Any) -> None:
     xp = ctx.xp
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
     picked = ctx.take((places.size,), wide.dtype)
@@ -91,8 +91,8 @@ def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
     return _room_bytes(shape, acc) + take_bytes(((rows_per_block(shape),), acc), one, one)
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, data: Any, label: Any, out: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, label: Any, out: Any) -> None:
     """(softmax - 1 at the label) times the incoming number."""
     xp = ctx.xp
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))

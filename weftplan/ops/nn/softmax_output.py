@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.nn.softmax_core import as_rows, forward_bytes, softmax
 from weftplan.ops.params import p_bool, p_enum, p_float
@@ -36,11 +36,11 @@ from weftplan.ops.schema import (
     GradientBuilder,
     InplacePair,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _LABELS = 4096
@@ -99,8 +99,8 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, data if ins[1] is None else ins[1]], [data]
 
 
-@context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, label: Any, out: Any) -> None:
+@workspace_kernel
+def _forward(ctx: Workspace, p: Params, data: Any, label: Any, out: Any) -> None:
     rows = _rows(p, data.shape)
     softmax(ctx, data.reshape(rows), out.reshape(rows))
 
@@ -119,8 +119,8 @@ def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any
         yield first, part
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     output, label = inputs[:2]
@@ -135,7 +135,7 @@ def _backward(ctx: OpContext, p: Params, *arrays: Any) -> None:
         xp.multiply(out, inputs[2], out=out)
 
 
-def _subtract_labels(ctx: OpContext, params: Params, output: Any, label: Any, out: Any) -> float:
+def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, out: Any) -> float:
     """``out`` = output minus the labels' distribution; returns the factor that remains to be applied."""
     xp = ctx.xp
     outer, classes, inner = _rows(params, output.shape)

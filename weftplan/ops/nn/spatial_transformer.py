@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
 from weftplan.ops.params import p_bool, p_enum, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted; there is one way to compute it.")
 _TARGET = Param("target_shape", p_shape, (0, 0), "Height and width of the output.")
@@ -64,8 +64,8 @@ def _grid_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [maps], [(maps[0], *out[1:])]
 
 
-@context_kernel
-def _grid(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+@workspace_kernel
+def _grid(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     xp = ctx.xp
     height, width = out.shape[2:]
     base = base_grid(ctx, height, width, out.dtype)
@@ -78,8 +78,8 @@ def _grid(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
         xp.add(here, base[axis].reshape(height, width), out=here)
 
 
-@context_kernel
-def _grid_backward(ctx: OpContext, p: Params, ograd: Any, out: Any) -> None:
+@workspace_kernel
+def _grid_backward(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
     xp = ctx.xp
     height, width = ograd.shape[2:]
     if _affine(p):
@@ -142,23 +142,23 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [data, grid], [out]
 
 
-@context_kernel
-def _sample(ctx: OpContext, p: Params, data: Any, grid: Any, out: Any) -> None:
+@workspace_kernel
+def _sample(ctx: Workspace, p: Params, data: Any, grid: Any, out: Any) -> None:
     _sample_all(ctx, data, _points(grid), out)
 
 
-def _sample_all(ctx: OpContext, data: Any, points: Any, out: Any) -> None:
+def _sample_all(ctx: Workspace, data: Any, points: Any, out: Any) -> None:
     sampler = Sampler(ctx, data.shape[1], points.shape[2], data.dtype)
     for image, grid, target in zip(data, points, _rows(out), strict=True):
         sampler.forward(image, grid, target)
 
 
-@context_kernel
-def _sample_backward(ctx: OpContext, p: Params, ograd: Any, data: Any, grid: Any, d_data: Any, d_grid: Any) -> None:
+@workspace_kernel
+def _sample_backward(ctx: Workspace, p: Params, ograd: Any, data: Any, grid: Any, d_data: Any, d_grid: Any) -> None:
     _backward_all(ctx, ograd, data, _points(grid), d_data, None if d_grid is None else _points(d_grid))
 
 
-def _backward_all(ctx: OpContext, ograd: Any, data: Any, points: Any, of_data: Any, of_points: Any) -> None:
+def _backward_all(ctx: Workspace, ograd: Any, data: Any, points: Any, of_data: Any, of_points: Any) -> None:
     sampler = Sampler(ctx, data.shape[1], points.shape[2], data.dtype)
     if of_data is None and of_points is None:
         return
@@ -226,21 +226,21 @@ def _spatial_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [None if data is None else (*out[:2], *data[2:]), maps], [out]
 
 
-def _map_points(ctx: OpContext, loc: Any, base: Any) -> Any:
+def _map_points(ctx: Workspace, loc: Any, base: Any) -> Any:
     points = ctx.take((loc.shape[0], 2, base.shape[1]), loc.dtype)
     ctx.xp.matmul(loc.reshape(-1, 3), base, out=points.reshape(-1, base.shape[1]))
     return points
 
 
-@context_kernel
-def _spatial(ctx: OpContext, p: Params, data: Any, loc: Any, out: Any) -> None:
+@workspace_kernel
+def _spatial(ctx: Workspace, p: Params, data: Any, loc: Any, out: Any) -> None:
     height, width = p["target_shape"]
     base = base_grid(ctx, height, width, loc.dtype)
     _sample_all(ctx, data, _map_points(ctx, loc, base), out)
 
 
-@context_kernel
-def _spatial_backward(ctx: OpContext, p: Params, ograd: Any, data: Any, loc: Any, d_data: Any, d_loc: Any) -> None:
+@workspace_kernel
+def _spatial_backward(ctx: Workspace, p: Params, ograd: Any, data: Any, loc: Any, d_data: Any, d_loc: Any) -> None:
     height, width = p["target_shape"]
     base = base_grid(ctx, height, width, loc.dtype)
     points = _map_points(ctx, loc, base)

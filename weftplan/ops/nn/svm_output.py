@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
@@ -23,11 +23,11 @@ from weftplan.ops.schema import (
     GradientBuilder,
     InplacePair,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
     TensorSpec,
+    Workspace,
 )
 
 _PARAMS = (
@@ -53,8 +53,8 @@ def _rows(shape: Shape) -> Shape:
     return math.prod(shape[:-1]), shape[-1]
 
 
-@context_kernel
-def _backward(ctx: OpContext, p: Params, output: Any, label: Any, out: Any) -> None:
+@workspace_kernel
+def _backward(ctx: Workspace, p: Params, output: Any, label: Any, out: Any) -> None:
     xp = ctx.xp
     shape = _rows(output.shape)
     scores, out = output.reshape(shape), out.reshape(shape)

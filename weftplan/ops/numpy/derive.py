@@ -33,14 +33,13 @@ import weftplan.ops.split_v2
 import weftplan.ops.unary
 import weftplan.ops.where  # noqa: F401  (the families that operators are derived from)
 from weftplan.ops import registry
+from weftplan.ops.forms import ChosenKernel
 from weftplan.ops.schema import (
-    Arrays,
     DTypeRule,
     EntryRef,
     GradientBuilder,
     GradientRule,
     Op,
-    OpContext,
     Param,
     Params,
     ShapeRule,
@@ -93,9 +92,6 @@ def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) ->
     def first(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda values, *rest: function(translate(values), *rest)
 
-    def forward(ctx: OpContext, values: Params, inputs: Arrays, outputs: Arrays) -> None:
-        op.forward(ctx, translate(values), inputs, outputs)
-
     found: dict[str, Any] = {
         name: first(value)
         for name in (
@@ -111,4 +107,10 @@ def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) ->
         if callable(value := getattr(op, name))
     }
     gradient = None if op.gradient is None else _translated_gradient(op.gradient, translate)
-    return replace(op, params=params, forward=forward, gradient=gradient, **found)
+    return replace(
+        op,
+        params=params,
+        forward=ChosenKernel(lambda values: (op.forward, translate(values))),
+        gradient=gradient,
+        **found,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError
-from weftplan.ops.forms import context_kernel
+from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.moments import moments_backward, moments_backward_workspace, moments_forward, moments_workspace
 from weftplan.ops.numpy.derive import derive
@@ -26,7 +26,7 @@ from weftplan.ops.rules import (
     same_dtype,
     take_bytes,
 )
-from weftplan.ops.schema import DTypeRule, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DTypeRule, Op, Param, Params, Shape, TensorSpec, Workspace
 
 
 def _p_nothing(value: Any) -> None:
@@ -129,8 +129,8 @@ def _correction(params: Params, source: Shape) -> float:
 
 
 def _spread(root: bool) -> Any:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, a: Any, out: Any, mean: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, a: Any, out: Any, mean: Any) -> None:
         """Output 1: the mean, which the gradient needs."""
         source = a.shape
         moments_forward(ctx, _moments(p, len(source)), (a,), [mean, out])
@@ -149,8 +149,8 @@ def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
 
 
 def _backward_spread(root: bool) -> Any:
-    @context_kernel
-    def compute(ctx: OpContext, p: Params, g: Any, data: Any, value: Any, mean: Any, out: Any) -> None:
+    @workspace_kernel
+    def compute(ctx: Workspace, p: Params, g: Any, data: Any, value: Any, mean: Any, out: Any) -> None:
         xp = ctx.xp
         of_mean, of_var = ctx.take(g.shape, g.dtype), ctx.take(g.shape, g.dtype)
         of_mean.fill(0)
