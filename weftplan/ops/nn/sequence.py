@@ -118,15 +118,15 @@ def _masked(fill: Callable[[Params], float]) -> Callable[[OpContext, Params, Seq
     """Copy input 0; the steps beyond the lengths (the last input) become ``fill``."""
 
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
-        *inputs, out = arrays
+    def compute(ctx: Workspace, p: Params, data: Any, *others: Any) -> None:
+        out = others[-1]
         xp = ctx.xp
-        xp.copyto(out, inputs[0])
+        xp.copyto(out, data)
         if not p["use_sequence_length"]:
             return
         target = _time_first(out, p["axis"])
         steps, batch = target.shape[:2]
-        whole = _whole(ctx, inputs[-1], 0, steps)
+        whole = _whole(ctx, others[0], 0, steps)
         beyond = ctx.take((batch,), _BOOL)
         shaped = beyond.reshape(batch, *[1] * (target.ndim - 2))
         value = converted(fill(p), out.dtype)
@@ -145,38 +145,37 @@ def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[
 
 
 @workspace_kernel
-def _last(ctx: Workspace, p: Params, *arrays: Any) -> None:
-    *inputs, out = arrays
-    data = _time_first(inputs[0], p["axis"])
+def _last(ctx: Workspace, p: Params, data: Any, *others: Any) -> None:
+    out = others[-1]
+    data = _time_first(data, p["axis"])
     if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[-1])
         return
-    for sequence, length in enumerate(_whole(ctx, inputs[1], 1, data.shape[0]).tolist()):
+    for sequence, length in enumerate(_whole(ctx, others[0], 1, data.shape[0]).tolist()):
         out[sequence] = data[length - 1, sequence]
 
 
 @workspace_kernel
-def _last_backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
-    *inputs, out = arrays
+def _last_backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
+    out = others[-1]
     target = _time_first(out, p["axis"])
     out.fill(0)
     if not p["use_sequence_length"]:
-        ctx.xp.copyto(target[-1], inputs[0])
+        ctx.xp.copyto(target[-1], ograd)
         return
-    for sequence, length in enumerate(_whole(ctx, inputs[1], 1, target.shape[0]).tolist()):
-        target[length - 1, sequence] = inputs[0][sequence]
+    for sequence, length in enumerate(_whole(ctx, others[0], 1, target.shape[0]).tolist()):
+        target[length - 1, sequence] = ograd[sequence]
 
 
 @workspace_kernel
-def _reverse(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _reverse(ctx: Workspace, p: Params, data: Any, *others: Any) -> None:
     """Its own inverse, and so its own gradient."""
-    *inputs, out = arrays
-    data = inputs[0]
+    out = others[-1]
     if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[::-1])
         return
     ctx.xp.copyto(out, data)
-    for sequence, length in enumerate(_whole(ctx, inputs[1], 0, data.shape[0]).tolist()):
+    for sequence, length in enumerate(_whole(ctx, others[0], 0, data.shape[0]).tolist()):
         ctx.xp.copyto(out[:length, sequence], data[:length, sequence][::-1])
 
 
