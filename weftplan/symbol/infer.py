@@ -14,6 +14,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
 from weftplan.ops.params import p_dtype, p_shape
 from weftplan.ops.rules import is_known, merge_dtype, merge_shape
@@ -155,7 +157,7 @@ class _Solver:
     def _seed(self, known: Known, which: range) -> None:
         kind = self.kind
         facts: dict[Any, Any] = dict(known)
-        texts: dict[str, Any] = {}  # attributes are text, and most of them alike
+        parsed: dict[Any, Any] = {}  # attributes are text, and most texts and dtypes are alike
         for i in which:
             node = self.nodes[i]
             if node.op is not None:
@@ -172,13 +174,14 @@ class _Solver:
                 source = f"attribute {kind.hint} of variable {node.name!r}{_made_at(node)}"
             if fact is None or (kind is _DTYPES and fact == "-1"):
                 continue
-            if type(fact) is str and fact in texts:
-                self.values[self.rows[i]] = texts[fact]
+            repeats = isinstance(fact, str | np.dtype)
+            if repeats and fact in parsed:
+                self.values[self.rows[i]] = parsed[fact]
                 continue
             try:
                 value = kind.parse(fact)
-                if type(fact) is str:
-                    texts[fact] = value
+                if repeats:
+                    parsed[fact] = value
             except (ValueError, TypeError) as error:
                 raise ParameterError(f"{source} is {fact!r}: {error}") from error
             self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)

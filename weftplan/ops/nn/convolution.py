@@ -6,6 +6,7 @@ It owns the parameters and sizes, which Deconvolution shares; the arithmetic is 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,23 +50,33 @@ def window(params: Params, what: str) -> tuple[Shape, Shape, Shape, Shape]:
     Raises:
         ParameterError: a length or value that makes no convolution, or a layout with channels last.
     """
-    kernel: Shape = params["kernel"]
+    return _window(what, *(params[name] for name in _WINDOW))
+
+
+_WINDOW = ("kernel", "stride", "dilate", "pad", "layout", "num_filter", "num_group", "workspace")
+
+
+@functools.lru_cache(maxsize=1024)
+def _window(
+    what: str, kernel: Shape, stride: Shape, dilate: Shape, pad: Shape, layout: str | None, filters: int, groups: int,
+    workspace: int,
+) -> tuple[Shape, Shape, Shape, Shape]:  # fmt: skip
+    """:func:`window` of these parameters; a bind asks some ten times for each layer."""
     rank = len(kernel)
     if not 1 <= rank <= 3 or min(kernel) < 1:
         raise ParameterError(f"{what}: kernel={kernel}: expected one to three positive extents")
     filled = []
-    for name, default, least in (("stride", 1, 1), ("dilate", 1, 1), ("pad", 0, 0)):
-        value = params[name] or (default,) * rank
+    for name, given, default, least in (("stride", stride, 1, 1), ("dilate", dilate, 1, 1), ("pad", pad, 0, 0)):
+        value = given or (default,) * rank
         if len(value) != rank or min(value) < least:
             raise ParameterError(f"{what}: {name}={value}: expected {rank} numbers of at least {least}, as {kernel=}")
         filled.append(value)
-    if params["layout"] is not None and params["layout"] != LAYOUTS[rank - 1]:
-        raise ParameterError(f"{what}: layout={params['layout']}: expected {LAYOUTS[rank - 1]} for {kernel=}")
-    filters, groups = params["num_filter"], params["num_group"]
+    if layout is not None and layout != LAYOUTS[rank - 1]:
+        raise ParameterError(f"{what}: layout={layout}: expected {LAYOUTS[rank - 1]} for {kernel=}")
     if filters < 1 or groups < 1 or filters % groups:
         raise ParameterError(f"{what}: num_filter={filters} is not a positive multiple of num_group={groups}")
-    if params["workspace"] < 0:
-        raise ParameterError(f"{what}: workspace={params['workspace']}: expected MiB of at least 0")
+    if workspace < 0:
+        raise ParameterError(f"{what}: workspace={workspace}: expected MiB of at least 0")
     return kernel, filled[0], filled[1], filled[2]
 
 
