@@ -181,3 +181,8 @@ def test_only_what_depends_on_the_run_is_not_prepared():
     asking |= {f"_backward_{name}" for name in ("Dropout", "RNN", "UpSampling", "Concat", "rnn_param_concat")}
     operators = [op for op in map(registry.get, registry.names(aliases=False)) if op.single is False]
     assert {op.name for op in operators if not hasattr(op.forward, "prepare") and not op.random} == asking
+
+
+def test_the_gradient_of_leaky_relu_is_elementwise():
+    """A choice between elementwise kernels says so, or the planner would not join it with its neighbours."""
+    assert registry.get("_backward_LeakyReLU").forward.elementwise

@@ -133,12 +133,15 @@ class ChosenKernel:
 
     Args:
         choose: gives the kernel and what it gets as parameters.
+        elementwise: whether all that it may give work on one element of each array after the other, where the arrays
+            have one shape.
     """
 
-    __slots__ = ("choose",)
+    __slots__ = ("choose", "elementwise")
 
-    def __init__(self, choose: Callable[[Params], tuple[Kernel, Params]]) -> None:
+    def __init__(self, choose: Callable[[Params], tuple[Kernel, Params]], *, elementwise: bool = False) -> None:
         self.choose = choose
+        self.elementwise = elementwise
 
     @property
     def __wrapped__(self) -> Callable[..., object]:

@@ -276,7 +276,9 @@ register(
 )
 backward(
     "LeakyReLU",
-    ChosenKernel(lambda params: (_BACKWARD_KERNELS.get(params["act_type"], _backward_blocks), params)),
+    ChosenKernel(
+        lambda params: (_BACKWARD_KERNELS.get(params["act_type"], _backward_blocks), params), elementwise=True
+    ),
     lambda params: ("ograd", "data", "gamma") if params["act_type"] == "prelu" else ("ograd", "kept"),
     grad_inputs=lambda params: (0, 1) if params["act_type"] == "prelu" else (0,),
     params=_PARAMS,
