@@ -3,7 +3,8 @@
 ONNX needs the package ``onnx`` (the extra ``convert``); safetensors needs nothing.
 """
 
+from weftplan.convert.constants import fold_constants
 from weftplan.convert.folding import fold_batch_norm
 from weftplan.convert.safetensors import load_safetensors, save_safetensors
 
-__all__ = ["fold_batch_norm", "load_safetensors", "save_safetensors"]
+__all__ = ["fold_batch_norm", "fold_constants", "load_safetensors", "save_safetensors"]

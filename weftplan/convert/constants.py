@@ -1,0 +1,102 @@
+"""Constants folded: what a network computes from its parameters alone is computed once, and becomes a parameter.
+
+The rewritten symbol is an ordinary one: print it with ``debug_str``, plan it, save it. Values are those that the nodes
+would give, bit by bit, since the nodes compute them. It is for inference only: what was folded no longer learns.
+
+Nothing is kept between calls, and the symbol and the arrays that are given stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from weftplan.device.context import cpu
+from weftplan.ndarray import NDArray
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.symbol import Symbol
+from weftplan.symbol.traversal import followed, rewired, topological_order
+from weftplan.training.checkpoint import Params
+
+MOST_BYTES = 1 << 24
+"""Bytes of a folded array: larger ones cost more memory than the time that they save is worth."""
+
+
+def fold_constants(
+    symbol: Symbol,
+    arg_params: Mapping[str, NDArray],
+    aux_params: Mapping[str, NDArray],
+    *,
+    most_bytes: int = MOST_BYTES,
+) -> tuple[Symbol, Params, Params]:
+    """A symbol in which nodes that read nothing but parameters are parameters themselves, and its parameters.
+
+    An output of the symbol stays a node, so that outputs keep their names; so do nodes that draw random numbers, change
+    states, or are put in a device group, and those whose result is larger than ``most_bytes``.
+
+    Returns:
+        (symbol, arg_params, aux_params): arrays that did not change are those that were given. A folded array has the
+        name of its node's output (``<name>_output``), and a number behind it where that is taken.
+    """
+    order = topological_order(symbol.entries)
+    constant = _constant_nodes(order, arg_params)
+    read = [entry for node in order if node not in constant for entry in node.inputs]
+    wanted = [e for e in dict.fromkeys((*read, *symbol.entries)) if e.node in constant and not e.node.is_variable]
+    found = _values(wanted, arg_params)
+    outputs = {entry.node for entry in symbol.entries}
+    taken = {node.name for node in order}
+    variables: dict[Entry, Node] = {}
+    arguments: Params = dict(arg_params)
+    for entry, value in zip(wanted, found, strict=True):
+        if value.nbytes > most_bytes or entry.node in outputs:
+            continue
+        assert entry.node.op is not None
+        name = f"{entry.node.name}_{entry.node.op.output_names(entry.node.params)[entry.index]}"
+        while name in taken:
+            name += "_folded"
+        taken.add(name)
+        variables[entry] = Node(None, name)
+        arguments[name] = value
+    moved: dict[Node, Node] = {}
+    for node in order:
+        if node.is_variable:
+            continue
+        inputs = [Entry(variables[e]) if e in variables else followed(e, moved) for e in node.inputs]
+        kept = rewired(node, inputs, moved)
+        if kept is not node:
+            moved[node] = kept
+    folded = Symbol([followed(entry, moved) for entry in symbol.entries])
+    names = {node.name for node in topological_order(folded.entries) if node.is_variable}
+    return (
+        folded,
+        {name: value for name, value in arguments.items() if name in names},
+        {name: value for name, value in aux_params.items() if name in names},
+    )
+
+
+def _constant_nodes(order: Sequence[Node], given: Mapping[str, NDArray]) -> set[Node]:
+    """Nodes that depend on nothing but given arguments."""
+    found: set[Node] = set()
+    states = {node.inputs[i].node for node in order if node.op is not None for i in node.op.aux}
+    for node in order:
+        op = node.op
+        if op is None:
+            if node.name in given and node not in states:
+                found.add(node)
+            continue
+        if op.random or op.aux or op.single or node.control_deps or "__ctx_group__" in node.attrs:
+            continue
+        if not node.inputs and 0 in (node.params.get("shape") or (0,)):
+            continue  # its shape follows from who reads it
+        if all(entry.node in found for entry in node.inputs):
+            found.add(node)
+    return found
+
+
+def _values(entries: Sequence[Entry], given: Mapping[str, NDArray]) -> Sequence[NDArray]:
+    if not entries:
+        return []
+    part = Symbol(list(entries))
+    arguments = {name: given[name].as_in_context(cpu()) for name in part.list_arguments()}
+    near = next(iter(given.values())).context if given else cpu()
+    results = part.bind(cpu(), arguments, grad_req="null").forward(is_train=False)
+    return [result.copyto(near) for result in results]
