@@ -19,8 +19,9 @@ from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Param
 
 BLOCK = 1 << 15
 """Elements of a block: a few fit a core's second-level cache."""
-MOST_PREPARED = 64
-"""Blocks: for arrays of more the views would be many, and what a call costs beside its work matters no more."""
+MOST_PREPARED = 2048
+"""Blocks: for arrays of more, 256 MB of float32, the views would be many. To make them in every run costs half as much
+as the work."""
 RESULT = -1
 """The place of a value that lies in the block of the result."""
 
