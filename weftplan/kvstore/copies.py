@@ -12,7 +12,8 @@ from typing import Any
 
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
-from weftplan.ndarray import NDArray
+from weftplan.ndarray import NDArray, pushing
+from weftplan.ndarray.pushing import push_kernel
 
 HOST = ("cpu", "cpu_pinned")
 """Device types whose memory every CPU thread can read and write."""
@@ -39,8 +40,9 @@ def copy(source: NDArray, target: NDArray, priority: int, *, inline: bool = Fals
     if source.context.device_type not in HOST or target.context.device_type not in HOST:
         source.copyto(target, priority=priority)
         return
-    get_engine().push(
-        partial(_fill_one, source, target),
+    push_kernel(
+        _fill_one,
+        [source, target],
         (source.var,),
         (target.var,),
         target.context,
@@ -79,12 +81,10 @@ def copy_to_all(
         where = source if len(together) > 1 else together[0]
         nbytes = len(together) * source.nbytes
         small = inline and nbytes <= SMALL
-        if len(together) == 1 and nbytes <= SMALL:
-            fill = partial(_fill_one, source, where)
-        else:
-            fill = partial(_fill, source, together, spread)
-        get_engine().push(
-            fill,
+        alone = len(together) == 1 and nbytes <= SMALL
+        push_kernel(
+            _fill_one if alone else partial(_fill, spread),
+            [source, *together],
             (own,),
             tuple(writes),
             where.context,
@@ -97,36 +97,32 @@ def copy_to_all(
 
 
 def _copied_at_once(source: NDArray, targets: Sequence[NDArray]) -> bool:
-    values = ready_on_host(source)
-    if values is None or (1 + len(targets)) * values.nbytes > AT_ONCE:
+    if not in_memory(source) or (1 + len(targets)) * source.nbytes > AT_ONCE:
         return False
     own = source.chunk.var
     writes: list[Any] = []
-    views: list[Any] = []
     for target in targets:
-        view, chunk = target.ready, target.chunk
-        var = chunk.var
-        if view is None or chunk.context.device_type not in HOST or var is own or var in writes:
+        var = target.chunk.var
+        if not in_memory(target) or var is own or var in writes:
             return False
         writes.append(var)
-        views.append(view)
 
     def fill() -> None:
-        for view in views:
-            view[...] = values
+        values = source.ready  # only now, when nobody can move or free it any more
+        for target in targets:
+            target.ready[...] = values  # one that is None is an error, and all of this is pushed
 
     return get_engine().write_at_once(fill, (own,), writes)
 
 
-def ready_on_host(array: NDArray) -> Any:
-    """What ``array.raw()`` gives without doing anything for it, or None where something is to be done first, or it is
-    not on the host."""
-    return array.ready if array.chunk.context.device_type in HOST else None
+def in_memory(array: NDArray) -> bool:
+    """Whether the array is on the host and its bytes are there, with nothing to be done for them."""
+    return array.ready is not None and array.chunk.context.device_type in HOST and pushing.make_room is None
 
 
-def _fill(source: NDArray, targets: Sequence[NDArray], spread: Spread) -> None:
-    spread(source.raw(), [target.raw() for target in targets])
+def _fill(spread: Spread, source: Any, *targets: Any) -> None:
+    spread(source, targets)
 
 
-def _fill_one(source: NDArray, target: NDArray) -> None:
-    target.raw()[...] = source.raw()
+def _fill_one(source: Any, target: Any) -> None:
+    target[...] = source

@@ -24,7 +24,7 @@ from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.copies import AT_ONCE, HOST, copy, copy_to_all, ready_on_host
+from weftplan.kvstore.copies import AT_ONCE, HOST, copy, copy_to_all, in_memory
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import (
@@ -40,7 +40,7 @@ from weftplan.kvstore.updating import UpdatingStore
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.pushing import push as launch
+from weftplan.ndarray.pushing import push_kernel
 
 SMALL = 1 << 18
 """Bytes: the sum of at most that many is an ordinary operation."""
@@ -307,16 +307,12 @@ class KVStoreLocal(UpdatingStore):
         """``target[...] = sum of sources``, all of them on the host."""
         if not priority and self._summed_at_once(sources, target):
             return
-        add = self._add
-
-        def reduce() -> None:
-            add([source.raw() for source in sources], target.raw())
-
         # What is over before a worker is awake needs no worker of its own, and a wait may do it.
         small = target.nbytes <= SMALL and not priority
-        get_engine().push(
-            reduce,
-            tuple(dict.fromkeys(source.var for source in sources)),
+        push_kernel(
+            partial(_sum_to_last, self._add),
+            [*sources, target],
+            [source.var for source in sources],
             (target.var,),
             target.context,
             prop=FnProperty.NORMAL if small else FnProperty.CPU_PRIORITIZED,
@@ -325,20 +321,22 @@ class KVStoreLocal(UpdatingStore):
         )
 
     def _summed_at_once(self, sources: list[NDArray], target: NDArray) -> bool:
-        total = ready_on_host(target)
-        if total is None or (1 + len(sources)) * total.nbytes > AT_ONCE or total.size >= self._bound:
+        if not in_memory(target) or (1 + len(sources)) * target.nbytes > AT_ONCE or target.size >= self._bound:
             return False
         own = target.chunk.var
         reads: list[Any] = []
-        terms: list[Any] = []
         for source in sources:
-            term, var = ready_on_host(source), source.chunk.var
-            if term is None or var is own:
+            var = source.chunk.var
+            if var is own or not in_memory(source):
                 return False
-            terms.append(term)
             if var not in reads:
                 reads.append(var)
-        return get_engine().write_at_once(partial(sum_as_one_block, terms, total, self._block_sum), reads, (own,))
+
+        def add() -> None:
+            # Only now can nobody move or free the bytes. An array without any is an error, and the sum is pushed.
+            sum_as_one_block([source.ready for source in sources], target.ready, self._block_sum)
+
+        return get_engine().write_at_once(add, reads, (own,))
 
     def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
         """True when the sum of ``arrays`` can be made in the stored value itself."""
@@ -387,15 +385,9 @@ def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
 def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
     """Left-to-right sum on the device of ``out``, half precision in float32 and rounded once."""
 
-    def add_all() -> None:
-        total = out.raw()
-        if isinstance(total, np.ndarray):  # a simulated device
-            quietly(sum_sequential_block, [source.raw() for source in sources], total, total)
-        else:
-            sum_in_one_launch([source.raw() for source in sources], total)
-
-    launch(
-        add_all,
+    push_kernel(
+        _add_on_device,
+        [*sources, out],
         [source.var for source in sources],
         [out.var],
         out.context,
@@ -403,3 +395,17 @@ def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
         priority=priority,
         name="KVStoreReduce",
     )
+
+
+def _add_on_device(*raws: Any) -> None:
+    *terms, total = raws
+    if isinstance(total, np.ndarray):  # a simulated device
+        quietly(sum_sequential_block, terms, total, total)
+    else:
+        sum_in_one_launch(terms, total)
+
+
+def _sum_to_last(add: Callable[..., None], *raws: Any) -> None:
+    """``add`` all arrays but the last, which gets the sum."""
+    *terms, total = raws
+    add(terms, total)

@@ -22,6 +22,7 @@ from weftplan.kvstore.keys import Key
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray import NDArray
+from weftplan.ndarray.pushing import holding
 
 _INSTALL = "`pip install nvidia-nccl-cu12` (or -cu13, as CuPy's wheel), or use mx.kv.create('device')"
 
@@ -170,5 +171,11 @@ class KVStoreNccl(KVStoreDevice):
 
         read, wrote = dedupe([array.var for array in reads], [array.var for array in writes])
         get_engine().push(
-            run, read, wrote, contexts[home], prop=FnProperty.GPU_PRIORITIZED, priority=priority, name="KVStoreNccl"
+            holding([*reads, *writes], run),
+            read,
+            wrote,
+            contexts[home],
+            prop=FnProperty.GPU_PRIORITIZED,
+            priority=priority,
+            name="KVStoreNccl",
         )

@@ -21,7 +21,7 @@ from weftplan.kvstore.local import KVStoreLocal, reads
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.pushing import push as launch
+from weftplan.ndarray.pushing import push_kernel
 
 
 class KVStoreDevice(KVStoreLocal):
@@ -152,12 +152,8 @@ class KVStoreDevice(KVStoreLocal):
             for i, array in enumerate(arrays)
         ]
 
-        unpack_sum = partial(compression.unpack_sum, **self._sharing)
-
-        def unpack() -> None:
-            quietly(unpack_sum, [source.raw() for source in packed], merged.raw())
-
-        _launch(unpack, packed, [merged], priority, "KVStoreUnpack")
+        unpack_sum = partial(quietly, partial(compression.unpack_sum, **self._sharing))
+        _launch(lambda *raws: unpack_sum(raws[:-1], raws[-1]), packed, [merged], priority, "KVStoreUnpack")
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         for k, _ in groups:
@@ -180,21 +176,18 @@ class KVStoreDevice(KVStoreLocal):
         if packed is None:
             packed = empty((compression.packed_size(array.size),), ctx=where, dtype="uint8")
         self._residuals[place], self._packed[place] = residual, packed
-        rest, sent = residual, packed
-        code = partial(compression.pack, **self._sharing)
-
-        def pack() -> None:
-            quietly(code, array.raw(), rest.raw(), sent.raw())
-
-        _launch(pack, [array], [rest, sent], priority, "KVStorePack")
+        code = partial(quietly, partial(compression.pack, **self._sharing))
+        _launch(code, [array], [residual, packed], priority, "KVStorePack")
         return packed
 
 
-def _launch(fn: Any, reads: list[NDArray], writes: list[NDArray], priority: int, name: str) -> None:
+def _launch(kernel: Any, reads: list[NDArray], writes: list[NDArray], priority: int, name: str) -> None:
+    """Push ``kernel`` of the raw arrays of ``reads`` and ``writes``."""
     where = writes[-1].context
     prop = FnProperty.CPU_PRIORITIZED if where.device_type in HOST else FnProperty.GPU_PRIORITIZED
-    launch(
-        fn,
+    push_kernel(
+        kernel,
+        [*reads, *writes],
         [array.var for array in reads],
         [array.var for array in writes],
         where,

@@ -81,6 +81,24 @@ def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
         raise
 
 
+def holding(arrays: Sequence[Any], fn: Callable[..., object]) -> Callable[..., object]:
+    """``fn`` for an operation that looks up the raw arrays of ``arrays`` itself: while arrays may wait elsewhere it is
+    called when all of them are in memory, and they stay there until it returns."""
+    return fn if make_room is None else partial(_holding, list(arrays), fn)
+
+
+def _holding(arrays: list[Any], fn: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
+    result = None
+
+    def use(raws: list[Any]) -> None:
+        nonlocal result
+        del raws
+        result = fn(*args, **kwargs)
+
+    together.run(partial(_raws, arrays), use)
+    return result
+
+
 def _raws(operands: list[Any]) -> list[Any]:
     return [operand.raw() if (ready := operand.ready) is None else ready for operand in operands]
 
@@ -132,6 +150,7 @@ def push_kernel(
     writes: Sequence[Any],
     ctx: Context,
     *,
+    prop: FnProperty = FnProperty.NORMAL,
     priority: int = 0,
     name: str | None = None,
 ) -> None:
@@ -142,7 +161,7 @@ def push_kernel(
     """
     if make_room is not None:
         reads = (*reads, *make_room(ctx, operands))
-    _push(work(ctx, kernel, operands), reads, writes, ctx, FnProperty.NORMAL, priority, name)
+    _push(work(ctx, kernel, operands), reads, writes, ctx, prop, priority, name)
 
 
 def push(

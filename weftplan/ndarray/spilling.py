@@ -42,6 +42,7 @@ from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.release import drain, due
 from weftplan.storage import Allocation, Resource, homes, relief
 from weftplan.storage.recording import address_of
+from weftplan.tasks import schedule
 
 LEAST = 4096
 """Smaller chunks stay: their copies cost more time than they free memory."""
@@ -331,6 +332,7 @@ def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
     _homes, _movable = where, movable
     spill_ahead.forget()
     pushing.make_room = partial(spill_ahead.make_room, where) if where else None
+    schedule.holding = pushing.holding if where else None
     chunks.ArrayChunk = SpillableChunk if where or movable else Chunk
 
 

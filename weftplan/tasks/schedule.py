@@ -40,6 +40,10 @@ from weftplan.tasks.registry import in_flight
 
 P = ParamSpec("P")
 
+holding: Callable[[Sequence[Any], Callable[..., Any]], Callable[..., Any]] | None = None
+"""Makes of a function one that has some NDArrays in memory while it runs; set by their layer while they may wait
+elsewhere."""
+
 
 def submit(
     fn: Callable[..., Any],
@@ -308,6 +312,8 @@ def _schedule(
                     ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
                 if not engine._debug and any(type(one) is Task or is_ndarray(one) for one in (*read, *written)):
                     work = functools.partial(call_opened, fn, None)
+                if holding is not None and (ndarrays := [one for one in (*read, *written) if is_ndarray(one)]):
+                    work = holding(ndarrays, work)
         made = Task(var, work, args, kwargs, out, label)
         engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
     finally:

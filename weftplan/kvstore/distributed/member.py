@@ -15,7 +15,7 @@ from weftplan.device.context import cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.engine.waiting import helpers
-from weftplan.errors import KVStoreError
+from weftplan.errors import KVStoreError, OutOfMemoryError
 from weftplan.kvstore.copies import HOST, copy
 from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
@@ -25,6 +25,7 @@ from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import Array, sum_sequential_block
 from weftplan.ndarray import NDArray, empty
+from weftplan.ndarray.pushing import holding
 
 _EXIT_S = 30.0
 """Seconds that a process which ends gives its last exchanges."""
@@ -90,6 +91,12 @@ class KVStoreDist(KVStoreLocal):
             if failure is not None:
                 part.arrive(None, None, failure.exception(), on_complete)
                 return
+            try:
+                here(on_complete)
+            except OutOfMemoryError as error:
+                part.arrive(None, None, error, on_complete)
+
+        def summed(on_complete: OnComplete) -> None:
             total = share = wire.raw()
             if len(sources) == 1:
                 share = sources[0].raw()
@@ -101,6 +108,7 @@ class KVStoreDist(KVStoreLocal):
                 return
             part.arrive(share, total, None, on_complete)
 
+        here = holding([*sources, wire], summed)
         # It runs even when the sum has failed: the others wait for this process, and must be told.
         get_engine().push_async(
             start, reads, (wire.var,), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"

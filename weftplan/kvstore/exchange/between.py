@@ -19,6 +19,7 @@ from weftplan.kvstore.exchange.runner import Runner
 from weftplan.kvstore.exchange.ways import TreeRule
 from weftplan.kvstore.keys import Key
 from weftplan.ndarray import NDArray, empty
+from weftplan.ndarray.pushing import holding
 
 
 class Between:
@@ -119,7 +120,7 @@ class Between:
         home = list(contexts).index(whole.context)
         reads, wrote = dedupe(reads, [array.var for array in [*writes, *room.values()]])
         get_engine().push(
-            lambda: runner.run(program, home, lookup),
+            holding([*arrays, whole, *room.values()], lambda: runner.run(program, home, lookup)),
             reads,
             wrote,
             whole.context,

@@ -1,0 +1,78 @@
+"""Stores and tasks on arrays most of which wait in a home: each operation has the memory of all its arrays, or none.
+
+There is room for the arrays of one operation and some more, and several workers want them at once. If each kept what it
+has while it waits for the rest, they would refuse each other what fits.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, engine, storage
+from weftplan.ndarray import spilling
+from weftplan.storage import LimitResource, NaivePool
+
+SIZE = 1 << 18
+"""Bytes of an array."""
+KEYS, EACH = 6, 4
+
+
+@pytest.fixture(params=["cpu", "sim"])
+def where(request, folder):
+    """A context with room for nine arrays, of which an operation needs at most six; the others go to a home."""
+    ctx = getattr(mx, request.param)(9240)
+    homes = f"file:{folder}:64MB" if request.param == "cpu" else "host:64MB"
+    with (
+        engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=4)) as current,
+        spilling.using(homes),
+        storage.using(LimitResource(NaivePool(device.get(ctx)), 9 * SIZE)) as pool,
+    ):
+        yield ctx
+        gc.collect()
+        mx.nd.waitall()
+        assert pool.statistics().requested_bytes == 0
+        current.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "compression", "each"), [("local", None, 1), ("device", None, 1), ("device", "2bit", 0.5)]
+)
+def test_sums_and_copies(where, kind, compression, each):
+    """Pushes and pulls of many keys at once: every value is right, and nothing is refused."""
+    kv = mx.kv.create(kind)
+    if compression:
+        kv.set_gradient_compression({"type": compression, "threshold": 0.5})
+    gradients = {key: [mx.nd.full((SIZE // 4,), 1.0, ctx=where) for _ in range(EACH)] for key in range(KEYS)}
+    for key in range(KEYS):
+        kv.init(key, mx.nd.zeros((SIZE // 4,), ctx=where))
+    outs = {key: [mx.nd.empty((SIZE // 4,), ctx=where) for _ in range(EACH)] for key in range(KEYS)}
+    for key in range(KEYS):
+        kv.push(key, gradients[key], priority=-key)
+    for key in range(KEYS):
+        kv.pull(key, outs[key], priority=-key)
+    for key in range(KEYS):
+        for out in outs[key]:
+            np.testing.assert_array_equal(out.asnumpy(), EACH * each)
+    del out
+    gradients.clear()
+    outs.clear()
+
+
+def test_tasks(where):
+    """Tasks on three arrays each, as many as there are workers and more."""
+    arrays = [mx.nd.full((SIZE // 4,), float(number), ctx=where) for number in range(3 * KEYS)]
+
+    def add(total, first, second):
+        total += first
+        total += second
+
+    for _ in range(3):
+        for number in range(0, len(arrays), 3):
+            mx.engine.submit(add, *arrays[number : number + 3], writes=[arrays[number]])
+    for number, array in enumerate(arrays):
+        want = number if number % 3 else number + 3 * (2 * number + 3)
+        np.testing.assert_array_equal(array.asnumpy(), want)
+    del array
+    arrays.clear()
