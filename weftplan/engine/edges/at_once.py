@@ -74,7 +74,8 @@ def at_once(engine: Threads, work: Callable[[], object], reads: tuple[Var, ...])
 def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
     """Call ``work()`` now, if all that it reads and writes is idle; see :meth:`Region.write_alone`.
 
-    An error is only found, and what was written then is written again by the operation that the caller pushes.
+    An error is only found, and what was written then is written again by the operation that the caller pushes. Ctrl-C
+    pushes one here, so nothing stays half written: ``work`` may run twice, and has the same result then.
 
     Returns:
         True: it has run, as an operation that was pushed by this call. False: it is still to be pushed.
@@ -85,3 +86,6 @@ def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[V
         return engine._region.write_alone(engine, work, reads, writes)
     except Exception:
         return False
+    except BaseException:
+        engine.push(work, tuple(reads), tuple(writes), name="written again after an interrupt")
+        raise
