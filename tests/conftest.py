@@ -6,7 +6,6 @@ import multiprocessing
 import os
 
 import pytest
-from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("weftplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,15 +18,6 @@ if "forkserver" in multiprocessing.get_all_start_methods():
 
 collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 """Scripts that make golden files; they run with MXNet's interpreter, not under pytest."""
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collect_file(file_path, parent):
-    """Docstrings of tests hold no examples, and looking for them takes time in every file; helpers may have some."""
-    found = yield
-    if not file_path.name.startswith("test_"):
-        return found
-    return [one for one in found if not isinstance(one, DoctestModule)]
 
 
 def pytest_collection(session):

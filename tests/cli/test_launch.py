@@ -60,16 +60,18 @@ def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_digits_over_processes_and_over_devices():
-    """Four processes end with the bits of four devices: same batches, same order of sums."""
+    """Four processes end with the bits of four devices, and those with the bits of one that sums over four pieces of
+    each batch: same pieces, same order of sums."""
     need_mpi()
     pytest.importorskip("sklearn")
     arguments = ("train", "--network", "mlp", "--epochs", "2", "--json")
     devices = run(*arguments, "--devices", "4", "--kvstore", "device")
+    pieces = run(*arguments, "--devices", "1", "--micro-batches", "4")
     processes = run(
         "launch", "-n", "4", "weftplan", *arguments, "--devices", "1", "--kvstore", "dist_sync"
     )  # fmt: skip
     assert processes["workers"] == 4
-    assert processes["weights_sha256"] == devices["weights_sha256"]
+    assert processes["weights_sha256"] == devices["weights_sha256"] == pieces["weights_sha256"]
     assert processes["test_accuracy"] == devices["test_accuracy"]
 
 
