@@ -36,7 +36,7 @@ def gradient(op: Op) -> str:
 
 def on_gpu(op: Op) -> str:
     """Kernels are written for NumPy's and CuPy's arrays alike; some fetch values to the host to decide."""
-    module = sys.modules.get(getattr(op.forward, "__module__", ""))
+    module = sys.modules.get(getattr(inspect.unwrap(op.forward), "__module__", ""))
     fetches = module is not None and "hasattr(" in (source := inspect.getsource(module)) and ".get()" in source
     return "yes, part of it on the host" if fetches else "yes"
 

@@ -56,7 +56,7 @@ TYPED = {
     "inspect old-0007.params": (1, "give the symbol file, old-symbol.json beside it"),
     "run old 7": (2, "Missing option '--input'"),
     "run old 7 --input images.npy": (0, "softmax_output: float32 (3, 10)"),
-    "run old 7 --input flat.npy": (1, "Error: operator Convolution (node 'conv1')"),
+    "run old 7 --input flat.npy": (1, "Error: old-symbol.json: operator Convolution (node 'conv1')"),
     "run old 7 --input nope.npy": (2, "there is no file 'nope.npy'"),
     "run old 7 --input dat=images.npy": (2, "the network has no input 'dat'; did you mean 'data'?"),
     "tarin": (2, "did you mean 'train'?"),

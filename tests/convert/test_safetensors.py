@@ -106,7 +106,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert call("plan", tmp_path / "m.onnx", "--shape", "data=2,4").exit_code == 0
     assert "ONNX" in call("inspect", tmp_path / "m.onnx").output
     assert "ends in .onnx" in call("convert", tmp_path / "net", 1, tmp_path / "m.txt").output
-    assert "--shape data=DIMS" in call("convert", tmp_path / "net", 1, tmp_path / "m.onnx").output
+    assert "--shape data=N,FEATURES" in call("convert", tmp_path / "net", 1, tmp_path / "m.onnx").output
 
 
 def arrays_of(table: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def command(
     \b
         weftplan scale -m resnet50 -n 1..4096 -t 8xnvlink4+100gbe
         weftplan scale -m vgg16 -n 1,8,64 -t "(20us,1.1GB/s)" --step-ms 180
-        weftplan launch -n 4 weftplan scale -m vgg16 -n 4 -t measured --measure-step
+        weftplan launch -n 4 weftplan scale -m mlp -n 4 -t measured --measure-step
     """
     links, how = "given", "modelled" if step_ms is None else "measured by you, spread over the layers as modelled"
     if measure_step and (topology != _MEASURED or step_ms is not None):

@@ -56,6 +56,7 @@ class Verbs:
         context: Context | Sequence[Context] | None = ...,
         group2ctx: Mapping[str, Context] | None = ...,
         kvstore: Any = ...,
+        workers: int | None = ...,
         optimizer: Any = ...,
         options: PlanOptions | None = ...,
         **more: Any,
