@@ -10,26 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import kernel, workspace_kernel
-from weftplan.ops.linalg_core import batched, diagonal, flip, square_shape, wide_floats
+from weftplan.ops.forms import kernel
+from weftplan.ops.linalg_core import batch_of, batched, diagonal, flip, square_shape, wide_floats
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 # ----------------------------------------------------------------------------------------------------------- sumlogdiag
 
 
-def _diagonal_spec(spec: TensorSpec) -> tuple[Shape, Any]:
-    return (math.prod(spec.shape[:-2]), spec.shape[-1]), spec.dtype
-
-
-@workspace_kernel
-def _sumlogdiag(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
-    xp = ctx.xp
-    a = batched(A)
-    logs = ctx.take((a.shape[0], a.shape[-1]), a.dtype)
-    xp.log(diagonal(a), out=logs)
+@kernel(scratch=lambda p, A, out: [((batch_of(A.shape), A.shape[-1]), A.dtype)])
+def _sumlogdiag(xp: Any, p: Params, A: Any, out: Any, logs: Any) -> None:
+    xp.log(diagonal(batched(A)), out=logs)
     xp.sum(logs, axis=1, out=out.reshape(-1))
 
 
@@ -47,7 +40,6 @@ register(
         infer_dtype=wide_floats("linalg_sumlogdiag"),
         inputs=("A",),
         gradient=grad("_backward_linalg_sumlogdiag", "g0", "x0"),
-        workspace=lambda params, inputs, outputs: take_bytes(_diagonal_spec(inputs[0])),
         aliases=("linalg_sumlogdiag",),
         doc="The sum of the logarithms of each matrix's diagonal.",
     )

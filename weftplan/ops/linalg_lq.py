@@ -10,11 +10,10 @@ eigenvectors by first-order perturbation, where pairs of equal eigenvalues count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.linalg_core import (
     batch_of,
@@ -29,8 +28,8 @@ from weftplan.ops.linalg_core import (
     wide_floats,
 )
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, backward, grad, merge_shape
+from weftplan.ops.schema import Op, Params
 
 # ---------------------------------------------------------------------------------------------------------------- gelqf
 
@@ -54,10 +53,11 @@ def _gelqf_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [a], [a, factor]
 
 
-def _reflector_scratch(batch: int, rows: int, columns: int, dtype: DType) -> list[tuple[Shape, DType]]:
-    """The reflections (their heads stand in ``work``), products with rows, and what each head is scaled by."""
-    return [((batch, rows, columns), dtype), ((batch, rows, columns), dtype), ((batch, rows, 1), dtype),
-            ((batch, rows, 1), dtype), ((batch, 1, 1), dtype), ((batch, 1, 1), dtype)]  # fmt: skip
+def _gelqf_scratch(params: Params, A: Any, Q: Any, L: Any) -> Room:
+    """The reflections (their heads stand in ``work``), products with rows, what each head is scaled by, diagonals."""
+    batch, (rows, columns) = batch_of(A.shape), A.shape[-2:]
+    whole, column, one = (batch, rows, columns), (batch, rows, 1), (batch, 1, 1)
+    return [(shape, A.dtype) for shape in (whole, whole, column, column, one, one, column)]
 
 
 def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any) -> None:
@@ -72,15 +72,24 @@ def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any
     xp.subtract(rows, spread, out=rows)
 
 
-@workspace_kernel
-def _gelqf(ctx: Workspace, p: Params, A: Any, Q: Any, L: Any) -> None:
-    xp = ctx.xp
-    a = batched(A)
-    batch, m, n = a.shape
-    work, outer, product, scales, norm, beta = (ctx.take(*s) for s in _reflector_scratch(batch, m, n, a.dtype))
-    xp.copyto(work, a)
+@kernel(scratch=_gelqf_scratch)
+def _gelqf(
+    xp: Any,
+    p: Params,
+    A: Any,
+    Q: Any,
+    L: Any,
+    work: Any,
+    outer: Any,
+    product: Any,
+    scales: Any,
+    norm: Any,
+    beta: Any,
+    diagonals: Any,
+) -> None:
+    batch, m, n = work.shape
+    xp.copyto(work, batched(A))
     scales.fill(0)
-    diagonals = ctx.take((batch, m, 1), a.dtype)
     for k in range(m):
         row = work[:, k : k + 1, k:]
         corner = row[:, :, :1]
@@ -112,25 +121,19 @@ def _gelqf(ctx: Workspace, p: Params, A: Any, Q: Any, L: Any) -> None:
             _reflect(xp, q[:, k:, k:], work[:, k : k + 1, k:], scales[:, k : k + 1], product, outer)
 
 
-def _gelqf_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, dtype = inputs[0]
-    batch, (m, n) = batch_of(shape), shape[-2:]
-    return take_bytes(*_reflector_scratch(batch, m, n, dtype), ((batch, m, 1), dtype))
-
-
-def _gelqf_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
-    batch, m, n = batch_of(spec.shape), *spec.shape[-2:]
+def _gelqf_backward_scratch(params: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any) -> Room:
+    batch, m, n = batch_of(Q.shape), *Q.shape[-2:]
     square = (batch, m, m)
-    return [(square, spec.dtype), (square, spec.dtype), ((solve_scratch(batch, m, n),), spec.dtype)]
+    return [(square, Q.dtype), (square, Q.dtype), ((solve_scratch(batch, m, n),), Q.dtype)]
 
 
-@workspace_kernel
-def _backward_gelqf(ctx: Workspace, p: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any) -> None:
+@kernel(scratch=_gelqf_backward_scratch)
+def _backward_gelqf(
+    xp: Any, p: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any, both: Any, term: Any, scratch: Any
+) -> None:
     """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
-    xp = ctx.xp
     dq, dl, q, factor = (batched(x) for x in (ograd_Q, ograd_L, Q, L))
     out = batched(out)
-    both, term, scratch = (ctx.take(*s) for s in _gelqf_backward_scratch(TensorSpec(q.shape, q.dtype)))
     xp.matmul(flip(factor), dl, out=both)
     xp.matmul(dq, flip(q), out=term)
     xp.subtract(both, term, out=both)
@@ -149,32 +152,19 @@ register(
         inputs=("A",),
         outputs=("Q", "L"),
         gradient=grad("_backward_linalg_gelqf", "g0", "g1", "y0", "y1"),
-        workspace=_gelqf_workspace,
         aliases=("linalg_gelqf",),
         doc="Q with orthonormal rows and lower triangular L, A = L · Q, of each matrix with no more rows than columns.",
     )
 )
-backward(
-    "_linalg_gelqf",
-    _backward_gelqf,
-    ("ograd_Q", "ograd_L", "Q", "L"),
-    workspace=lambda params, inputs, outputs: take_bytes(*_gelqf_backward_scratch(outputs[0])),
-)
+backward("_linalg_gelqf", _backward_gelqf, ("ograd_Q", "ograd_L", "Q", "L"))
 
 # ---------------------------------------------------------------------------------------------------------------- syevd
 
 
-def _syevd_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
-    n = spec.shape[-1]
-    return [((n, n), spec.dtype), ((n,), INDEX), ((n,), BOOL)]
-
-
-@workspace_kernel
-def _syevd(ctx: Workspace, p: Params, A: Any, U: Any, L: Any) -> None:
-    xp = ctx.xp
+@kernel(scratch=lambda p, A, U, L: [(A.shape[-2:], A.dtype), (A.shape[-1:], INDEX), (A.shape[-1:], BOOL)])
+def _syevd(xp: Any, p: Params, A: Any, U: Any, L: Any, sizes: Any, greatest: Any, negative: Any) -> None:
     a = batched(A)
     n = a.shape[-1]
-    sizes, greatest, negative = (ctx.take(*s) for s in _syevd_scratch(TensorSpec(a.shape, a.dtype)))
     vectors = None if U is None else batched(U)
     values = None if L is None else L.reshape(-1, n)
     for item in range(a.shape[0]):
@@ -191,19 +181,18 @@ def _syevd(ctx: Workspace, p: Params, A: Any, U: Any, L: Any) -> None:
         xp.multiply(rows, -1.0, out=rows, where=negative[:, None])
 
 
-def _syevd_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
-    batch, n = batch_of(spec.shape), spec.shape[-1]
-    square = (batch, n, n)
-    return [(square, spec.dtype), (square, spec.dtype), (square, BOOL)]
+def _syevd_backward_scratch(params: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any) -> Room:
+    square = (batch_of(u.shape), *u.shape[-2:])
+    return [(square, u.dtype), (square, u.dtype), (square, BOOL)]
 
 
-@workspace_kernel
-def _backward_syevd(ctx: Workspace, p: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any) -> None:
+@kernel(scratch=_syevd_backward_scratch)
+def _backward_syevd(
+    xp: Any, p: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any, inner: Any, gaps: Any, equal: Any
+) -> None:
     """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
-    xp = ctx.xp
     du, u, out = batched(du), batched(u), batched(out)
     n = u.shape[-1]
-    inner, gaps, equal = (ctx.take(*s) for s in _syevd_backward_scratch(TensorSpec(u.shape, u.dtype)))
     rows = values.reshape(-1, n)
     xp.matmul(du, flip(u), out=inner)
     xp.subtract(inner, flip(inner), out=out)
@@ -226,13 +215,7 @@ register(
         inputs=("A",),
         outputs=("U", "L"),
         gradient=grad("_backward_linalg_syevd", "g0", "g1", "y0", "y1"),
-        workspace=lambda params, inputs, outputs: take_bytes(*_syevd_scratch(inputs[0])),
         doc="Eigenvectors, the rows of U, and ascending eigenvalues L of each symmetric matrix.",
     )
 )
-backward(
-    "_linalg_syevd",
-    _backward_syevd,
-    ("ograd_U", "ograd_L", "U", "L"),
-    workspace=lambda params, inputs, outputs: take_bytes(*_syevd_backward_scratch(outputs[0])),
-)
+backward("_linalg_syevd", _backward_syevd, ("ograd_U", "ograd_L", "U", "L"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import MXNetError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.linalg_core import (
     batch_of,
@@ -25,23 +25,22 @@ from weftplan.ops.linalg_core import (
 )
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import DTypes, backward, grad, merge_dtype
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape
 
 Spec = tuple[Shape, Any]
 
 
-def _pivots(spec: TensorSpec) -> Spec:
-    return (batch_of(spec.shape), spec.shape[-1]), INDEX
+def _factor_room(a: Any) -> list[Spec]:
+    """Scratch for the factors, for the pivots, and for the work on them."""
+    shape, dtype = a.shape, a.dtype
+    batch, n = batch_of(shape), shape[-1]
+    return [((batch, n, n), dtype), ((batch, n), INDEX), ((lu_scratch(batch, n),), dtype)]
 
 
-def _lu_room(spec: TensorSpec) -> Spec:
-    return (lu_scratch(batch_of(spec.shape), spec.shape[-1]),), spec.dtype
-
-
-def _solve_room(spec: TensorSpec) -> Spec:
-    n = spec.shape[-1]
-    return (solve_scratch(batch_of(spec.shape), n, n),), spec.dtype
+def _solve_room(a: Any) -> Spec:
+    n = a.shape[-1]
+    return (solve_scratch(batch_of(a.shape), n, n),), a.dtype
 
 
 def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
@@ -58,27 +57,22 @@ def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
     solve(xp, factors, out, scratch, lower=False)
 
 
-@workspace_kernel
-def _inverse(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
-    xp = ctx.xp
-    a, out = batched(A), batched(out)
-    spec = TensorSpec(a.shape, a.dtype)
-    factors, pivots = ctx.take(a.shape, a.dtype), ctx.take(*_pivots(spec))
-    xp.copyto(factors, a)
-    lu(xp, factors, pivots, ctx.take(*_lu_room(spec)))
+@kernel(scratch=lambda p, A, out: [*_factor_room(A), _solve_room(A)])
+def _inverse(xp: Any, p: Params, A: Any, out: Any, factors: Any, pivots: Any, spare: Any, scratch: Any) -> None:
+    xp.copyto(factors, batched(A))
+    lu(xp, factors, pivots, spare)
     if not bool(xp.all(diagonal(factors))):
         raise MXNetError("linalg_inverse expects invertible matrices, but one is singular")
-    _invert(xp, factors, pivots, out, ctx.take(*_solve_room(spec)))
+    _invert(xp, factors, pivots, batched(out), scratch)
 
 
-@workspace_kernel
-def _backward_inverse(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
+@kernel(scratch=lambda p, ograd, output, out: [(ograd.shape, ograd.dtype)])
+def _backward_inverse(xp: Any, p: Params, ograd: Any, output: Any, out: Any, product: Any) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
-    g, y = (batched(x) for x in (ograd, output))
-    product = ctx.take(g.shape, g.dtype)
-    ctx.xp.matmul(flip(y), g, out=product)
-    ctx.xp.negative(product, out=product)
-    ctx.xp.matmul(product, flip(y), out=batched(out))
+    g, y, product = (batched(x) for x in (ograd, output, product))
+    xp.matmul(flip(y), g, out=product)
+    xp.negative(product, out=product)
+    xp.matmul(product, flip(y), out=batched(out))
 
 
 register(
@@ -89,19 +83,11 @@ register(
         infer_dtype=wide_floats("linalg_inverse"),
         inputs=("A",),
         gradient=grad("_backward_linalg_inverse", "g0", "y0"),
-        workspace=lambda params, inputs, outputs: take_bytes(
-            inputs[0], _pivots(inputs[0]), _lu_room(inputs[0]), _solve_room(inputs[0])
-        ),
         aliases=("linalg_inverse",),
         doc="The inverse of each matrix.",
     )
 )
-backward(
-    "_linalg_inverse",
-    _backward_inverse,
-    ("ograd", "output"),
-    workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
-)
+backward("_linalg_inverse", _backward_inverse, ("ograd", "output"))
 
 # --------------------------------------------------------------------------------------------------------- determinants
 
@@ -117,15 +103,12 @@ def _with_pivots(name: str, kept: int) -> Any:
     return rule
 
 
-def _factors(ctx: Workspace, a: Any, kept: Sequence[Any]) -> tuple[Any, Any]:
+def _factors(xp: Any, a: Any, kept: Sequence[Any], room: Any, places: Any, spare: Any) -> tuple[Any, Any]:
     """(factors, pivots), in the outputs ``kept`` where those are wanted."""
-    a = batched(a)
-    spec = TensorSpec(a.shape, a.dtype)
-    room, places = ctx.take(a.shape, a.dtype), ctx.take(*_pivots(spec))
     factors = room if kept[0] is None else batched(kept[0])
     pivots = places if kept[1] is None else kept[1].reshape(places.shape)
-    ctx.xp.copyto(factors, a)
-    lu(ctx.xp, factors, pivots, ctx.take(*_lu_room(spec)))
+    xp.copyto(factors, batched(a))
+    lu(xp, factors, pivots, spare)
     return factors, pivots
 
 
@@ -136,43 +119,49 @@ def _apply_parity(xp: Any, pivots: Any, out: Any) -> None:
             xp.negative(out[item : item + 1], out=out[item : item + 1])
 
 
-def _factor_bytes(a: TensorSpec) -> int:
-    return take_bytes(a, _pivots(a), _lu_room(a))
-
-
-@workspace_kernel
-def _det(ctx: Workspace, p: Params, A: Any, output0: Any, output1: Any, output2: Any) -> None:
-    factors, pivots = _factors(ctx, A, (output1, output2))
+@kernel(scratch=lambda p, A, *outputs: _factor_room(A))
+def _det(
+    xp: Any, p: Params, A: Any, output0: Any, output1: Any, output2: Any, room: Any, places: Any, spare: Any
+) -> None:
+    factors, pivots = _factors(xp, A, (output1, output2), room, places, spare)
     if output0 is not None:
-        ctx.xp.prod(diagonal(factors), axis=1, out=output0.reshape(-1))
-        _apply_parity(ctx.xp, pivots, output0.reshape(-1))
+        xp.prod(diagonal(factors), axis=1, out=output0.reshape(-1))
+        _apply_parity(xp, pivots, output0.reshape(-1))
 
 
-@workspace_kernel
-def _slogdet(ctx: Workspace, p: Params, A: Any, output0: Any, output1: Any, output2: Any, output3: Any) -> None:
-    xp = ctx.xp
-    factors, pivots = _factors(ctx, A, (output2, output3))
-    spare = ctx.take(pivots.shape, factors.dtype)
+@kernel(scratch=lambda p, A, *outputs: [*_factor_room(A), ((batch_of(A.shape), A.shape[-1]), A.dtype)])
+def _slogdet(
+    xp: Any,
+    p: Params,
+    A: Any,
+    output0: Any,
+    output1: Any,
+    output2: Any,
+    output3: Any,
+    room: Any,
+    places: Any,
+    spare: Any,
+    terms: Any,
+) -> None:
+    factors, pivots = _factors(xp, A, (output2, output3), room, places, spare)
     if output0 is not None:
-        xp.sign(diagonal(factors), out=spare)
-        xp.prod(spare, axis=1, out=output0.reshape(-1))
+        xp.sign(diagonal(factors), out=terms)
+        xp.prod(terms, axis=1, out=output0.reshape(-1))
         _apply_parity(xp, pivots, output0.reshape(-1))
     if output1 is not None:
-        xp.absolute(diagonal(factors), out=spare)
-        xp.log(spare, out=spare)
-        xp.sum(spare, axis=1, out=output1.reshape(-1))
+        xp.absolute(diagonal(factors), out=terms)
+        xp.log(terms, out=terms)
+        xp.sum(terms, axis=1, out=output1.reshape(-1))
 
 
-@workspace_kernel
+@kernel(scratch=lambda p, ograd, value, factors, pivots, out: [_solve_room(factors)])
 def _backward_determinant(
-    ctx: Workspace, p: Params, ograd: Any, value: Any, factors: Any, pivots: Any, out: Any
+    xp: Any, p: Params, ograd: Any, value: Any, factors: Any, pivots: Any, out: Any, scratch: Any
 ) -> None:
     """ograd · A⁻ᵀ, times the determinant for det; 0 where the determinant, or its sign, is 0."""
-    xp = ctx.xp
     g, value = ograd.reshape(-1, 1, 1), value.reshape(-1, 1, 1)
     factors, out = batched(factors), batched(out)
-    spec = TensorSpec(out.shape, out.dtype)
-    _invert(xp, factors, pivots.reshape(_pivots(spec)[0]), flip(out), ctx.take(*_solve_room(spec)))
+    _invert(xp, factors, pivots.reshape(out.shape[:-1]), flip(out), scratch)
     xp.multiply(out, g, out=out)
     if p["scaled"]:
         xp.multiply(out, value, out=out)
@@ -190,13 +179,12 @@ def _slogdet_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 
 
 _SCALED = (Param("scaled", p_bool, doc="multiply by the determinant"),)
-for _name, _kernel, _rule, _kinds, _bytes, _doc in (
+for _name, _kernel, _rule, _kinds, _doc in (
     (
         "linalg_det",
         _det,
         _det_gradient,
         ("one", "same", "row"),
-        lambda params, inputs, outputs: _factor_bytes(inputs[0]),
         "The determinant of each matrix.",
     ),
     (
@@ -204,7 +192,6 @@ for _name, _kernel, _rule, _kinds, _bytes, _doc in (
         _slogdet,
         _slogdet_gradient,
         ("one", "one", "same", "row"),
-        lambda params, inputs, outputs: _factor_bytes(inputs[0]) + take_bytes((_pivots(inputs[0])[0], inputs[0].dtype)),
         "The sign of each matrix's determinant, and the logarithm of its absolute value.",
     ),
 ):
@@ -218,15 +205,8 @@ for _name, _kernel, _rule, _kinds, _bytes, _doc in (
             outputs=tuple(f"output{k}" for k in range(len(_kinds))),
             visible_outputs=len(_kinds) - 2,
             gradient=_rule,
-            workspace=_bytes,
             aliases=(_name,),
             doc=_doc,
         )
     )
-    backward(
-        f"_{_name}",
-        _backward_determinant,
-        ("ograd", "value", "factors", "pivots"),
-        params=_SCALED,
-        workspace=lambda params, inputs, outputs: take_bytes(_solve_room(inputs[2])),
-    )
+    backward(f"_{_name}", _backward_determinant, ("ograd", "value", "factors", "pivots"), params=_SCALED)

@@ -17,7 +17,7 @@ from weftplan.ops.linalg_core import batched, flip, triangle, wide_floats
 from weftplan.ops.matrix import batch_shape
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, normalize_axis
 from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _ALPHA = Param("alpha", p_float, 1.0, "factor of the product")
@@ -160,10 +160,8 @@ def _syrk(xp: Any, p: Params, A: Any, out: Any) -> None:
     xp.multiply(out, p["alpha"], out=out)
 
 
-@workspace_kernel
-def _backward_syrk(ctx: Workspace, p: Params, g: Any, a: Any, out: Any) -> None:
-    xp = ctx.xp
-    spare = ctx.take(a.shape, a.dtype)
+@kernel(scratch=lambda p, g, a, out: [(a.shape, a.dtype)])
+def _backward_syrk(xp: Any, p: Params, g: Any, a: Any, out: Any, spare: Any) -> None:
     if p["transpose"]:
         xp.matmul(a, g, out=out)
         xp.matmul(a, flip(g), out=spare)
@@ -187,13 +185,7 @@ register(
         doc="alpha times the product of each matrix and its transpose.",
     )
 )
-backward(
-    "_linalg_syrk",
-    _backward_syrk,
-    ("ograd", "A"),
-    params=_SYRK,
-    workspace=lambda params, inputs, outputs: take_bytes(inputs[1]),
-)
+backward("_linalg_syrk", _backward_syrk, ("ograd", "A"), params=_SYRK)
 
 # ----------------------------------------------------------------------------------------------------------------- trmm
 
@@ -222,10 +214,9 @@ def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return [a, b], [b]
 
 
-@workspace_kernel
-def _trmm(ctx: Workspace, p: Params, a: Any, b: Any, out: Any) -> None:
-    xp = ctx.xp
-    clean = batched(ctx.take(a.shape, a.dtype))
+@kernel(scratch=lambda p, a, b, out: [(a.shape, a.dtype)])
+def _trmm(xp: Any, p: Params, a: Any, b: Any, out: Any, clean: Any) -> None:
+    clean = batched(clean)
     triangle(xp, batched(a), clean, p["lower"])
     clean = flip(clean, p["transpose"])
     if p["rightside"]:
@@ -235,11 +226,9 @@ def _trmm(ctx: Workspace, p: Params, a: Any, b: Any, out: Any) -> None:
     xp.multiply(out, p["alpha"], out=out)
 
 
-@workspace_kernel
-def _backward_trmm(ctx: Workspace, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B: Any) -> None:
-    xp = ctx.xp
-    g, a, b = (batched(x) for x in (ograd, A, B))
-    clean = ctx.take(a.shape, a.dtype)
+@kernel(scratch=lambda p, ograd, A, B, d_A, d_B: [(A.shape, A.dtype)])
+def _backward_trmm(xp: Any, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B: Any, clean: Any) -> None:
+    g, a, b, clean = (batched(x) for x in (ograd, A, B, clean))
     if d_A is not None:
         out = batched(d_A)
         left, right = (flip(b), g) if p["rightside"] else (g, flip(b))
@@ -268,16 +257,8 @@ register(
         params=TRIANGULAR,
         inputs=("A", "B"),
         gradient=grad("_backward_linalg_trmm", "g0", "x0", "x1"),
-        workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
         aliases=("linalg_trmm",),
         doc="alpha times the product of a triangular matrix and B.",
     )
 )
-backward(
-    "_linalg_trmm",
-    _backward_trmm,
-    ("ograd", "A", "B"),
-    grad_inputs=(0, 1),
-    params=TRIANGULAR,
-    workspace=lambda params, inputs, outputs: take_bytes(inputs[1]),
-)
+backward("_linalg_trmm", _backward_trmm, ("ograd", "A", "B"), grad_inputs=(0, 1), params=TRIANGULAR)

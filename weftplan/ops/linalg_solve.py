@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import kernel
 from weftplan.ops.linalg_core import (
     batch_of,
     batched,
@@ -25,12 +25,12 @@ from weftplan.ops.linalg_core import (
 from weftplan.ops.linalg_products import TRIANGULAR, triangular_shape
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, backward, grad, take_bytes
-from weftplan.ops.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.rules import UNARY_INPLACE, backward, grad
+from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
 
 
-def _one_solve(spec: TensorSpec, rows: int, columns: int) -> tuple[tuple[int, ...], Any]:
-    return (solve_scratch(batch_of(spec.shape), rows, columns),), spec.dtype
+def _one_solve(x: Any, rows: int, columns: int) -> tuple[Shape, Any]:
+    return (solve_scratch(batch_of(x.shape), rows, columns),), x.dtype
 
 
 # ----------------------------------------------------------------------------------------------------------------- trsm
@@ -44,24 +44,19 @@ def _solved(xp: Any, params: Params, a: Any, b: Any, scratch: Any, adjoint: bool
     solve(xp, a, flip(b, right), scratch, lower=params["lower"] != (transpose != right))
 
 
-def _trsm_scratch(params: Params, b: TensorSpec) -> tuple[tuple[int, ...], Any]:
+def _trsm_scratch(params: Params, b: Any) -> tuple[Shape, Any]:
     rows, columns = b.shape[-2:]
     return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
 
 
-@workspace_kernel
-def _trsm(ctx: Workspace, p: Params, A: Any, B: Any, out: Any) -> None:
-    xp = ctx.xp
+@kernel(scratch=lambda p, A, B, out: [_trsm_scratch(p, out)])
+def _trsm(xp: Any, p: Params, A: Any, B: Any, out: Any, scratch: Any) -> None:
     xp.multiply(B, p["alpha"], out=out)
-    scratch = ctx.take(*_trsm_scratch(p, TensorSpec(out.shape, out.dtype)))
     _solved(xp, p, batched(A), batched(out), scratch)
 
 
-@workspace_kernel
-def _backward_trsm(ctx: Workspace, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: Any) -> None:
-    xp = ctx.xp
-    inner = ctx.take(g.shape, g.dtype)
-    scratch = ctx.take(*_trsm_scratch(p, TensorSpec(g.shape, g.dtype)))
+@kernel(scratch=lambda p, g, a, x, d_A, d_B: [(g.shape, g.dtype), _trsm_scratch(p, g)])
+def _backward_trsm(xp: Any, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: Any, inner: Any, scratch: Any) -> None:
     xp.copyto(inner, g)
     _solved(xp, p, batched(a), batched(inner), scratch, adjoint=True)
     if d_A is not None:
@@ -88,19 +83,11 @@ register(
         inputs=("A", "B"),
         gradient=grad("_backward_linalg_trsm", "g0", "x0", "y0"),
         inplace=(InplacePair(1, 0),),
-        workspace=lambda params, inputs, outputs: take_bytes(_trsm_scratch(params, outputs[0])),
         aliases=("linalg_trsm",),
         doc="X with A · X = alpha · B (X · A on the right side), A triangular.",
     )
 )
-backward(
-    "_linalg_trsm",
-    _backward_trsm,
-    ("ograd", "A", "output"),
-    grad_inputs=(0, 1),
-    params=TRIANGULAR,
-    workspace=lambda params, inputs, outputs: take_bytes(inputs[0], _trsm_scratch(params, inputs[0])),
-)
+backward("_linalg_trsm", _backward_trsm, ("ograd", "A", "output"), grad_inputs=(0, 1), params=TRIANGULAR)
 
 # ------------------------------------------------------------------------------------------------------ potrf and potri
 
@@ -108,27 +95,22 @@ backward(
 _LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular"),)
 
 
-def _square_scratch(spec: TensorSpec) -> tuple[tuple[int, ...], Any]:
-    n = spec.shape[-1]
-    return _one_solve(spec, n, n)
+def _square_scratch(x: Any) -> tuple[Shape, Any]:
+    n = x.shape[-1]
+    return _one_solve(x, n, n)
 
 
-@workspace_kernel
-def _potrf(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
+@kernel(scratch=lambda p, A, out: [((cholesky_scratch(batch_of(A.shape), A.shape[-1]),), A.dtype)])
+def _potrf(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
     if out is not A:
-        ctx.xp.copyto(out, A)
-    scratch = ctx.take((cholesky_scratch(batch_of(out.shape), out.shape[-1]),), out.dtype)
-    cholesky(ctx.xp, flip(batched(out), not p["lower"]), scratch)
+        xp.copyto(out, A)
+    cholesky(xp, flip(batched(out), not p["lower"]), scratch)
 
 
-@workspace_kernel
-def _backward_potrf(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
-    xp = ctx.xp
-    if out is None:
-        return
+@kernel(scratch=lambda p, ograd, output, out: [_square_scratch(out)])
+def _backward_potrf(xp: Any, p: Params, ograd: Any, output: Any, out: Any, scratch: Any) -> None:
     g, factor = (flip(batched(x), not p["lower"]) for x in (ograd, output))
     out = batched(out)  # symmetric, so either way up
-    scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     xp.matmul(flip(factor), g, out=out)
     mirror(xp, out)
     solve(xp, flip(factor), out, scratch, lower=False)
@@ -136,25 +118,19 @@ def _backward_potrf(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any
     xp.multiply(out, 0.5, out=out)
 
 
-@workspace_kernel
-def _potri(ctx: Workspace, p: Params, A: Any, out: Any) -> None:
+@kernel(scratch=lambda p, A, out: [_square_scratch(out)])
+def _potri(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
     factor, out = flip(batched(A), not p["lower"]), batched(out)
-    scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
-    identity(ctx.xp, out)
-    solve(ctx.xp, factor, out, scratch, lower=True)
-    solve(ctx.xp, flip(factor), out, scratch, lower=False)
+    identity(xp, out)
+    solve(xp, factor, out, scratch, lower=True)
+    solve(xp, flip(factor), out, scratch, lower=False)
 
 
-@workspace_kernel
-def _backward_potri(ctx: Workspace, p: Params, ograd: Any, A: Any, output: Any, out: Any) -> None:
+@kernel(scratch=lambda p, ograd, A, output, out: [(ograd.shape, ograd.dtype), _square_scratch(out)])
+def _backward_potri(xp: Any, p: Params, ograd: Any, A: Any, output: Any, out: Any, both: Any, scratch: Any) -> None:
     """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
-    xp = ctx.xp
-    if out is None:
-        return
-    g, factor, inverse = (batched(x) for x in (ograd, A, output))
+    g, factor, inverse, both = (batched(x) for x in (ograd, A, output, both))
     factor, out = (flip(x, not p["lower"]) for x in (factor, batched(out)))
-    both = ctx.take(g.shape, g.dtype)
-    scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     xp.add(g, flip(g), out=both)
     xp.matmul(inverse, both, out=out)
     solve(xp, factor, flip(out), scratch, lower=True)
@@ -172,20 +148,11 @@ register(
         inputs=("A",),
         gradient=grad("_backward_linalg_potrf", "g0", "y0"),
         inplace=UNARY_INPLACE,
-        workspace=lambda params, inputs, outputs: take_bytes(
-            ((cholesky_scratch(batch_of(inputs[0].shape), inputs[0].shape[-1]),), inputs[0].dtype)
-        ),
         aliases=("linalg_potrf",),
         doc="The Cholesky factor L of each positive definite matrix L · Lᵀ, or the upper one; that triangle is read.",
     )
 )
-backward(
-    "_linalg_potrf",
-    _backward_potrf,
-    ("ograd", "output"),
-    params=_LOWER,
-    workspace=lambda params, inputs, outputs: take_bytes(_square_scratch(inputs[0])),
-)
+backward("_linalg_potrf", _backward_potrf, ("ograd", "output"), params=_LOWER)
 register(
     Op(
         name="_linalg_potri",
@@ -195,15 +162,8 @@ register(
         params=_LOWER,
         inputs=("A",),
         gradient=grad("_backward_linalg_potri", "g0", "x0", "y0"),
-        workspace=lambda params, inputs, outputs: take_bytes(_square_scratch(inputs[0])),
         aliases=("linalg_potri",),
         doc="The inverse of L · Lᵀ for each lower triangular matrix L, or of Uᵀ · U for each upper one.",
     )
 )
-backward(
-    "_linalg_potri",
-    _backward_potri,
-    ("ograd", "A", "output"),
-    params=_LOWER,
-    workspace=lambda params, inputs, outputs: take_bytes(inputs[0], _square_scratch(inputs[0])),
-)
+backward("_linalg_potri", _backward_potri, ("ograd", "A", "output"), params=_LOWER)
