@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from weftplan.ops.forms import ChosenKernel, workspace_kernel
+from weftplan.ops.forms import ChosenKernel, Room, kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_int, p_optional
 from weftplan.ops.reduce import kept_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, merge_shape, normalize_axis, same_dtype, take_bytes, zero_gradient
-from weftplan.ops.schema import Kernel, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.registry import get, register
+from weftplan.ops.rules import Shapes, merge_shape, normalize_axis, same_dtype, zero_gradient
+from weftplan.ops.schema import Kernel, Op, Param, Params, Shape
 
 _ARG = (
     Param("axis", p_optional(p_int), None, "axis; None: the position in the flattened tensor"),
@@ -31,17 +30,22 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return ins, [merge_shape(outs[0], out, "output of argmax or argmin")]
 
 
+def _scratch(params: Params, data: Any, out: Any) -> Room:
+    """The places, and one outer slice with the axis at its end where it is not there."""
+    outer, size, inner = _arg_plan(data.shape, params["axis"])
+    slab = (inner, size) if inner != 1 else (0,)
+    return [((outer * inner,), INDEX), (slab, data.dtype)]
+
+
 def _arg(function: str) -> Kernel:
-    @workspace_kernel
-    def compute(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
-        xp = ctx.xp
+    @kernel(scratch=_scratch)
+    def compute(xp: Any, p: Params, data: Any, out: Any, places: Any, slab: Any) -> None:
         outer, size, inner = _arg_plan(data.shape, p["axis"])
         x = data.reshape(outer, size, inner)
-        found = ctx.take((outer * inner,), INDEX).reshape(outer, inner)
+        found = places.reshape(outer, inner)
         if inner == 1:
             getattr(xp, function)(x.reshape(outer, size), axis=1, out=found.reshape(outer))
         else:  # NumPy would copy all of x to bring the axis to the end: one outer slice at a time instead
-            slab = ctx.take((inner, size), x.dtype)
             for k in range(outer):
                 xp.copyto(slab, x[k].T)
                 getattr(xp, function)(slab, axis=1, out=found[k])
@@ -57,13 +61,6 @@ def _arg_plan(source: Shape, axis: int | None) -> tuple[int, int, int]:
     return math.prod(source[:axis]), source[axis], math.prod(source[axis + 1 :])
 
 
-def _arg_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, dtype = inputs[0]
-    outer, size, inner = _arg_plan(shape, params["axis"])
-    slab = (inner, size) if inner != 1 else (0,)
-    return take_bytes(((outer * inner,), INDEX), (slab, dtype))
-
-
 for _name in ("argmax", "argmin"):
     register(
         Op(
@@ -73,7 +70,6 @@ for _name in ("argmax", "argmin"):
             infer_dtype=same_dtype,
             params=_ARG,
             gradient=zero_gradient,
-            workspace=_arg_workspace,
             doc=f"Position of the first {_name[3:]}imum along axis, in the dtype of data.",
         )
     )
@@ -92,7 +88,7 @@ register(
         infer_shape=_channel_shape,
         infer_dtype=same_dtype,
         gradient=zero_gradient,
-        workspace=lambda params, inputs, outputs: _arg_workspace(_CHANNEL, inputs, outputs),
+        workspace=lambda params, inputs, outputs: get("argmax").workspace_bytes(_CHANNEL, inputs, outputs),
         doc="Position of the first maximum along axis 1, in the dtype of data.",
     )
 )

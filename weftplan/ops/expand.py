@@ -6,11 +6,11 @@ Each is a copy between views of equal shape; its gradient sums over what was rep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import kernel, workspace_kernel
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import accumulator, reduce_to
 from weftplan.ops.params import p_enum, p_float, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
@@ -24,9 +24,8 @@ from weftplan.ops.rules import (
     merge_shape,
     normalize_axis,
     same_dtype,
-    take_bytes,
 )
-from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 # ------------------------------------------------------------------------------------------------------------ broadcast
 
@@ -329,20 +328,14 @@ def _pad(xp: Any, p: Params, data: Any, out: Any) -> None:
             xp.copyto(border, source)
 
 
-@workspace_kernel
-def _backward_pad(ctx: Workspace, p: Params, g: Any, out: Any) -> None:
-    xp = ctx.xp
-    if p["mode"] != "constant":
-        folded = ctx.take(g.shape, g.dtype)
+@kernel(scratch=lambda p, g, out: [] if p["mode"] == "constant" else [(g.shape, g.dtype)])
+def _backward_pad(xp: Any, p: Params, g: Any, out: Any, folded: Any = None) -> None:
+    if folded is not None:
         xp.copyto(folded, g)
         for border, source in reversed(list(_mirrors(p, folded))):
             xp.add(source, border, out=source)
         g = folded
     xp.copyto(out, _centre(p, g))
-
-
-def _backward_pad_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return 0 if params["mode"] == "constant" else take_bytes(inputs[0])
 
 
 def _p_width(value: Any) -> Shape:
@@ -369,4 +362,4 @@ register(
         doc="A border around the tensor: constant, the edge repeated, or its reflection.",
     )
 )
-backward("Pad", _backward_pad, ("ograd",), params=_PAD, workspace=_backward_pad_workspace)
+backward("Pad", _backward_pad, ("ograd",), params=_PAD)

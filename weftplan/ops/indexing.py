@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.expand import like_dtype
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, INDEX, gather, rows_per_block, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.registry import register
@@ -239,16 +239,20 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-@workspace_kernel
-def _one_hot(ctx: Workspace, p: Params, indices: Any, out: Any) -> None:
-    xp = ctx.xp
+def _one_hot_scratch(params: Params, indices: Any, out: Any) -> Room:
+    """The classes, and of the indices of one block: whole numbers, and where each is on."""
+    depth = params["depth"]
+    rows = rows_per_block((math.prod(indices.shape), depth))
+    return [((depth,), INDEX), ((rows, 1), INDEX), ((rows, depth), BOOL)]
+
+
+@kernel(scratch=_one_hot_scratch)
+def _one_hot(xp: Any, p: Params, indices: Any, out: Any, classes: Any, whole: Any, hot: Any) -> None:
     depth = p["depth"]
     index = indices.reshape(-1)
     out = out.reshape(index.size, depth)
-    rows = rows_per_block((index.size, depth))
-    classes = _count_up(xp, ctx.take((depth,), INDEX))
-    whole = ctx.take((rows, 1), INDEX)
-    hot = ctx.take((rows, depth), BOOL)
+    rows = len(whole)
+    _count_up(xp, classes)
     out.fill(converted(p["off_value"], out.dtype))
     on = converted(p["on_value"], out.dtype)
     for start in range(0, index.size, max(1, rows)):
@@ -256,12 +260,6 @@ def _one_hot(ctx: Workspace, p: Params, indices: Any, out: Any) -> None:
         xp.copyto(whole[:count, 0], index[start : start + count], casting="unsafe")
         xp.equal(whole[:count], classes, out=hot[:count])
         xp.copyto(out[start : start + count], on, where=hot[:count])
-
-
-def _one_hot_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    depth = params["depth"]
-    rows = rows_per_block((math.prod(inputs[0].shape), depth))
-    return take_bytes(((depth,), INDEX), ((rows, 1), INDEX), ((rows, depth), BOOL))
 
 
 register(
@@ -278,7 +276,6 @@ register(
         ),
         inputs=("indices",),
         gradient=zero_gradient,
-        workspace=_one_hot_workspace,
         doc="A new last axis that is on at the index and off elsewhere; an index out of range is off everywhere.",
     )
 )

@@ -10,11 +10,11 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
-from weftplan.ops.forms import kernel, workspace_kernel
+from weftplan.ops.forms import kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, merge_dim, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, Params, Workspace
+from weftplan.ops.rules import Shapes, backward, merge_dim, merge_shape, same_dtype
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, Params
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -42,21 +42,18 @@ def _apart(array: Any, matrices: Arrays) -> Any:
 @kernel
 def _khatri_rao(xp: Any, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
-    if out is None:
-        return
     whole, rank = _apart(out, inputs), len(inputs)
     xp.copyto(whole, _factor(inputs[-1], rank - 1, rank))
     for axis, matrix in enumerate(inputs[:-1]):
         xp.multiply(whole, _factor(matrix, axis, rank), out=whole)
 
 
-@workspace_kernel
-def _backward(ctx: Workspace, p: Params, g: Any, *arrays: Any) -> None:
+@kernel(scratch=lambda p, g, *arrays: [(g.shape, g.dtype)])
+def _backward(xp: Any, p: Params, g: Any, *arrays: Any) -> None:
     """Of each matrix: the sum of the gradient times all others, over the rows of the others."""
-    xp, rank = ctx.xp, len(arrays) // 2
-    matrices, outputs = arrays[:rank], arrays[rank:]
-    g = _apart(g, matrices)
-    room = ctx.take(g.shape, g.dtype)
+    rank = len(arrays) // 2
+    matrices, outputs = arrays[:rank], arrays[rank:-1]
+    g, room = (_apart(array, matrices) for array in (g, arrays[-1]))
     for axis, out in enumerate(outputs):
         if out is None:
             continue
@@ -91,5 +88,4 @@ backward(
     lambda params: ("ograd", *numbered_inputs(params)),
     grad_inputs=lambda params: tuple(range(params["num_args"])),
     params=(NUM_ARGS,),
-    workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
 )

@@ -73,20 +73,8 @@ def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any
 
 
 @kernel(scratch=_gelqf_scratch)
-def _gelqf(
-    xp: Any,
-    p: Params,
-    A: Any,
-    Q: Any,
-    L: Any,
-    work: Any,
-    outer: Any,
-    product: Any,
-    scales: Any,
-    norm: Any,
-    beta: Any,
-    diagonals: Any,
-) -> None:
+def _gelqf(xp: Any, p: Params, A: Any, Q: Any, L: Any, *rooms: Any) -> None:
+    work, outer, product, scales, norm, beta, diagonals = rooms
     batch, m, n = work.shape
     xp.copyto(work, batched(A))
     scales.fill(0)
@@ -122,7 +110,7 @@ def _gelqf(
 
 
 def _gelqf_backward_scratch(params: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any) -> Room:
-    batch, m, n = batch_of(Q.shape), *Q.shape[-2:]
+    batch, (m, n) = batch_of(Q.shape), Q.shape[-2:]
     square = (batch, m, m)
     return [(square, Q.dtype), (square, Q.dtype), ((solve_scratch(batch, m, n),), Q.dtype)]
 

@@ -130,19 +130,8 @@ def _det(
 
 
 @kernel(scratch=lambda p, A, *outputs: [*_factor_room(A), ((batch_of(A.shape), A.shape[-1]), A.dtype)])
-def _slogdet(
-    xp: Any,
-    p: Params,
-    A: Any,
-    output0: Any,
-    output1: Any,
-    output2: Any,
-    output3: Any,
-    room: Any,
-    places: Any,
-    spare: Any,
-    terms: Any,
-) -> None:
+def _slogdet(xp: Any, p: Params, A: Any, output0: Any, output1: Any, output2: Any, output3: Any, *rooms: Any) -> None:
+    room, places, spare, terms = rooms
     factors, pivots = _factors(xp, A, (output2, output3), room, places, spare)
     if output0 is not None:
         xp.sign(diagonal(factors), out=terms)

@@ -6,17 +6,16 @@ Sums are taken block by block in a fixed order, so that the scratch is bounded a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import accumulator, collapse, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
 
 _PARAMS = (
     Param("axes", p_optional(p_shape), None, "axes over which mean and variance are taken; at least one"),
@@ -48,9 +47,10 @@ def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
     return shape, small, math.prod(source[axis] for axis in axes)
 
 
-def _room(shape: Shape, small: Shape, acc: DType) -> list[tuple[Shape, DType]]:
+def _scratch(params: Params, data: Any, *outputs: Any) -> Room:
     """A block of the data, the means, the variances, and one block's share of a sum."""
-    step = rows_per_block(shape)
+    shape, small, _ = _view(params, data.shape)
+    step, acc = rows_per_block(shape), accumulator(data.dtype)
     part = (min(small[0], step), *small[1:])
     return [((step, *shape[1:]), acc), (small, acc), (small, acc), (part, acc)]
 
@@ -65,13 +65,12 @@ def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
         xp.sum(block, axis=axes, dtype=total.dtype, out=total[here], keepdims=True)
 
 
-@workspace_kernel
-def moments_forward(ctx: Workspace, p: Params, data: Any, of_mean: Any, of_var: Any) -> None:
-    xp = ctx.xp
+@kernel(scratch=_scratch)
+def moments_forward(
+    xp: Any, p: Params, data: Any, of_mean: Any, of_var: Any, block: Any, mean: Any, var: Any, part: Any
+) -> None:
     shape, small, count = _view(p, data.shape)
     data = data.reshape(shape)
-    acc = accumulator(data.dtype)
-    block, mean, var, part = (ctx.take(*spec) for spec in _room(shape, small, acc))
     mean.fill(0)
     var.fill(0)
     for here in row_blocks(shape):
@@ -88,20 +87,17 @@ def moments_forward(ctx: Workspace, p: Params, data: Any, of_mean: Any, of_var: 
             xp.copyto(out.reshape(small), value, casting="same_kind")
 
 
-def moments_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, small, _ = _view(params, inputs[0].shape)
-    return take_bytes(*_room(shape, small, accumulator(inputs[0].dtype)))
+def _backward_scratch(params: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any) -> Room:
+    """A block of the data."""
+    return _scratch(params, data)[:1]
 
 
-@workspace_kernel
-def moments_backward(ctx: Workspace, p: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any) -> None:
+@kernel(scratch=_backward_scratch)
+def moments_backward(xp: Any, p: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any, room: Any) -> None:
     """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
-    xp = ctx.xp
     shape, small, count = _view(p, out.shape)
     data, out = data.reshape(shape), out.reshape(shape)
     of_mean, of_var, mean = (array.reshape(small) for array in (d_mean, d_var, mean))
-    acc = accumulator(data.dtype)
-    room = ctx.take((rows_per_block(shape), *shape[1:]), acc)
     for here in row_blocks(shape):
         rows = slice(None) if small[0] == 1 else here
         block = room[: here.stop - here.start]
@@ -110,11 +106,6 @@ def moments_backward(ctx: Workspace, p: Params, d_mean: Any, d_var: Any, data: A
         xp.multiply(block, 2.0, out=block)
         xp.add(block, of_mean[rows], out=block)
         xp.multiply(block, 1.0 / count, out=out[here], casting="same_kind")
-
-
-def moments_backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, _, _ = _view(params, outputs[0].shape)
-    return take_bytes(((rows_per_block(shape), *shape[1:]), accumulator(outputs[0].dtype)))
 
 
 register(
@@ -126,7 +117,6 @@ register(
         params=_PARAMS,
         outputs=("output0", "output1"),
         gradient=grad("_backward_moments", "g0", "g1", "x0", "y0"),
-        workspace=moments_workspace,
         doc="Mean and variance (divided by the number of elements) over axes.",
     )
 )
@@ -136,5 +126,4 @@ backward(
     ("ograd0", "ograd1", "data", "mean"),
     params=_PARAMS,
     inplace=(InplacePair(2, 0),),
-    workspace=moments_backward_workspace,
 )

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.ops.floats import is_float
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import BOOL, accumulator
-from weftplan.ops.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise, rowwise_workspace
+from weftplan.ops.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise
 from weftplan.ops.registry import register
-from weftplan.ops.rules import backward, grad, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Kernel, Op, Params, TensorSpec, Workspace
+from weftplan.ops.rules import backward, grad, same_dtype
+from weftplan.ops.schema import InplacePair, Kernel, Op, Params
+
+
+def _scratch(params: Params, x: Any, out: Any) -> Room:
+    """Where numbers may be NaN: a mask, and the data without them."""
+    return [(x.shape, BOOL), (x.shape, x.dtype)] if is_float(x.dtype) else []
 
 
 def _forward(function: str, neutral: int) -> Kernel:
-    @workspace_kernel
-    def compute(ctx: Workspace, p: Params, x: Any, out: Any) -> None:
-        xp = ctx.xp
+    @kernel(scratch=_scratch)
+    def compute(xp: Any, p: Params, x: Any, out: Any, mask: Any = None, kept: Any = None) -> None:
         axes = reduced_axes(p, x.ndim, "a reduction")
         view = out.reshape(kept_shape(x.shape, axes))
-        if is_float(x.dtype):
-            mask = ctx.take(x.shape, BOOL)
-            kept = ctx.take(x.shape, x.dtype)
+        if kept is not None:
             xp.isnan(x, out=mask)
             xp.copyto(kept, x)
             xp.copyto(kept, neutral, where=mask)
@@ -33,11 +34,6 @@ def _forward(function: str, neutral: int) -> Kernel:
             xp.copyto(view, x)
 
     return compute
-
-
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, dtype = inputs[0]
-    return take_bytes((shape, BOOL), (shape, dtype)) if is_float(dtype) else 0
 
 
 def _sum_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
@@ -65,7 +61,6 @@ for _name, _function, _neutral, _gradient in (
             infer_dtype=same_dtype,
             params=AXES,
             gradient=grad(f"_backward_{_name}", "g0", "x0", "y0"),
-            workspace=_workspace,
             doc=f"The {_function} over axes of all elements that are not NaN.",
         )
     )
@@ -75,5 +70,4 @@ for _name, _function, _neutral, _gradient in (
         ("ograd", "data", "output"),
         params=AXES,
         inplace=(InplacePair(1, 0),),
-        workspace=rowwise_workspace,
     )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.floats import is_half
-from weftplan.ops.forms import ChosenKernel, workspace_kernel
+from weftplan.ops.forms import ChosenKernel, Room, kernel
 from weftplan.ops.kernels import accumulator, collapse, reduce_to, rows_per_block
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, same_dtype, take_bytes
-from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, same_dtype
+from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape
 
 
 def _norm_ord(value: Any) -> int:
@@ -52,15 +51,18 @@ def _working(params: Params, data: DType, out: DType) -> DType:
     return np.dtype(np.float64)
 
 
-@workspace_kernel
-def _norm(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
-    xp = ctx.xp
+def _scratch(params: Params, data: Any, out: Any) -> Room:
+    """A block of powers, the sums, and a block's share of them where they run over blocks."""
+    shape, small, rows = _norm_plan(data.shape, params)
+    part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
+    return [(one, _working(params, data.dtype, out.dtype)) for one in ((rows, *shape[1:]), small, part)]
+
+
+@kernel(scratch=_scratch)
+def _norm(xp: Any, p: Params, data: Any, out: Any, powers: Any, total: Any, part: Any) -> None:
     shape, small, rows = _norm_plan(data.shape, p)
     x, y = data.reshape(shape), out.reshape(small)
-    work = _working(p, x.dtype, out.dtype)
-    powers = ctx.take((rows, *shape[1:]), work)
-    total = ctx.take(small, work)
-    part = ctx.take(small if rows < shape[0] and small[0] == 1 else (0,), work)
+    work = total.dtype
     for start in range(0, shape[0], rows):
         stop = min(start + rows, shape[0])
         term = powers[: stop - start]
@@ -78,13 +80,6 @@ def _norm(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     if p["ord"] == 2:
         xp.sqrt(total, out=total)
     xp.copyto(y, total, casting="unsafe")
-
-
-def _norm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, small, rows = _norm_plan(inputs[0].shape, params)
-    work = _working(params, inputs[0].dtype, outputs[0].dtype)
-    part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
-    return take_bytes(((rows, *shape[1:]), work), (small, work), (part, work))
 
 
 def _norm1_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
@@ -108,7 +103,6 @@ register(
         infer_dtype=_norm_dtype,
         params=_NORM,
         gradient=grad("_backward_norm", "g0", "x0", "y0"),
-        workspace=_norm_workspace,
         doc="The 1-norm or 2-norm over axes.",
     )
 )

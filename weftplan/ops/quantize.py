@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError
-from weftplan.ops.forms import kernel, workspace_kernel
+from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_enum, p_float, p_optional
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Op, Param, Params, Workspace
+from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape
+from weftplan.ops.schema import Op, Param, Params
 
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)
@@ -51,10 +51,10 @@ def _fill(out: Any, value: Any) -> None:
         out[...] = value
 
 
-@workspace_kernel
-def _quantize(ctx: Workspace, p: Params, *arrays: Any) -> None:
-    *inputs, output, min_output, max_output = arrays
-    xp, x = ctx.xp, inputs[0]
+@kernel(scratch=lambda p, data, *others: [(data.shape, _FLOAT)])
+def _quantize(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, output, min_output, max_output, room = arrays
+    x = inputs[0]
     first = len(inputs) == 3
     if first:
         least, most = inputs[1], inputs[2]
@@ -67,7 +67,6 @@ def _quantize(ctx: Workspace, p: Params, *arrays: Any) -> None:
     if kind == np.int8:
         least, most = -reach, reach
     if output is not None:
-        room = ctx.take(x.shape, _FLOAT)
         # A range of nothing but 0 gives 0.
         xp.multiply(
             x, ((_LIMITS if first else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)).astype(_FLOAT), out=room
@@ -87,8 +86,6 @@ def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DType
 
 @kernel
 def _dequantize(xp: Any, p: Params, data: Any, min_range: Any, max_range: Any, out: Any) -> None:
-    if out is None:
-        return
     (x, least, most) = (data, min_range, max_range)
     reach = xp.maximum(xp.abs(least), xp.abs(most))
     xp.copyto(out, x, casting="unsafe")
@@ -105,7 +102,6 @@ register(
         params=(Param("out_type", p_enum("int8", "uint8"), "uint8", "Dtype of the result."),),
         inputs=("data", "min_range", "max_range"),
         outputs=_RANGE,
-        workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
         doc="Floats of a range as 8-bit integers, and the range for which they stand.",
     )
 )
@@ -121,7 +117,6 @@ register(
             Param("max_calib_range", p_optional(p_float), None, "Largest number of the range; None: of the data."),
         ),
         outputs=_RANGE,
-        workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
         doc="Floats as 8-bit integers, of a range that was measured before or of what the data have.",
     )
 )

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import kernel, workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.schema import Op, Param, Params, Shape
 from weftplan.ops.special import digamma_of, gammaln_of
 
 _AT_ONCE = 4096
@@ -142,14 +142,20 @@ def _forward(density: _Density) -> Callable[..., None]:
     return compute
 
 
+def _sums(parameters: Sequence[Any]) -> Room:
+    """One float64 for each element of each parameter."""
+    return [(one.shape, _DOUBLE) for one in parameters]
+
+
 def _backward(density: _Density) -> Callable[..., None]:
-    @workspace_kernel
-    def compute(ctx: Workspace, p: Params, ograd: Any, sample: Any, *arrays: Any) -> None:
-        count = len(density.parameters)
-        xp, rows, (out, *outputs) = ctx.xp, arrays[0].size, arrays[count:]
+    count = len(density.parameters)
+
+    @kernel(scratch=lambda p, ograd, sample, *arrays: _sums(arrays[:count]))
+    def compute(xp: Any, p: Params, ograd: Any, sample: Any, *arrays: Any) -> None:
+        rows, out, outputs = arrays[0].size, arrays[count], arrays[count + 1 : -count]
         ograds, samples = ograd.reshape(rows, -1), sample.reshape(rows, -1)
         values = [value.reshape(rows, 1) for value in arrays[:count]]
-        sums = [ctx.take((rows, 1), _DOUBLE) for _ in values]
+        sums = [total.reshape(rows, 1) for total in arrays[-count:]]
         for total in sums:
             total.fill(0)
         for row, column in _tiles(*samples.shape):
@@ -234,14 +240,13 @@ def _dirichlet(xp: Any, p: Params, sample: Any, parameter: Any, out: Any) -> Non
         out[row, column] = found if p["is_log"] else xp.exp(found)
 
 
-@workspace_kernel
+@kernel(scratch=lambda p, ograd, sample, parameter, *outputs: _sums([parameter]))
 def _dirichlet_backward(
-    ctx: Workspace, p: Params, ograd: Any, sample: Any, parameter: Any, out: Any, d_alpha: Any
+    xp: Any, p: Params, ograd: Any, sample: Any, parameter: Any, out: Any, d_alpha: Any, total: Any
 ) -> None:
-    xp = ctx.xp
     samples, alpha = _dirichlet_parts(sample, parameter)
     ograds = ograd.reshape(samples.shape[:2])
-    total = ctx.take(alpha.shape, _DOUBLE)
+    total = total.reshape(alpha.shape)
     total.fill(0)
     for row, column in _dirichlet_tiles(samples.shape):
         x, at = _wide(samples[row, column]), _wide(alpha[row])
@@ -254,11 +259,6 @@ def _dirichlet_backward(
         total[row] += (scale[..., None] * (xp.log(x) + norm)).sum(axis=1, keepdims=True)
     if d_alpha is not None:
         d_alpha.reshape(alpha.shape)[...] = total
-
-
-def _sums(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    """One float64 for each element of each parameter."""
-    return take_bytes(*((spec.shape, _DOUBLE) for spec in inputs[2:]))
 
 
 def _register(name: str, parameters: tuple[str, ...], forward: Any, back: Any, rule: Any) -> None:
@@ -282,7 +282,6 @@ def _register(name: str, parameters: tuple[str, ...], forward: Any, back: Any, r
         ("ograd", "sample", *parameters),
         grad_inputs=tuple(range(1 + len(parameters))),
         params=(_IS_LOG,),
-        workspace=_sums,
     )
 
 

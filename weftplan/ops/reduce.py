@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import WorkspaceKernel, kernel, workspace_kernel
+from weftplan.ops.forms import ArrayKernel, Room, kernel, workspace_kernel
 from weftplan.ops.kernels import (
     BOOL,
     KernelWithBare,
@@ -138,31 +138,28 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 """``formula(xp, ograd, x, y, out, mask)``, ograd and y broadcasting to x and out."""
 
 
-def rowwise(formula: Formula, scratch: bool) -> WorkspaceKernel:
+def _mask(params: Params, g: Any, x: Any, y: Any, out: Any) -> Room:
+    """A mask of the rows that :func:`rowwise` works on together."""
+    shape, _ = collapse(x.shape, kept_shape(x.shape, reduced_axes(params, len(x.shape), "a reduction")))
+    return [((rows_per_block(shape), *shape[1:]), BOOL)]
+
+
+def rowwise(formula: Formula, masked: bool) -> ArrayKernel:
     """A backward kernel of (ograd, data, output) that works through rows of data."""
 
-    @workspace_kernel
-    def compute(ctx: Workspace, p: Params, g: Any, x: Any, y: Any, out: Any) -> None:
+    def compute(xp: Any, p: Params, g: Any, x: Any, y: Any, out: Any, mask: Any = None) -> None:
         g = _views(p, x, g)[1]
         shape, small = collapse(x.shape, g.shape)
         rows = rows_per_block(shape)
         g, y = g.reshape(small), y.reshape(small)
         x, out = x.reshape(shape), out.reshape(shape)
-        mask = ctx.take((rows, *shape[1:]), BOOL) if scratch else None
         for start in range(0, shape[0], rows):
             stop = min(start + rows, shape[0])
             bg, by = (v if small[0] == 1 else v[start:stop] for v in (g, y))
             temporary = None if mask is None else mask[: stop - start]
-            formula(ctx.xp, bg, x[start:stop], by, out[start:stop], temporary)
+            formula(xp, bg, x[start:stop], by, out[start:stop], temporary)
 
-    return compute
-
-
-def rowwise_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    source = inputs[1].shape
-    axes = reduced_axes(params, len(source), "a reduction")
-    shape, _ = collapse(source, kept_shape(source, axes))
-    return take_bytes(((rows_per_block(shape), *shape[1:]), BOOL))
+    return ArrayKernel(compute, _mask if masked else None)
 
 
 def _extremum_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
@@ -182,7 +179,6 @@ def _reducer(
     doc: str,
     *,
     uses: tuple[str, ...] = (),
-    masked: bool = False,
     workspace: WorkspaceRule | None = None,
     aliases: tuple[str, ...] = (),
 ) -> None:
@@ -205,7 +201,6 @@ def _reducer(
         ("ograd", "data", "output") if uses else ("ograd",),
         params=AXES,
         inplace=(InplacePair(1, 0),) if uses else (),
-        workspace=rowwise_workspace if masked else None,
     )
 
 
@@ -220,6 +215,5 @@ for _name in ("max", "min"):
         rowwise(_extremum_gradient, True),
         f"The {_name}imum over axes; every element that equals it gets the whole gradient.",
         uses=_XY,
-        masked=True,
         aliases=(f"{_name}_axis",),
     )

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.params import p_enum
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, floats_only, merge_shape, zero_gradient
+from weftplan.ops.schema import DType, Op, Param, Params, Shape
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
@@ -81,28 +81,21 @@ def _iou_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return [lhs, rhs], [out]
 
 
-def _iou_scratch(lhs: Shape, rhs: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    left, right = math.prod(lhs[:-1]), math.prod(rhs[:-1])
-    found: list[tuple[Shape, DType]] = [((left, 4), dtype), ((right, 4), dtype), ((left,), dtype), ((right,), dtype)]
-    return [*found, ((max(left, right),), dtype), *overlap_scratch(right, dtype)]
+def _iou_scratch(params: Params, lhs: Any, rhs: Any, out: Any) -> Room:
+    left, right = math.prod(lhs.shape[:-1]), math.prod(rhs.shape[:-1])
+    shapes: list[Shape] = [(left, 4), (right, 4), (left,), (right,), (max(left, right),)]
+    return [*((shape, out.dtype) for shape in shapes), *overlap_scratch(right, out.dtype)]
 
 
-@workspace_kernel
-def _iou(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
-    xp = ctx.xp
-    left, right, sizes, others, spare, *scratch = (
-        ctx.take(*spec) for spec in _iou_scratch(lhs.shape, rhs.shape, out.dtype)
-    )
+@kernel(scratch=_iou_scratch)
+def _iou(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any, *rooms: Any) -> None:
+    left, right, sizes, others, spare, *scratch = rooms
     for source, boxes, size in ((lhs, left, sizes), (rhs, right, others)):
         to_corners(xp, source.reshape(-1, 4), p["format"], boxes)
         areas(xp, boxes, size, spare[: len(size)])
     target = out.reshape(len(left), len(right))
     for row in range(len(left)):
         overlaps(xp, left[row], sizes[row], right, others, target[row], scratch)
-
-
-def _iou_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return take_bytes(*_iou_scratch(inputs[0].shape, inputs[1].shape, outputs[0].dtype))
 
 
 register(
@@ -114,7 +107,6 @@ register(
         params=(p_format("format", "corner", "corners of the boxes, or centre and size"),),
         inputs=("lhs", "rhs"),
         gradient=zero_gradient,
-        workspace=_iou_workspace,
         doc="Intersection over union of each box of lhs with each of rhs.",
     )
 )

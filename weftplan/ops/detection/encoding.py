@@ -5,17 +5,16 @@ Kernels keep nothing, so any worker may run them; importing the module registers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.detection.boxes import p_format
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import BOOL, INDEX, gather, to_index
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
+from weftplan.ops.schema import Op, Param, Params
 
 
 def _to_centres(xp: Any, boxes: Any, out: Any) -> None:
@@ -46,14 +45,14 @@ def _encode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [boxes[:2], boxes[:2], boxes, refs, *four], [boxes, boxes]
 
 
-def _encode_scratch(boxes: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    count = boxes[1]
+def _encode_scratch(params: Params, samples: Any, matches: Any, anchors: Any, *others: Any) -> Room:
+    count, dtype = anchors.shape[1], anchors.dtype
     return [((count, 4), dtype), ((count, 4), dtype), ((count,), INDEX), ((count,), BOOL)]
 
 
-@workspace_kernel
+@kernel(scratch=_encode_scratch)
 def _encode(
-    ctx: Workspace,
+    xp: Any,
     p: Params,
     samples: Any,
     matches: Any,
@@ -63,9 +62,9 @@ def _encode(
     stds: Any,
     targets: Any,
     masks: Any,
+    *rooms: Any,
 ) -> None:
-    xp = ctx.xp
-    own, found, index, idle = (ctx.take(*spec) for spec in _encode_scratch(anchors.shape, anchors.dtype))
+    own, found, index, idle = rooms
     for image in range(anchors.shape[0]):
         xp.less_equal(samples[image], 0.5, out=idle)
         if masks is not None:
@@ -96,7 +95,6 @@ register(
         inputs=("samples", "matches", "anchors", "refs", "means", "stds"),
         outputs=("output0", "output1"),
         gradient=zero_gradient,
-        workspace=lambda params, inputs, outputs: take_bytes(*_encode_scratch(*inputs[2])),
         doc="Offsets of the matched refs from the anchors, both given by corners, and a mask; 0 where a sample is not "
         "positive.",
     )
@@ -116,16 +114,8 @@ def _decode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [data, (1, count, 4)], [data]
 
 
-def _decode_scratch(specs: Sequence[TensorSpec]) -> list[tuple[Shape, DType]]:
-    shape, dtype = specs[1]
-    return [((shape[1], 4), dtype), ((shape[1], 2), dtype)]
-
-
-@workspace_kernel
-def _decode(ctx: Workspace, p: Params, data: Any, anchors: Any, out: Any) -> None:
-    xp = ctx.xp
-    specs = [TensorSpec(x.shape, x.dtype) for x in (data, anchors)]
-    own, half = (ctx.take(*spec) for spec in _decode_scratch(specs))
+@kernel(scratch=lambda p, data, anchors, out: [((anchors.shape[1], width), anchors.dtype) for width in (4, 2)])
+def _decode(xp: Any, p: Params, data: Any, anchors: Any, out: Any, own: Any, half: Any) -> None:
     if p["format"] == "corner":
         _to_centres(xp, anchors[0], own)
     else:
@@ -163,7 +153,6 @@ register(
         ),
         inputs=("data", "anchors"),
         gradient=zero_gradient,
-        workspace=lambda params, inputs, outputs: take_bytes(*_decode_scratch(inputs)),
         doc="Corners of the boxes that have these offsets from the anchors.",
     )
 )

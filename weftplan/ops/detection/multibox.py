@@ -15,12 +15,12 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
-from weftplan.ops.forms import kernel, workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, Workspace
+from weftplan.ops.rules import Shapes, floats_only, merge_shape, zero_gradient
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 _floats = p_tuple(p_float)
 
@@ -141,16 +141,15 @@ def decode(xp: Any, anchors: Any, coded: Any, variances: Sequence[float], out: A
         xp.add(centre, half, out=out[:, high])
 
 
-def _detection_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
-    found: list[tuple[Shape, DType]] = [((count, 6), dtype), ((count,), dtype), ((count,), dtype)]
-    return [*found, ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
+def _detection_scratch(params: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any) -> Room:
+    count, dtype = cls_prob.shape[2], out.dtype
+    one = (count,)
+    return [((count, 6), dtype), (one, dtype), (one, dtype), (one, BOOL), (one, INDEX), *overlap_scratch(count, dtype)]
 
 
-@workspace_kernel
-def _detection(ctx: Workspace, p: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any) -> None:
-    xp = ctx.xp
-    count = cls_prob.shape[2]
-    found, sizes, row, kept, best, *scratch = (ctx.take(*spec) for spec in _detection_scratch(count, out.dtype))
+@kernel(scratch=_detection_scratch)
+def _detection(xp: Any, p: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any, *rooms: Any) -> None:
+    found, sizes, row, kept, best, *scratch = rooms
     out.fill(-1)
     for item in range(out.shape[0]):
         number = _found(xp, p, cls_prob[item], loc_pred[item].reshape(-1, 4), anchor[0], best, found)
@@ -198,7 +197,6 @@ register(
         params=_DETECTION,
         inputs=("cls_prob", "loc_pred", "anchor"),
         gradient=zero_gradient,
-        workspace=lambda params, inputs, outputs: take_bytes(*_detection_scratch(inputs[0].shape[2], outputs[0].dtype)),
         doc="(class, score, corners) of each box found, the best first; -1 as class for what does not count.",
     )
 )

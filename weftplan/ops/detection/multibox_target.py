@@ -15,12 +15,12 @@ import numpy as np
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
 from weftplan.ops.detection.multibox import VARIANCES, check_variances
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, floats_only, merge_shape, zero_gradient
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 _LEAST = 1e-6
 """A box takes an anchor only where they overlap by more."""
@@ -61,9 +61,10 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     return [(1, count, 4), (batch, *label[1:]), (batch, cls_pred[1], count)], [wide, wide, (batch, count)]
 
 
-def _scratch(anchors: int, labels: int, dtype: DType) -> list[tuple[Shape, DType]]:
+def _scratch(params: Params, anchor: Any, label: Any, *others: Any) -> Room:
     """Overlaps twice (the second copy is struck out), the best of each anchor, sizes, states, and the rest."""
-    grid = (labels, anchors)
+    anchors, dtype = anchor.shape[1], anchor.dtype
+    grid = (label.shape[1], anchors)
     return [
         (grid, dtype),
         (grid, dtype),
@@ -76,16 +77,21 @@ def _scratch(anchors: int, labels: int, dtype: DType) -> list[tuple[Shape, DType
     ]
 
 
-@workspace_kernel
+@kernel(scratch=_scratch)
 def _kernel(
-    ctx: Workspace, p: Params, anchor: Any, label: Any, cls_pred: Any, loc_target: Any, loc_mask: Any, cls_target: Any
+    xp: Any,
+    p: Params,
+    anchor: Any,
+    label: Any,
+    cls_pred: Any,
+    loc_target: Any,
+    loc_mask: Any,
+    cls_target: Any,
+    *rooms: Any,
 ) -> None:
-    xp = ctx.xp
+    grid, struck, best, sizes, spare, box, state, *scratch = rooms
     anchors = anchor[0]
     count = len(anchors)
-    grid, struck, best, sizes, spare, box, state, *scratch = (
-        ctx.take(*spec) for spec in _scratch(count, label.shape[1], anchor.dtype)
-    )
     areas(xp, anchors, sizes, spare)
     for out, value in ((loc_target, 0.0), (loc_mask, 0.0), (cls_target, p["ignore_label"])):
         if out is not None:
@@ -165,11 +171,6 @@ def encoded(xp: Any, anchors: Any, boxes: Any, variances: Sequence[float]) -> An
     return xp.stack(columns, axis=1)
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    anchor, label = inputs[:2]
-    return take_bytes(*_scratch(anchor.shape[1], label.shape[1], anchor.dtype))
-
-
 register(
     Op(
         name="_contrib_MultiBoxTarget",
@@ -180,7 +181,6 @@ register(
         inputs=("anchor", "label", "cls_pred"),
         outputs=("loc_target", "loc_mask", "cls_target"),
         gradient=zero_gradient,
-        workspace=_workspace,
         doc="Coded locations, a mask of the anchors that have a box, and classes (0: background) for each anchor.",
     )
 )

@@ -8,7 +8,6 @@ wanted they are repeated from the first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,12 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import BOOL
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 _PARAMS = (
     Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),
@@ -93,20 +92,18 @@ def _most(params: Params, count: int) -> int:
     return min(params["rpn_pre_nms_top_n"], count) if params["rpn_pre_nms_top_n"] > 0 else count
 
 
-def _scratch(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+def _scratch(params: Params, scores: Any, *others: Any) -> Room:
     """Boxes and scores of every anchor, and what suppression needs for the best of them."""
+    shape, dtype = scores.shape, scores.dtype
     count = shape[1] // 2 * shape[2] * shape[3]
     most = _most(params, count)
-    found: list[tuple[Shape, DType]] = [((count, 4), dtype), ((count,), dtype), ((most, 4), dtype), ((most,), dtype)]
-    return [*found, ((most,), dtype), ((most,), BOOL), *overlap_scratch(most, dtype)]
+    shapes: list[Shape] = [(count, 4), (count,), (most, 4), (most,), (most,)]
+    return [*((shape, dtype) for shape in shapes), ((most,), BOOL), *overlap_scratch(most, dtype)]
 
 
-@workspace_kernel
-def _proposal(ctx: Workspace, p: Params, scores: Any, moves: Any, info: Any, rois: Any, kept_scores: Any) -> None:
-    xp = ctx.xp
-    boxes, values, best, sizes, row, kept, *scratch = (
-        ctx.take(*spec) for spec in _scratch(p, scores.shape, scores.dtype)
-    )
+@kernel(scratch=_scratch)
+def _proposal(xp: Any, p: Params, scores: Any, moves: Any, info: Any, rois: Any, kept_scores: Any, *rooms: Any) -> None:
+    boxes, values, best, sizes, row, kept, *scratch = rooms
     wanted = p["rpn_post_nms_top_n"]
     for item in range(scores.shape[0]):
         _propose(xp, p, scores[item], moves[item], info[item].tolist(), boxes, values)
@@ -159,10 +156,6 @@ def _propose(xp: Any, params: Params, scores: Any, moves: Any, info: list[float]
     boxes[small, 2:] += least / 2
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return take_bytes(*_scratch(params, *inputs[0]))
-
-
 for _name, _most_images, _doc in (
     ("Proposal", 1, "Regions (0, x1, y1, x2, y2) of one image, the best first, and their scores."),
     ("MultiProposal", None, "Regions (image, x1, y1, x2, y2) of each image, the best first, and their scores."),
@@ -178,7 +171,6 @@ for _name, _most_images, _doc in (
             outputs=("output", "score"),
             visible_outputs=lambda params: 2 if params["output_score"] else 1,
             gradient=zero_gradient,
-            workspace=_workspace,
             doc=_doc,
         )
     )

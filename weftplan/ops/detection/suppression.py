@@ -12,7 +12,7 @@ from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
-from weftplan.ops.forms import kernel, workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
@@ -24,10 +24,9 @@ from weftplan.ops.rules import (
     grad,
     merge_dtype,
     merge_shape,
-    take_bytes,
     zero_gradient,
 )
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, Workspace
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
@@ -97,20 +96,18 @@ def _nms_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     return [data], [data, merge_dtype(INDEX, outs[1], "box_nms: places of the boxes kept")]
 
 
-def _nms_scratch(shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    count = shape[-2]
-    found: list[tuple[Shape, DType]] = [((count, 4), dtype), ((count, 4), dtype), ((count,), dtype), ((count,), dtype)]
-    return [*found, ((count,), dtype), ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
+def _nms_scratch(params: Params, data: Any, *outputs: Any) -> Room:
+    count, dtype = data.shape[-2], data.dtype
+    shapes: list[Shape] = [(count, 4), (count, 4), (count,), (count,), (count,)]
+    mine = [*((shape, dtype) for shape in shapes), ((count,), BOOL), ((count,), INDEX)]
+    return [*mine, *overlap_scratch(count, dtype)]
 
 
-@workspace_kernel
-def _nms(ctx: Workspace, p: Params, data: Any, out: Any, record: Any) -> None:
+@kernel(scratch=_nms_scratch)
+def _nms(xp: Any, p: Params, data: Any, out: Any, record: Any, *rooms: Any) -> None:
     """Output 1: the place in data of each row of the output, -1 where it is filled up."""
-    xp = ctx.xp
+    given, boxes, sizes, row, classes, kept, places, *scratch = rooms
     count, width = data.shape[-2:]
-    given, boxes, sizes, row, classes, kept, places, *scratch = (
-        ctx.take(*spec) for spec in _nms_scratch(data.shape, data.dtype)
-    )
     source = data.reshape(-1, count, width)
     out, record = (None if y is None else y.reshape(source.shape[0], count, -1) for y in (out, record))
     first, label = p["coord_start"], p["id_index"]
@@ -181,7 +178,6 @@ register(
         outputs=("output", "places"),
         visible_outputs=1,
         gradient=grad("_backward_contrib_box_nms", "g0", "y1"),
-        workspace=lambda params, inputs, outputs: take_bytes(*_nms_scratch(*inputs[0])),
         aliases=("_contrib_box_non_maximum_suppression",),
         doc="The boxes that no better one overlaps with too much, the best first; the other rows are -1.",
     )
@@ -213,13 +209,10 @@ def _matching_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
     return [data], [data, data]
 
 
-@workspace_kernel
-def _matching(ctx: Workspace, p: Params, data: Any, of_rows: Any, of_columns: Any) -> None:
-    xp = ctx.xp
+@kernel(scratch=lambda p, data, *outputs: [(data.shape[-2:-1], INDEX), (data.shape[-1:], INDEX)])
+def _matching(xp: Any, p: Params, data: Any, of_rows: Any, of_columns: Any, rows: Any, columns: Any) -> None:
     count, width = data.shape[-2:]
     scores = data.reshape(-1, count, width)
-    rows = ctx.take((count,), INDEX)
-    columns = ctx.take((width,), INDEX)
     for item in range(scores.shape[0]):
         _match(xp, p, scores[item].reshape(-1), width, rows, columns)
         for out, found in zip((of_rows, of_columns), (rows, columns), strict=True):
@@ -259,9 +252,6 @@ register(
         ),
         outputs=("rows", "columns"),
         gradient=zero_gradient,
-        workspace=lambda params, inputs, outputs: take_bytes(
-            ((inputs[0].shape[-2],), INDEX), ((inputs[0].shape[-1],), INDEX)
-        ),
         doc="Greedy matches of rows and columns by score: the column of each row, the row of each column, else -1.",
     )
 )

@@ -7,16 +7,16 @@ square is one operation on strided views of the padded images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.schema import Op, Param, Params, Shape
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),
@@ -98,16 +98,17 @@ def _squares(params: Params, out: Shape, first: Any, second: Any) -> Iterator[tu
                 yield channel, view(first, row, column), view(second, row + down, column + right)
 
 
-def _scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+def _scratch(params: Params, data1: Any, data2: Any, out: Any) -> Room:
     """Both padded maps of one image, terms of one output channel, and their sum."""
-    wide, padded = accumulator(dtype), _padded(params, data)
-    return [(padded, wide), (padded, wide), ((data[1], *out[2:]), wide), (out[2:], wide), (out[2:], wide)]
+    wide, padded, map_shape = accumulator(out.dtype), _padded(params, data1.shape), out.shape[2:]
+    shapes = (padded, padded, (data1.shape[1], *map_shape), map_shape, map_shape)
+    return [(shape, wide) for shape in shapes]
 
 
-@workspace_kernel
-def _forward(ctx: Workspace, p: Params, data1: Any, data2: Any, out: Any) -> None:
-    xp, shape = ctx.xp, data1.shape
-    first, second, terms, part, total = (ctx.take(*s) for s in _scratch(p, shape, out.shape, out.dtype))
+@kernel(scratch=_scratch)
+def _forward(xp: Any, p: Params, data1: Any, data2: Any, out: Any, *rooms: Any) -> None:
+    first, second, terms, part, total = rooms
+    shape = data1.shape
     first.fill(0)
     second.fill(0)
     scale = 1.0 / (p["kernel_size"] ** 2 * shape[1])
@@ -129,21 +130,17 @@ def _forward(ctx: Workspace, p: Params, data1: Any, data2: Any, out: Any) -> Non
             xp.multiply(total, scale, out=out[item, channel], casting="same_kind")
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return take_bytes(*_scratch(params, inputs[0].shape, outputs[0].shape, outputs[0].dtype))
+def _backward_scratch(params: Params, ograd: Any, data1: Any, *others: Any) -> Room:
+    wide, padded, map_shape = accumulator(ograd.dtype), _padded(params, data1.shape), ograd.shape[2:]
+    return [*[(padded, wide)] * 4, ((data1.shape[1], *map_shape), wide), (map_shape, wide)]
 
 
-def _backward_scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    wide, padded = accumulator(dtype), _padded(params, data)
-    return [*[(padded, wide)] * 4, ((data[1], *out[2:]), wide), (out[2:], wide)]
-
-
-@workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data1: Any, data2: Any, d_data1: Any, d_data2: Any) -> None:
-    xp = ctx.xp
+@kernel(scratch=_backward_scratch)
+def _backward(
+    xp: Any, p: Params, ograd: Any, data1: Any, data2: Any, d_data1: Any, d_data2: Any, *scratch: Any
+) -> None:
     shape = data1.shape
-    taken = [ctx.take(*s) for s in _backward_scratch(p, shape, ograd.shape, ograd.dtype)]
-    maps, gradients, terms, g = taken[:2], taken[2:4], taken[4], taken[5]
+    maps, gradients, terms, g = scratch[:2], scratch[2:4], scratch[4], scratch[5]
     for padded in maps:
         padded.fill(0)
     scale = 1.0 / (p["kernel_size"] ** 2 * shape[1])
@@ -171,11 +168,6 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, data1: Any, data2: Any, d_d
                 xp.copyto(out[item], _inner(p, padded, shape), casting="same_kind")
 
 
-def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    ograd, data = inputs[:2]
-    return take_bytes(*_backward_scratch(params, data.shape, ograd.shape, ograd.dtype))
-
-
 register(
     Op(
         name="Correlation",
@@ -185,7 +177,6 @@ register(
         params=_PARAMS,
         inputs=("data1", "data2"),
         gradient=grad("_backward_Correlation", "g0", "x0", "x1"),
-        workspace=_workspace,
         doc="Means of products of two maps, one of them moved: an output channel for each displacement.",
     )
 )
@@ -195,5 +186,4 @@ backward(
     ("ograd", "data1", "data2"),
     grad_inputs=(0, 1),
     params=_PARAMS,
-    workspace=_backward_workspace,
 )

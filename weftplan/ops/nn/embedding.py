@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import INDEX, accumulator, gather, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape
 from weftplan.ops.schema import (
     DType,
     EntryRef,
@@ -25,8 +25,6 @@ from weftplan.ops.schema import (
     Param,
     Params,
     Shape,
-    TensorSpec,
-    Workspace,
 )
 
 _INDICES = 4096
@@ -60,36 +58,32 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [ins[0], weight], [weight]
 
 
-def _block(size: int) -> tuple[Shape, DType]:
-    return (min(size, _INDICES),), INDEX
+def _block(indices: Shape) -> tuple[Shape, DType]:
+    return (min(math.prod(indices), _INDICES),), INDEX
 
 
-@workspace_kernel
-def _forward(ctx: Workspace, p: Params, data: Any, weight: Any, out: Any) -> None:
+@kernel(scratch=lambda p, data, weight, out: [_block(data.shape)])
+def _forward(xp: Any, p: Params, data: Any, weight: Any, out: Any, room: Any) -> None:
     indices = data.reshape(-1)
     out = out.reshape(-1, weight.shape[1])
-    room = ctx.take(*_block(indices.size))
     for first in range(0, indices.size, _INDICES):
         part = indices[first : first + _INDICES]
         index = room[: part.size]
-        to_index(ctx.xp, part, weight.shape[0], "clip", index)
-        gather(ctx.xp, weight, index, 0, out[first : first + part.size])
+        to_index(xp, part, weight.shape[0], "clip", index)
+        gather(xp, weight, index, 0, out[first : first + part.size])
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return take_bytes(_block(math.prod(inputs[0].shape)))
+def _backward_scratch(params: Params, ograd: Any, data: Any, wgrad: Any) -> Room:
+    """A block of indices, and the sums where they run in a dtype of their own."""
+    acc = accumulator(wgrad.dtype)
+    return [_block(data.shape), *([] if acc == wgrad.dtype else [(wgrad.shape, acc)])]
 
 
-@workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, wgrad: Any) -> None:
-    if wgrad is None:
-        return
-    xp = ctx.xp
+@kernel(scratch=_backward_scratch)
+def _backward(xp: Any, p: Params, ograd: Any, data: Any, wgrad: Any, room: Any, wide: Any = None) -> None:
     indices = data.reshape(-1)
     ograd = ograd.reshape(-1, wgrad.shape[1])
-    acc = accumulator(wgrad.dtype)
-    room = ctx.take(*_block(indices.size))
-    sums = wgrad if acc == wgrad.dtype else ctx.take(wgrad.shape, acc)
+    sums = wgrad if wide is None else wide
     sums.fill(0)
     for first in range(0, indices.size, _INDICES):
         part = indices[first : first + _INDICES]
@@ -98,14 +92,6 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, wgrad: Any) -> N
         xp.add.at(sums, index, ograd[first : first + part.size])  # in order of position: one fixed order of sums
     if sums is not wgrad:
         wgrad[...] = sums
-
-
-def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    taken = [_block(math.prod(inputs[1].shape))]
-    shape, dtype = outputs[0]
-    if accumulator(dtype) != dtype:
-        taken.append((shape, accumulator(dtype)))
-    return take_bytes(*taken)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -121,7 +107,6 @@ register(
         params=_PARAMS,
         inputs=("data", "weight"),
         gradient=_gradient,
-        workspace=_workspace,
         doc="weight[data]: one row of the weight for each index.",
     )
 )
@@ -131,5 +116,4 @@ backward(
     ("ograd", "data"),
     grad_inputs=(1,),
     params=_PARAMS,
-    workspace=_backward_workspace,
 )

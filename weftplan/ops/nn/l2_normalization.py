@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
@@ -20,9 +19,8 @@ from weftplan.ops.rules import (
     grad,
     merge_dtype,
     merge_shape,
-    take_bytes,
 )
-from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),
@@ -62,19 +60,17 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data], [data, merge_dtype(norm, outs[1], "L2Normalization: norm (float32 for float16 data)")]
 
 
-def _taken(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    """Scratch of either direction: a block, and a number for each of its norms."""
-    rows, acc = _rows(params, shape), accumulator(dtype)
+def _scratch(params: Params, data: Any, *others: Any) -> Room:
+    """Of either direction: a block, and a number for each of its norms."""
+    rows, acc = _rows(params, data.shape), accumulator(data.dtype)
     step = rows_per_block(rows)
     return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]
 
 
-@workspace_kernel
-def _forward(ctx: Workspace, p: Params, x: Any, out: Any, norms: Any) -> None:
-    xp = ctx.xp
+@kernel(scratch=_scratch)
+def _forward(xp: Any, p: Params, x: Any, out: Any, norms: Any, square_room: Any, norm_room: Any) -> None:
     rows = _rows(p, x.shape)
     data = x.reshape(rows)
-    square_room, norm_room = (ctx.take(*spec) for spec in _taken(p, x.shape, x.dtype))
     for here in row_blocks(rows):
         x = data[here]
         square, norm = square_room[: x.shape[0]], norm_room[: x.shape[0]]
@@ -88,14 +84,12 @@ def _forward(ctx: Workspace, p: Params, x: Any, out: Any, norms: Any) -> None:
             xp.divide(x, norm, out=out.reshape(rows)[here], casting="same_kind")
 
 
-@workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, output: Any, norm: Any, out: Any) -> None:
+@kernel(scratch=_scratch)
+def _backward(xp: Any, p: Params, ograd: Any, output: Any, norm: Any, out: Any, term_room: Any, sum_room: Any) -> None:
     """dgrad = (ograd - output · sum(ograd · output)) / norm."""
-    xp = ctx.xp
     rows = _rows(p, out.shape)
     ograd, output, target = ograd.reshape(rows), output.reshape(rows), out.reshape(rows)
     norms = norm.reshape(rows[0], 1, rows[2])
-    term_room, sum_room = (ctx.take(*spec) for spec in _taken(p, out.shape, out.dtype))
     for here in row_blocks(rows):
         g, y = ograd[here], output[here]
         term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
@@ -104,10 +98,6 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, output: Any, norm: Any, out
         xp.multiply(y, total, out=term)
         xp.subtract(g, term, out=term)
         xp.divide(term, norms[here], out=target[here], casting="same_kind")
-
-
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return take_bytes(*_taken(params, inputs[0].shape, inputs[0].dtype))
 
 
 register(
@@ -121,7 +111,6 @@ register(
         visible_outputs=1,
         gradient=grad("_backward_L2Normalization", "g0", "y0", "y1"),
         inplace=UNARY_INPLACE,
-        workspace=_workspace,
         doc="data / sqrt(sum of squares + eps), per sample, per place (channel) or per channel (spatial).",
     )
 )
@@ -131,5 +120,4 @@ backward(
     ("ograd", "output", "norm"),
     params=_PARAMS,
     inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-    workspace=_workspace,
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
@@ -24,7 +24,6 @@ from weftplan.ops.rules import (
     merge_dtype,
     merge_shape,
     normalize_axis,
-    take_bytes,
 )
 from weftplan.ops.schema import (
     EntryRef,
@@ -35,8 +34,6 @@ from weftplan.ops.schema import (
     Param,
     Params,
     Shape,
-    TensorSpec,
-    Workspace,
 )
 
 _LAYER = (
@@ -93,18 +90,30 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data] * 3, [data, *[merge_dtype(statistics, dtype, "normalisation: statistics") for dtype in outs[1:]]]
 
 
+def _blocks(view: View, params: Params, data: Any) -> Room:
+    """Scratch of either direction: two blocks of the data, and two of its statistics."""
+    shape, _ = view(params, data.shape)
+    step, acc = rows_per_block(shape), accumulator(data.dtype)
+    return [((step, *shape[1:]), acc)] * 2 + [((step, shape[1], 1, shape[3]), acc)] * 2
+
+
+def _vectors(view: View, params: Params, data: Any) -> Room:
+    """What the backward pass sums in: the gradients of gamma and beta, and a block's share of one."""
+    return [(view(params, data.shape)[1], accumulator(data.dtype))] * 3
+
+
 def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
-    @workspace_kernel
-    def compute(ctx: Workspace, p: Params, data: Any, gamma: Any, beta: Any, out: Any, means: Any, stds: Any) -> None:
-        xp = ctx.xp
+    @kernel(scratch=lambda p, data, *others: _blocks(view, p, data))
+    def compute(
+        xp: Any, p: Params, data: Any, gamma: Any, beta: Any, out: Any, means: Any, stds: Any, *rooms: Any
+    ) -> None:
+        centred_room, square_room, mean_room, std_room = rooms
         shape, vector = view(p, data.shape)
-        step, acc = rows_per_block(shape), accumulator(data.dtype)
+        acc = centred_room.dtype
         data, gamma, beta = data.reshape(shape), gamma.reshape(vector), beta.reshape(vector)
         small = (shape[0], shape[1], 1, shape[3])
         out = None if out is None else out.reshape(shape)
         wanted = [None if array is None else array.reshape(small) for array in (means, stds)]
-        centred_room, square_room = (ctx.take((step, *shape[1:]), acc) for _ in range(2))
-        mean_room, std_room = (ctx.take((step, *small[1:]), acc) for _ in range(2))
         for here in row_blocks(shape):
             x = data[here]
             centred, square = centred_room[: x.shape[0]], square_room[: x.shape[0]]
@@ -128,23 +137,12 @@ def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence
     return compute
 
 
-def _bytes(view: View, *, backward: bool) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        data = outputs[0] if backward else inputs[0]
-        shape, vector = view(params, data.shape)
-        step, acc = rows_per_block(shape), accumulator(data.dtype)
-        block, small = ((step, *shape[1:]), acc), ((step, shape[1], 1, shape[3]), acc)
-        return take_bytes(block, block, small, small, *[(vector, acc)] * (3 if backward else 0))
-
-    return workspace
-
-
 def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
     """With n = (data - mean) / std and h = ograd · gamma: dgrad = (h - mean(h) - n · mean(h · n)) / std."""
 
-    @workspace_kernel
+    @kernel(scratch=lambda p, ograd, data, *others: [*_blocks(view, p, data), *_vectors(view, p, data)])
     def compute(
-        ctx: Workspace,
+        xp: Any,
         p: Params,
         ograd: Any,
         data: Any,
@@ -154,17 +152,15 @@ def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequenc
         dgrad: Any,
         d_gamma: Any,
         d_beta: Any,
+        *rooms: Any,
     ) -> None:
-        xp = ctx.xp
+        normal_room, product_room, first_room, second_room, gamma_sum, beta_sum, part = rooms
         shape, vector = view(p, data.shape)
-        step, acc = rows_per_block(shape), accumulator(data.dtype)
+        acc = part.dtype
         small = (shape[0], shape[1], 1, shape[3])
         ograd, data = ograd.reshape(shape), data.reshape(shape)
         gamma, means, stds = gamma.reshape(vector), means.reshape(small), stds.reshape(small)
         dgrad = None if dgrad is None else dgrad.reshape(shape)
-        normal_room, product_room = (ctx.take((step, *shape[1:]), acc) for _ in range(2))
-        first_room, second_room = (ctx.take((step, *small[1:]), acc) for _ in range(2))
-        gamma_sum, beta_sum, part = (ctx.take(vector, acc) for _ in range(3))
         gamma_sum.fill(0)
         beta_sum.fill(0)
         axes = tuple(axis for axis in range(4) if axis == 0 or vector[axis] == 1)
@@ -218,7 +214,6 @@ def register_norm(name: str, view: View, params: tuple[Param, ...], shape_rule: 
             visible_outputs=visible,
             gradient=gradient,
             inplace=(InplacePair(0, 0),),
-            workspace=_bytes(view, backward=False),
             doc=doc,
         )
     )
@@ -229,7 +224,6 @@ def register_norm(name: str, view: View, params: tuple[Param, ...], shape_rule: 
         grad_inputs=(0, 1, 2),
         params=params,
         inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-        workspace=_bytes(view, backward=True),
     )
 
 

@@ -6,11 +6,10 @@ The hidden output ``tmp_norm`` is what the data is divided by, before the power 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
@@ -23,9 +22,8 @@ from weftplan.ops.rules import (
     grad,
     merge_dtype,
     merge_shape,
-    take_bytes,
 )
-from weftplan.ops.schema import DType, InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
 
 _PARAMS = (
     Param("nsize", p_int, doc="Channels in a window, an odd number."),
@@ -56,10 +54,10 @@ def _rows(shape: Shape) -> Shape:
     return shape[0], shape[1], math.prod(shape[2:])
 
 
-def _taken(shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    """Scratch of either direction: two blocks."""
-    rows = _rows(shape)
-    return [((rows_per_block(rows), *rows[1:]), accumulator(dtype))] * 2
+def _scratch(params: Params, data: Any, *others: Any) -> Room:
+    """Of either direction: two blocks."""
+    rows = _rows(data.shape)
+    return [((rows_per_block(rows), *rows[1:]), accumulator(data.dtype))] * 2
 
 
 def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
@@ -70,11 +68,9 @@ def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
         xp.add(out[:, :-shift], values[:, shift:], out=out[:, :-shift])
 
 
-@workspace_kernel
-def _forward(ctx: Workspace, p: Params, data: Any, out: Any, norms: Any) -> None:
-    xp = ctx.xp
+@kernel(scratch=_scratch)
+def _forward(xp: Any, p: Params, data: Any, out: Any, norms: Any, square_room: Any, sum_room: Any) -> None:
     rows = _rows(data.shape)
-    square_room, sum_room = (ctx.take(*spec) for spec in _taken(data.shape, data.dtype))
     data, out, norms = (None if array is None else array.reshape(rows) for array in (data, out, norms))
     for here in row_blocks(rows):
         x = data[here]
@@ -90,12 +86,10 @@ def _forward(ctx: Workspace, p: Params, data: Any, out: Any, norms: Any) -> None
             xp.multiply(x, norm, out=out[here], casting="same_kind")
 
 
-@workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, norms: Any, out: Any) -> None:
+@kernel(scratch=_scratch)
+def _backward(xp: Any, p: Params, ograd: Any, data: Any, norms: Any, out: Any, term_room: Any, sum_room: Any) -> None:
     """dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
-    xp = ctx.xp
     rows = _rows(out.shape)
-    term_room, sum_room = (ctx.take(*spec) for spec in _taken(out.shape, out.dtype))
     ograd, data, norms, out = (array.reshape(rows) for array in (ograd, data, norms, out))
     for here in row_blocks(rows):
         g, x, norm = ograd[here], data[here], norms[here]
@@ -111,10 +105,6 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, norms: Any, out:
         xp.add(term, total, out=out[here], casting="same_kind")
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return take_bytes(*_taken(outputs[0].shape, outputs[0].dtype))
-
-
 register(
     Op(
         name="LRN",
@@ -126,7 +116,6 @@ register(
         visible_outputs=1,
         gradient=grad("_backward_LRN", "g0", "x0", "y1"),
         inplace=UNARY_INPLACE,
-        workspace=_workspace,
         doc="data / (knorm + alpha · mean square over nsize channels)^beta.",
     )
 )
@@ -136,5 +125,4 @@ backward(
     ("ograd", "data", "tmp_norm"),
     params=_PARAMS,
     inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-    workspace=_workspace,
 )

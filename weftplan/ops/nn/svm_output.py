@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel
 from weftplan.ops.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
+from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype
 from weftplan.ops.schema import (
     EntryRef,
     GradientBuilder,
@@ -26,8 +26,6 @@ from weftplan.ops.schema import (
     Param,
     Params,
     Shape,
-    TensorSpec,
-    Workspace,
 )
 
 _PARAMS = (
@@ -53,15 +51,17 @@ def _rows(shape: Shape) -> Shape:
     return math.prod(shape[:-1]), shape[-1]
 
 
-@workspace_kernel
-def _backward(ctx: Workspace, p: Params, output: Any, label: Any, out: Any) -> None:
-    xp = ctx.xp
+def _scratch(params: Params, output: Any, label: Any, out: Any) -> Room:
+    rows, columns = _rows(output.shape)
+    step = rows_per_block((rows, columns))
+    return [((step, columns), output.dtype), ((step, 1), INDEX), ((columns,), INDEX)]
+
+
+@kernel(scratch=_scratch)
+def _backward(xp: Any, p: Params, output: Any, label: Any, out: Any, sign_room: Any, whole: Any, classes: Any) -> None:
     shape = _rows(output.shape)
     scores, out = output.reshape(shape), out.reshape(shape)
     label = label.reshape(-1)
-    step = rows_per_block(shape)
-    sign_room, whole = ctx.take((step, shape[1]), out.dtype), ctx.take((step, 1), INDEX)
-    classes = ctx.take((shape[1],), INDEX)
     classes.fill(1)
     xp.cumsum(classes, out=classes)
     xp.subtract(classes, 1, out=classes)
@@ -82,12 +82,6 @@ def _backward(ctx: Workspace, p: Params, output: Any, label: Any, out: Any) -> N
             xp.maximum(y, 0, out=y)
             xp.multiply(y, 2.0 * factor, out=y)
         xp.multiply(y, sign, out=y)
-
-
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape = _rows(inputs[0].shape)
-    step = rows_per_block(shape)
-    return take_bytes(((step, shape[1]), inputs[0].dtype), ((step, 1), INDEX), ((shape[1],), INDEX))
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -115,5 +109,4 @@ backward(
     ("output", "label"),
     params=_PARAMS,
     inplace=(InplacePair(0, 0),),
-    workspace=_workspace,
 )

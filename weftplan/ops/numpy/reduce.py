@@ -9,11 +9,11 @@ from typing import Any
 from weftplan.errors import DTypeError, ParameterError
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import INDEX
-from weftplan.ops.moments import moments_backward, moments_backward_workspace, moments_forward, moments_workspace
+from weftplan.ops.moments import moments_backward, moments_forward
 from weftplan.ops.numpy.derive import derive
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes
-from weftplan.ops.registry import register
+from weftplan.ops.registry import get, register
 from weftplan.ops.rules import (
     DTypes,
     Shapes,
@@ -145,7 +145,7 @@ def _spread(root: bool) -> Any:
 
 
 def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return moments_workspace(_moments(params, len(inputs[0].shape)), inputs, outputs)
+    return get("moments").workspace_bytes(_moments(params, len(inputs[0].shape)), inputs, outputs)
 
 
 def _backward_spread(root: bool) -> Any:
@@ -164,8 +164,10 @@ def _backward_spread(root: bool) -> Any:
 
 
 def _backward_spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    inner = moments_backward_workspace(_moments(params, len(outputs[0].shape)), inputs, outputs)
-    return inner + take_bytes(inputs[0], inputs[0])
+    ograd, data, _, mean = inputs
+    moments = _moments(params, len(data.shape))
+    inner = get("_backward_moments").workspace_bytes(moments, [ograd, ograd, data, mean], outputs)
+    return inner + take_bytes(ograd, ograd)
 
 
 for _name, _root, _doc in (("var", False, "Variance over axes."), ("std", True, "Standard deviation over axes.")):
