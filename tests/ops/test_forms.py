@@ -18,6 +18,8 @@ from weftplan.ops.schema import Op, OpContext, TensorSpec
 ROOT = pathlib.Path(weftplan.ops.__file__).parent
 ADAPTORS = {"joined.py"}
 """Files with functions that call another operator's kernel, whatever its arrays are."""
+BRANCHES = {"nn/pooling.py"}
+"""Files with kernels that take other scratch in each of several branches."""
 FLOAT = np.dtype(np.float32)
 
 
@@ -48,16 +50,32 @@ def test_a_kernel_has_a_parameter_for_every_array(op):
     assert named[0] == ("xp" if isinstance(form, ArrayKernel) else "ctx")
 
 
-def test_nobody_repeats_the_calling_convention():
-    """No operator's file defines a function of (ctx, params, inputs, outputs): the forms do that for all."""
+def functions():
+    """(place, definition) of every function in the operators' files but those of compilers."""
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
-        if name.startswith(("compiled/", "cuda/")) or name in ADAPTORS:
+        if not name.startswith(("compiled/", "cuda/")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef):
+                    yield name, node
+
+
+def test_nobody_repeats_the_calling_convention():
+    """No operator's file defines a function of (ctx, params, inputs, outputs): the forms do that for all."""
+    for name, node in functions():
+        names = [arg.arg for arg in node.args.args]
+        repeated = names[:1] == ["ctx"] and {"inputs", "outputs"} <= set(names)
+        assert name in ADAPTORS or not repeated, f"{name}:{node.lineno}"
+
+
+def test_scratch_that_no_helper_takes_is_declared_with_its_kernel():
+    """A kernel written for a workspace hands it to a helper, so that no second rule says what the kernel takes."""
+    for name, node in functions():
+        if name in BRANCHES or not any(ast.unparse(one) == "workspace_kernel" for one in node.decorator_list):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                names = [arg.arg for arg in node.args.args]
-                assert names[:1] != ["ctx"] or not {"inputs", "outputs"} <= set(names), f"{name}:{node.lineno}"
+        inside = [ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Attribute, ast.Call))]
+        helped = any("(ctx" in one or one == "ctx.room" for one in inside)
+        assert helped or "ctx.take" not in inside, f"{name}:{node.lineno}: write it with @kernel(scratch=...)"
 
 
 @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype), ((1,), x.dtype)])
