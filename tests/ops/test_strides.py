@@ -127,3 +127,15 @@ def test_gradients_at_nan(op, params, at_nan):
     (found,) = gradients(op, [x], [np.full(3, 3.0)], params)
     np.testing.assert_allclose(found[[0, 2]], at_nan)
     assert np.isfinite(found[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_gradient_of_clip_at_limits_that_the_dtype_does_not_have(dtype):
+    """Values are compared with the limits themselves, in float32: what rounding has moved over one is outside."""
+    limit = np.float16(0.3671)
+    above, below = float(limit) - 1e-4, float(limit) + 1e-4
+    x = np.array([limit], dtype)
+    assert gradients("clip", [x], [np.ones(1, dtype)], {"a_min": -1, "a_max": above})[0] == 0
+    assert gradients("clip", [x], [np.ones(1, dtype)], {"a_min": -1, "a_max": below})[0] == 1
+    assert gradients("clip", [x], [np.ones(1, dtype)], {"a_min": below, "a_max": 1})[0] == 0
+    assert gradients("clip", [x], [np.ones(1, dtype)], {"a_min": above, "a_max": 1})[0] == 1

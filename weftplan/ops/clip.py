@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.floats import is_float
+from weftplan.ops.floats import is_float, is_half
 from weftplan.ops.kernels import BOOL, BlockKernel
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
@@ -44,8 +44,11 @@ def _clip_step(xp: Any, params: Params, x: Any, out: Any) -> None:
 
 
 def _slope_step(xp: Any, params: Params, g: Any, x: Any, out: Any, inside: Any, outside: Any) -> None:
-    xp.less(x, params["a_min"], out=inside)
-    xp.greater(x, params["a_max"], out=outside)
+    # Half precision is compared with the limits in float32, as in MXNet: with those rounded to it, values that rounding
+    # has moved onto a limit would count as inside.
+    number = np.float32 if is_half(x.dtype) else float
+    xp.less(x, number(params["a_min"]), out=inside)
+    xp.greater(x, number(params["a_max"]), out=outside)
     xp.logical_or(inside, outside, out=outside)
     xp.logical_not(outside, out=inside)  # NaN counts as inside: what comes in must not vanish there
     xp.multiply(g, inside, out=out)
