@@ -4,6 +4,8 @@ One command answers it in at most eight minutes. Every part runs in a process of
 that is left: one that has used it up ends early and says so, one that hangs is killed, and one that fails, or leaves a
 CUDA error that no call survives, loses its own rows alone. The JSON file is written anew after every part.
 
+The file is long because it has one function for each part, and the parts share their tables.
+
     python bench/bench_gpu.py [--json FILE] [--only PART ...] [--seconds 480]
     python bench/bench_gpu.py --standin
 

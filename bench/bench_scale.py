@@ -59,17 +59,7 @@ def main():
     with emulated(args.hosts, slots=1, rate=args.rate) as hosts:
         for workers in range(2, args.hosts + 1):
             command = mpiexec_command(workers, None, (PEER, str(args.rounds), *map(str, SIZES)))
-            run = subprocess.run(
-                hosts.across(command),
-                env={**os.environ, **environment(), "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            if run.returncode:
-                raise SystemExit(run.stdout + run.stderr)
-            found = json.loads(run.stdout.strip().splitlines()[-1])
+            found = said_by(hosts.across(command))
             link = Link(**found["link"])
             topology = Topology("measured", link, link, 1, found["fixed"])
             for nbytes in SIZES:
@@ -83,6 +73,21 @@ def main():
                 )
 
 
+def said_by(command):
+    """What a job prints as JSON in its last line."""
+    run = subprocess.run(
+        command,
+        env={**os.environ, **environment(), "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if run.returncode:
+        raise SystemExit(run.stdout + run.stderr)
+    return json.loads(run.stdout.strip().splitlines()[-1])
+
+
 def training(counts, rounds):
     """Print steps of training, two jobs for each network and number of workers."""
     print(f"{os.cpu_count()} cores, {rounds} rounds of ten steps, medians\n")
@@ -91,17 +96,7 @@ def training(counts, rounds):
     for network in NETWORKS:
         for workers in counts:
             for _ in range(2):
-                run = subprocess.run(
-                    mpiexec_command(workers, None, (TRAINING, network, str(rounds))),
-                    env={**os.environ, **environment(), "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                    check=False,
-                )
-                if run.returncode:
-                    raise SystemExit(run.stdout + run.stderr)
-                found = json.loads(run.stdout.strip().splitlines()[-1])
+                found = said_by(mpiexec_command(workers, None, (TRAINING, network, str(rounds))))
                 modelled, measured = found["modelled"], found["measured"]
                 print(
                     f"| {network} | {workers} | {found['alone'] * 1e3:.2f} | {found['exchanges'] * 1e3:.2f} "

@@ -18,7 +18,7 @@ function begins and after a call; so whatever belongs together is done without a
 ``_resume`` finds out how far the request at hand has come. Nothing here meets the limit of recursion: whoever asks has
 made an operation, for which there must be ``room``. CPython 3.13.0 leaves a loop past the ``try`` around it where the
 jump back comes right after a condition; hence loops without one in their head, and ``edge``, which is written at their
-ends.
+ends. The file is long because these rules hold for all that changes the state, and are best read beside it.
 """
 
 from __future__ import annotations

@@ -81,3 +81,18 @@ def _arrays(key: Any, value: Any, what: str) -> list[NDArray]:
         if item.__class__ is not NDArray and not isinstance(item, NDArray):
             raise KVStoreError(f"key {key!r}: {what} must be an NDArray or a list of them, got {type(item).__name__}")
     return items
+
+
+def check_fits(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
+    """Raise KVStoreError where one of ``arrays`` has not the shape and dtype of the stored value.
+
+    Args:
+        verb: what the call does, for the error.
+    """
+    shape, dtype = stored.shape, stored.dtype
+    for array in arrays:
+        if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
+            raise KVStoreError(
+                f"{verb}: key {key!r} holds {stored.shape} {stored.dtype}, got {array.shape} {array.dtype} on "
+                f"{array.context}"
+            )

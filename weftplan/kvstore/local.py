@@ -26,7 +26,7 @@ from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import AT_ONCE, HOST, copy, copy_to_all, in_memory
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
-from weftplan.kvstore.keys import Key, KeyTable, group_pairs
+from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
 from weftplan.kvstore.reduce import (
     BlockSum,
     reduce_arrays,
@@ -180,7 +180,7 @@ class KVStoreLocal(UpdatingStore):
         with self._turn:
             values = dict(self._new_values(key, value))
             for k, arrays in group_pairs(self._keys, key, out, what="out"):
-                _match(k, arrays, values[k], "broadcast")
+                check_fits(k, arrays, values[k], "broadcast")
             self.init(key, value)
         self.pull(key, out, priority)
 
@@ -194,7 +194,7 @@ class KVStoreLocal(UpdatingStore):
         """
         with self._turn:
             if key in self._stored:
-                _match(key, [value], self._stored[key], "replace")
+                check_fits(key, [value], self._stored[key], "replace")
                 copy(value, self._stored[key], 0)
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class KVStoreLocal(UpdatingStore):
             if stored is None:
                 known = list(self._stored)[:8]
                 raise KVStoreError(f"{verb}: key {k!r} doesn't exist. Did you init? Known keys: {known}")
-            _match(k, arrays, stored, verb)
+            check_fits(k, arrays, stored, verb)
         return groups
 
     def _reduce(self, key: Key, arrays: list[NDArray], priority: int) -> NDArray:
@@ -309,8 +309,9 @@ class KVStoreLocal(UpdatingStore):
             return
         # What is over before a worker is awake needs no worker of its own, and a wait may do it.
         small = target.nbytes <= SMALL and not priority
+        add = self._add
         push_kernel(
-            partial(_sum_to_last, self._add),
+            lambda *raws: add(raws[:-1], raws[-1]),
             [*sources, target],
             [source.var for source in sources],
             (target.var,),
@@ -372,16 +373,6 @@ def reads(where: Context, context: Context) -> bool:
     return context == where or (context.device_type in HOST and where.device_type in HOST)
 
 
-def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
-    shape, dtype = stored.shape, stored.dtype
-    for array in arrays:
-        if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
-            raise KVStoreError(
-                f"{verb}: key {key!r} holds {stored.shape} {stored.dtype}, got {array.shape} {array.dtype} on "
-                f"{array.context}"
-            )
-
-
 def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
     """Left-to-right sum on the device of ``out``, half precision in float32 and rounded once."""
 
@@ -403,9 +394,3 @@ def _add_on_device(*raws: Any) -> None:
         quietly(sum_sequential_block, terms, total, total)
     else:
         sum_in_one_launch(terms, total)
-
-
-def _sum_to_last(add: Callable[..., None], *raws: Any) -> None:
-    """``add`` all arrays but the last, which gets the sum."""
-    *terms, total = raws
-    add(terms, total)
