@@ -204,8 +204,8 @@ def codecs(rounds):
 def devices():
     """Print what clocks of simulated devices say of each way, and of a push and a pull of a store."""
     import weftplan as mx
-    from weftplan import device
     from weftplan.device.links import connect, nvlink_mesh, pcie_tree
+    from weftplan.device.simulated import seconds_of
     from weftplan.kvstore.exchange.choice import Chooser
     from weftplan.kvstore.exchange.ways import TreeRule
 
@@ -225,10 +225,9 @@ def devices():
                 kv.push("w", arrays)
                 kv.pull("w", arrays)
                 mx.nd.waitall()
-                return max(device.get(ctx).clock for ctx in contexts)
 
-            begun = both()
-            took = both() - begun
+            both()
+            took = seconds_of(both, contexts)
             best = min(plan.seconds[way] for way in ("one_step", "ring", "tree", "trees"))
             cells = [f"{way} {1e6 * seconds:.0f}" for way, seconds in plan.seconds.items()]
             print(

@@ -262,3 +262,28 @@ def test_floating_point_is_silent(place):
         place.launch(lambda: np.divide(x, 0, out=x))
     stream.synchronize()
     assert np.isinf(x).all()
+
+
+def test_seconds_of_work_do_not_depend_on_what_ran_before():
+    """One device and one of its streams were ahead; the work of both devices is measured from a common beginning."""
+    contexts = [device.sim(91), device.sim(92)]
+    first, second = (device.get(ctx) for ctx in contexts)
+    ahead, behind = first.new_stream(), first.new_stream()
+    ahead.enqueue(int, seconds=50.0)
+    other = second.new_stream()
+
+    def work():
+        behind.enqueue(int, seconds=1.0)
+        other.wait(behind.record())
+        other.enqueue(int, seconds=0.5)
+
+    assert [simulated.seconds_of(work, contexts) for _ in range(2)] == [1.5, 1.5]
+    assert first.clock == 52.5
+    assert second.clock == 53.0
+
+
+@pytest.mark.parametrize("contexts", [[], [device.sim(91), device.cpu()]])
+def test_seconds_are_those_of_simulated_devices(contexts):
+    """A clock of another device says nothing of virtual seconds."""
+    with pytest.raises(DeviceError, match="needs simulated devices"):
+        simulated.seconds_of(int, contexts)

@@ -5,13 +5,16 @@ The hardware itself is ``simulated_device.py``. Every function here may be calle
 
 from __future__ import annotations
 
-from weftplan.device.context import sim
+from collections.abc import Callable, Sequence
+
+from weftplan.device.context import Context, sim
 from weftplan.device.links import connect
 from weftplan.device.registry import get
-from weftplan.device.simulated_device import POISON, SimDevice, SimEvent, SimStream
+from weftplan.device.simulated_device import POISON, SimDevice, SimEvent, SimStream, begin_together
 from weftplan.device.simulated_hardware import CostModel
+from weftplan.errors import DeviceError
 
-__all__ = ["POISON", "CostModel", "SimDevice", "SimEvent", "SimStream", "configure", "connect"]
+__all__ = ["POISON", "CostModel", "SimDevice", "SimEvent", "SimStream", "configure", "connect", "seconds_of"]
 
 
 def configure(
@@ -37,3 +40,32 @@ def configure(
     assert isinstance(device, SimDevice)
     device.configure(capacity=capacity, cost=cost, order=order, seed=seed)
     return device
+
+
+def seconds_of(work: Callable[[], object], contexts: Sequence[Context]) -> float:
+    """Virtual seconds from the beginning of ``work`` until these simulated devices have done all it gave them.
+
+    All of them begin at the same time, whatever ran on them before. ``work`` waits for its own operations (as with
+    ``weftplan.nd.waitall``), so that none of them is still on its way to a device when it returns.
+
+    Raises:
+        DeviceError: a context that is no simulated device, or none at all.
+
+    Examples:
+        >>> import weftplan as mx
+        >>> _ = configure(7, cost=CostModel(launch=2e-3))
+        >>> x = mx.nd.ones((4,), ctx=mx.sim(7))
+        >>> def twice():
+        ...     (x + 1).wait_to_read()
+        ...     (x * 3).wait_to_read()
+        >>> round(seconds_of(twice, [mx.sim(7)]), 9)
+        0.004
+    """
+    devices = [device for device in map(get, contexts) if isinstance(device, SimDevice)]
+    if not devices or len(devices) != len(contexts):
+        raise DeviceError(f"seconds_of needs simulated devices, such as [sim(0), sim(1)], got {list(contexts)}")
+    start = begin_together(devices)
+    work()
+    for device in devices:
+        device.synchronize()
+    return max(device.clock for device in devices) - start

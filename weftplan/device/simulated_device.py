@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +51,7 @@ class SimEvent:
     def __init__(self, stream: SimStream) -> None:
         self.stream = stream
         self.done = False
-        self.time = stream._end
+        self.time = stream._next
 
     def query(self) -> bool:
         """True when complete. If it is not, one piece of work runs, so that a polling loop ends."""
@@ -80,7 +80,7 @@ class SimStream:
         self.time = 0.0
         """Virtual seconds at which the work run so far ends."""
         self._end = 0.0
-        """The same for all that was enqueued."""
+        """The same for all that was enqueued; new work of a stream begins at :attr:`_next`."""
         self._queue: deque[tuple[str, Any, float]] = deque()
         """Kind, function or event, and the virtual time at which it is over."""
         self._error: BaseException | None = None
@@ -90,32 +90,37 @@ class SimStream:
         """Pieces of work (records and waits included) that have not run."""
         return len(self._queue)
 
+    @property
+    def _next(self) -> float:
+        """Virtual seconds at which the next work begins at the earliest."""
+        return max(self._end, self.device._start)
+
     def enqueue(self, fn: Callable[[], object], *, seconds: float | None = None) -> None:
         """Add work, which takes ``seconds`` of virtual time (default: the cost model's launch)."""
         with _world:
-            self._append("run", fn, self._end + (self.device.cost.launch if seconds is None else seconds))
+            self._append("run", fn, self._next + (self.device.cost.launch if seconds is None else seconds))
 
     def copy(self, dst: Any, src: Any) -> None:
         """Add a copy, over the wires that :func:`weftplan.device.links.connect` has set, if any."""
         links = connected()
         with _world:
             if links is None:
-                end = self._end + self.device.cost.copy(src.nbytes)
+                end = self._next + self.device.cost.copy(src.nbytes)
             else:
-                end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._end)
+                end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._next)
             self._append("run", lambda: _copy(dst, src), end)
 
     def record(self) -> SimEvent:
         """An event that completes when the work enqueued so far has run."""
         with _world:
             event = SimEvent(self)
-            self._append("record", event, self._end)
+            self._append("record", event, self._next)
         return event
 
     def wait(self, event: Any) -> None:
         """Hold later work of this stream back until ``event`` is complete; does not block the host."""
         with _world:
-            self._append("wait", event, max(self._end, event.time) if isinstance(event, SimEvent) else self._end)
+            self._append("wait", event, max(self._next, event.time) if isinstance(event, SimEvent) else self._next)
 
     def synchronize(self) -> None:
         """Run all work of this stream, and of others as its waits need; raises what its work raised."""
@@ -196,6 +201,8 @@ class SimDevice:
         self._busy: dict[int, SimStream] = {}
         """Streams with pending work or an error that nobody has been told; others live as long as somebody has them."""
         self._clock = 0.0
+        self._start = 0.0
+        """No work that is enqueued from now on begins earlier; see :func:`begin_together`."""
         self._default = self.new_stream()
 
     def configure(
@@ -324,6 +331,20 @@ class SimDevice:
 
     def __repr__(self) -> str:
         return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {self._made} streams>"
+
+
+def begin_together(devices: Sequence[SimDevice]) -> float:
+    """Run everything pending on these devices; later work begins when the last of it ended. Returns that time.
+
+    Without it the clocks of devices, and the streams of one, stand where their own last work ended.
+    """
+    with _world:
+        for device in devices:
+            device.synchronize()
+        start = max(device._clock for device in devices)
+        for device in devices:
+            device._clock = device._start = start
+    return start
 
 
 def _copy(dst: Any, src: Any) -> None:
