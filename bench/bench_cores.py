@@ -41,7 +41,7 @@ def lstm(units, steps, batch):
 def peer(name):
     """A network of bench_training.py."""
     batch, shape = training_networks.SIZES[name]
-    return mx.sym.SoftmaxOutput(getattr(training_networks, name)(mx.sym), name="softmax"), (batch, *shape)
+    return training_networks.with_loss(mx.sym, name), (batch, *shape)
 
 
 NETWORKS = {

@@ -1,7 +1,8 @@
 """Question: how long does a training step take beside PyTorch on the CPU and MXNet 1.9.1?
 
 Forward, backward and SGD with momentum on one random batch of: an MLP 784-512-512-10 (batch 128), LeNet (28x28,
-batch 64), ResNet-18 for 32x32 images (batch 32) and for 224x224 (batch 8), MobileNet v1 for 224x224 (batch 4). Each
+batch 64), ResNet-18 for 32x32 images (batch 32) and for 224x224 (batch 8), MobileNet v1 for 224x224 (batch 4), and a
+language model (35 steps of two layers of 200 LSTM cells, 10,000 words, batch 32; PyTorch has its fused LSTM). Each
 framework runs in a process of its own, in turn, with the same number of threads; medians over the rounds, and medians
 of the ratios of each round's pair. With --cpu the CPU time of all threads counts, which a loaded machine changes less;
 with --numpy weftplan is measured without its compiled kernels, too.
@@ -21,7 +22,7 @@ import sys
 import blas_setting
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers")
-STEPS = {"mlp": 40, "lenet": 10, "resnet18": 2, "resnet18_224": 2, "mobilenet": 4}
+STEPS = {"mlp": 40, "lenet": 10, "resnet18": 2, "resnet18_224": 2, "mobilenet": 4, "lstm": 4}
 
 
 def call(python, threads, script, *args, **more):

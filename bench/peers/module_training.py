@@ -17,13 +17,10 @@ import training_networks
 def main(package, network, steps):
     """Train on one random batch."""
     mx = importlib.import_module(package)
-    batch, shape = training_networks.SIZES[network]
-    symbol = mx.sym.SoftmaxOutput(getattr(training_networks, network)(mx.sym), name="softmax", normalization="batch")
-    rng = np.random.RandomState(0)
-    x = mx.nd.array(rng.uniform(-1, 1, (batch, *shape)).astype(np.float32))
-    y = mx.nd.array(rng.randint(0, 10, batch).astype(np.float32))
-    module = mx.mod.Module(symbol, context=mx.cpu())
-    module.bind([("data", (batch, *shape))], [("softmax_label", (batch,))])
+    data, labels = training_networks.batch(network)
+    x, y = mx.nd.array(data), mx.nd.array(labels)
+    module = mx.mod.Module(training_networks.with_loss(mx.sym, network), context=mx.cpu())
+    module.bind([("data", data.shape)], [("softmax_label", labels.shape)])
     module.init_params(mx.init.Xavier())
     settings = {"learning_rate": 0.01, "momentum": 0.9, "rescale_grad": 1.0}
     module.init_optimizer(kvstore=None, optimizer="sgd", optimizer_params=settings)
@@ -40,7 +37,7 @@ def main(package, network, steps):
         step()
     wall, cpu = zip(*(step() for _ in range(steps)), strict=True)
     out = module.get_outputs()[0].asnumpy()
-    loss = float(-np.log(out[np.arange(batch), y.asnumpy().astype(int)] + 1e-12).mean())
+    loss = float(-np.log(out[np.arange(len(out)), labels.astype(int).ravel()] + 1e-12).mean())
     print(json.dumps({"step_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "loss": loss}))
 
 

@@ -6,15 +6,8 @@ import sys
 import time
 
 import torch
+import training_networks
 from torch import nn
-
-SIZES = {
-    "mlp": (128, (784,)),
-    "lenet": (64, (1, 28, 28)),
-    "resnet18": (32, (3, 32, 32)),
-    "resnet18_224": (8, (3, 224, 224)),
-    "mobilenet": (4, (3, 224, 224)),
-}
 
 
 def mlp():
@@ -84,14 +77,35 @@ def resnet18(large=False):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+class Lstm(nn.Module):
+    """As training_networks.lstm."""
+
+    def __init__(self, words, hidden=200):
+        super().__init__()
+        self.embedding = nn.Embedding(words, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, num_layers=2, batch_first=True)
+        self.last = nn.Linear(hidden, words)
+
+    def forward(self, x):
+        """A row of numbers for each word of each sample."""
+        return self.last(self.lstm(self.embedding(x))[0].flatten(0, 1))
+
+
+def lstm():
+    """As training_networks.lstm."""
+    return Lstm(training_networks.WORDS)
+
+
 def main(network, steps, threads):
     """Train on one random batch."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    batch, shape = SIZES[network]
     model = globals()[network]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x, y = torch.rand(batch, *shape) * 2 - 1, torch.randint(0, 10, (batch,))
+    data, labels = training_networks.batch(network)
+    x, y = torch.from_numpy(data), torch.from_numpy(labels).long().flatten()
+    if network == "lstm":
+        x = x.long()
 
     def step():
         start, used = time.perf_counter(), time.process_time()

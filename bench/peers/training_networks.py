@@ -1,13 +1,38 @@
 """The networks of bench_training.py over the symbol API that weftplan and MXNet 1.9.1 share."""
 
+import importlib
+
+import numpy as np
+
 SIZES = {
     "mlp": (128, (784,)),
     "lenet": (64, (1, 28, 28)),
     "resnet18": (32, (3, 32, 32)),
     "resnet18_224": (8, (3, 224, 224)),
     "mobilenet": (4, (3, 224, 224)),
+    "lstm": (32, (35,)),
 }
 """Batch size and shape of a sample."""
+WORDS = 10_000
+"""The vocabulary of the LSTM."""
+
+
+def batch(network):
+    """A random batch: (data, labels); of the LSTM words, and the words that follow."""
+    size, shape = SIZES[network]
+    rng = np.random.RandomState(0)
+    if network == "lstm":
+        words = rng.randint(0, WORDS, (size, *shape))
+        return words.astype(np.float32), np.roll(words, -1, axis=1).astype(np.float32)
+    return rng.uniform(-1, 1, (size, *shape)).astype(np.float32), rng.randint(0, 10, size).astype(np.float32)
+
+
+def with_loss(sym, network):
+    """A network and the loss behind it; of the LSTM at every step."""
+    label = sym.Variable("softmax_label")
+    if network == "lstm":
+        label = sym.Reshape(label, shape=(-1,))
+    return sym.SoftmaxOutput(globals()[network](sym), label, name="softmax", normalization="batch")
 
 
 def mlp(sym):
@@ -77,3 +102,14 @@ def resnet18(sym, large=False):
             net, before = sym.Activation(body + same, act_type="relu", name=f"out{filters}_{block}"), filters
     net = sym.Pooling(net, global_pool=True, pool_type="avg", kernel=(4, 4), name="pool")
     return sym.FullyConnected(sym.Flatten(net), num_hidden=10, name="fc")
+
+
+def lstm(sym):
+    """Words embedded in 200 numbers, two layers of 200 cells over 35 steps, and a layer over all words."""
+    rnn = importlib.import_module(sym.__name__.partition(".")[0]).rnn
+    net = sym.Embedding(sym.Variable("data"), input_dim=WORDS, output_dim=200, name="embedding")
+    cells = rnn.SequentialRNNCell()
+    for layer in (0, 1):
+        cells.add(rnn.LSTMCell(200, prefix=f"lstm{layer}_"))
+    net, _ = cells.unroll(SIZES["lstm"][1][0], net, merge_outputs=True)
+    return sym.FullyConnected(sym.Reshape(net, shape=(-1, 200)), num_hidden=WORDS, name="fc")
