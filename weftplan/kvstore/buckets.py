@@ -1,7 +1,8 @@
-"""Which gradients are exchanged together: the rule of FLAGS_fuse_parameter_groups_size and _memory_size.
+"""Which gradients are exchanged together, and who adds up which range of them.
 
-As Paddle documents the two flags: a group has at most so many gradients, and together they have at most so many MiB. A
-gradient that is larger than the limit has a group of its own. One group has one dtype, since its gradients are joined.
+The rule of FLAGS_fuse_parameter_groups_size and _memory_size, as Paddle documents the two flags: a group has at most so
+many gradients, and together they have at most so many MiB. A gradient that is larger than the limit has a group of its
+own. One group has one dtype, since its gradients are joined.
 """
 
 from __future__ import annotations
@@ -64,3 +65,12 @@ class BucketRule:
             filled += nbytes
             kind = dtype
         return groups
+
+
+def even_range(size: int, count: int, place: int) -> tuple[int, int]:
+    """(first element, the one behind the last) of the range that the one at ``place`` of ``count`` adds up for all.
+
+    >>> [even_range(10, 3, place) for place in range(3)]
+    [(0, 3), (3, 6), (6, 10)]
+    """
+    return size * place // count, size * (place + 1) // count

@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import KVStoreError, PlanError
 from weftplan.kvstore.base import KVStoreBase
-from weftplan.kvstore.buckets import BucketRule
+from weftplan.kvstore.buckets import BucketRule, even_range
 from weftplan.kvstore.compression import Compression
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.server import placement
@@ -42,7 +42,8 @@ class Place:
 
     def part(self, size: int) -> int:
         """How many of ``size`` elements this process adds up for all."""
-        return size * (self.position + 1) // self.workers - size * self.position // self.workers
+        first, end = even_range(size, self.workers, self.position)
+        return end - first
 
 
 class SyncFootprint(KVStoreLocal):

@@ -13,11 +13,11 @@ All waiting is bounded: after ``stall_s`` a warning names the ranks that have no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.joining import pieces, side_by_side
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
@@ -128,8 +128,7 @@ class Group(Meeting):
     def _ranges(self, size: int) -> dict[int, tuple[int, int]]:
         """Which of so many elements each member adds up: (first, the one behind the last), by rank."""
         count = len(self.members)
-        bounds = [size * place // count for place in range(count + 1)]
-        return dict(zip(self.members, pairwise(bounds), strict=True))
+        return {rank: even_range(size, count, place) for place, rank in enumerate(self.members)}
 
     def _show(self, shares: Sequence[Array], nbytes: int, own: tuple[int, int]) -> Array:
         """Put ``shares`` in a row where the others read them, but for the range that this process adds up itself."""

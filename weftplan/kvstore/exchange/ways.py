@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weftplan.device.links import Interconnect
+from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.exchange.trees import binary_trees, ring
 
 Parents = tuple[int, ...]
@@ -101,10 +102,8 @@ def _path(around: Sequence[int], root: int) -> Parents:
 
 def _cut(elements: int, parents: Sequence[Parents]) -> tuple[Share, ...]:
     count = len(parents)
-    bounds = [elements * index // count for index in range(count + 1)]
-    return tuple(
-        Share(first, end, tree) for first, end, tree in zip(bounds, bounds[1:], parents, strict=False) if end > first
-    )
+    shares = [Share(*even_range(elements, count, place), tree) for place, tree in enumerate(parents)]
+    return tuple(share for share in shares if share.end > share.first)
 
 
 def _weights(links: Interconnect) -> tuple[tuple[float, ...], ...]:
