@@ -1,7 +1,7 @@
 """Copies between a store's arrays and its users'.
 
 All of them are pushed and return at once; the vars of the arrays order them. Nothing is kept; any thread that may
-push may call them.
+push may call them. Small ones that need not be pushed are in ``at_once.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from weftplan.engine import FnProperty
-from weftplan.engine import get as get_engine
-from weftplan.ndarray import NDArray, pushing
+from weftplan.ndarray import NDArray
 from weftplan.ndarray.pushing import push_kernel
 
 HOST = ("cpu", "cpu_pinned")
@@ -21,10 +20,6 @@ HOST = ("cpu", "cpu_pinned")
 SMALL = 1 << 19
 """Bytes that may be copied by whoever finds the copy ready, where processes share the cores: to hand such a copy to a
 worker takes longer."""
-
-AT_ONCE = 1 << 18
-"""Bytes, read and written, of work that is done on the calling thread where nobody else uses the arrays: some
-microseconds, which is less than it takes to wake a worker."""
 
 Spread = Callable[[Any, Sequence[Any]], None]
 """Called with a raw array of the host and those that are to become like it."""
@@ -61,8 +56,6 @@ def copy_to_all(
     ones then read the source once. They share its fate with it: should one of them have failed by the time it runs, and
     nobody have been told, all of them have.
     """
-    if not priority and _copied_at_once(source, targets):
-        return
     together: list[NDArray] = []
     apart: list[NDArray] = []
     own = source.var
@@ -94,30 +87,6 @@ def copy_to_all(
         )
     for target in apart:
         copy(source, target, priority, inline=inline)
-
-
-def _copied_at_once(source: NDArray, targets: Sequence[NDArray]) -> bool:
-    if not in_memory(source) or (1 + len(targets)) * source.nbytes > AT_ONCE:
-        return False
-    own = source.chunk.var
-    writes: list[Any] = []
-    for target in targets:
-        var = target.chunk.var
-        if not in_memory(target) or var is own or var in writes:
-            return False
-        writes.append(var)
-
-    def fill() -> None:
-        values = source.ready  # only now, when nobody can move or free it any more
-        for target in targets:
-            target.ready[...] = values  # one that is None is an error, and all of this is pushed
-
-    return get_engine().write_at_once(fill, (own,), writes)
-
-
-def in_memory(array: NDArray) -> bool:
-    """Whether the array is on the host and its bytes are there, with nothing to be done for them."""
-    return array.ready is not None and array.chunk.context.device_type in HOST and pushing.make_room is None
 
 
 def _fill(spread: Spread, source: Any, *targets: Any) -> None:

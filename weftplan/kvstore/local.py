@@ -22,16 +22,15 @@ import numpy as np
 from weftplan import config
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
-from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.copies import AT_ONCE, HOST, copy, copy_to_all, in_memory
+from weftplan.kvstore.at_once import SmallCopies, sum_at_once
+from weftplan.kvstore.copies import HOST, copy, copy_to_all
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
 from weftplan.kvstore.reduce import (
     BlockSum,
     reduce_arrays,
     spread_array,
-    sum_as_one_block,
     sum_grouped_block,
     sum_sequential_block,
 )
@@ -70,6 +69,8 @@ class KVStoreLocal(UpdatingStore):
         self._stored: dict[Key, NDArray] = {}
         self._merged: dict[Key, NDArray] = {}
         self._staging: dict[tuple[Key, int], NDArray] = {}
+        self._copies: dict[Key, SmallCopies] = {}
+        """The last pull of each key that the calling thread has made itself."""
         self._load: dict[Context, int] = {}
         """Bytes that are summed at each place."""
         self._turn = free_in_children(ReentrantLock())
@@ -135,6 +136,10 @@ class KVStoreLocal(UpdatingStore):
         Raises:
             KVStoreError: unknown key, ``out`` missing, or shapes or dtypes that differ from the stored value's.
         """
+        if not priority and (key.__class__ is str or key.__class__ is int):
+            known = self._copies.get(key)
+            if known is not None and known.again(self._stored[key], out):
+                return
         if out is None:
             raise KVStoreError("pull needs out=: the array or arrays to fill")
         groups = self._checked(key, out, "out", "pull")
@@ -158,7 +163,16 @@ class KVStoreLocal(UpdatingStore):
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         for k, arrays in groups:
-            copy_to_all(self._stored[k], arrays, priority, self._spread, inline=self._inline)
+            stored = self._stored[k]
+            if not priority:
+                known = self._copies.get(k)
+                if known is not None and known.again(stored, arrays):
+                    continue
+                known = SmallCopies.settle(stored, arrays)
+                if known is not None and known.make(arrays):
+                    self._copies[k] = known
+                    continue
+            copy_to_all(stored, arrays, priority, self._spread, inline=self._inline)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.
@@ -305,7 +319,7 @@ class KVStoreLocal(UpdatingStore):
 
     def _sum(self, sources: list[NDArray], target: NDArray, priority: int) -> None:
         """``target[...] = sum of sources``, all of them on the host."""
-        if not priority and self._summed_at_once(sources, target):
+        if not priority and target.size < self._bound and sum_at_once(sources, target, self._block_sum):
             return
         # What is over before a worker is awake needs no worker of its own, and a wait may do it.
         small = target.nbytes <= SMALL and not priority
@@ -320,24 +334,6 @@ class KVStoreLocal(UpdatingStore):
             priority=priority,
             name="KVStoreReduce",
         )
-
-    def _summed_at_once(self, sources: list[NDArray], target: NDArray) -> bool:
-        if not in_memory(target) or (1 + len(sources)) * target.nbytes > AT_ONCE or target.size >= self._bound:
-            return False
-        own = target.chunk.var
-        reads: list[Any] = []
-        for source in sources:
-            var = source.chunk.var
-            if var is own or not in_memory(source):
-                return False
-            if var not in reads:
-                reads.append(var)
-
-        def add() -> None:
-            # Only now can nobody move or free the bytes. An array without any is an error, and the sum is pushed.
-            sum_as_one_block([source.ready for source in sources], target.ready, self._block_sum)
-
-        return get_engine().write_at_once(add, reads, (own,))
 
     def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
         """True when the sum of ``arrays`` can be made in the stored value itself."""

@@ -1,0 +1,98 @@
+"""Small sums and copies between arrays in host memory, made by the calling thread where nobody else uses the arrays.
+
+To wake a worker for them takes longer than they do. The engine makes them one step of its own (``write_at_once``), so
+they have their place in the order of operations; where it cannot, nothing is done, and the caller pushes them. Any
+thread that may push may call everything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from weftplan.engine import get as get_engine
+from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.reduce import BlockSum, sum_as_one_block
+from weftplan.ndarray import NDArray, pushing
+
+AT_ONCE = 1 << 18
+"""Bytes, read and written, of such work: some microseconds, which is less than it takes to wake a worker."""
+
+
+def sum_at_once(sources: Sequence[NDArray], target: NDArray, block_sum: BlockSum) -> bool:
+    """``target[...] = sum of sources``, all of one shape and dtype; False: nothing is done."""
+    if not in_memory(target) or (1 + len(sources)) * target.nbytes > AT_ONCE:
+        return False
+    own = target.chunk.var
+    reads: list[Any] = []
+    for source in sources:
+        var = source.chunk.var
+        if var is own or not in_memory(source):
+            return False
+        if var not in reads:
+            reads.append(var)
+
+    def add() -> None:
+        # Only now can nobody move or free the bytes. An array without any is an error, and the sum is pushed.
+        sum_as_one_block([source.ready for source in sources], target.ready, block_sum)
+
+    return get_engine().write_at_once(add, reads, (own,))
+
+
+class SmallCopies:
+    """Copies of one array into others. Kept, it makes them again without the checks of the first time.
+
+    It keeps no target alive.
+    """
+
+    __slots__ = ("_reads", "_source", "_targets", "_writes")
+
+    def __init__(self, source: NDArray, targets: Sequence[NDArray], writes: Sequence[Any]) -> None:
+        self._source, self._reads, self._writes = source, (source.chunk.var,), writes
+        self._targets = [ref(target) for target in targets]
+
+    @classmethod
+    def settle(cls, source: NDArray, targets: Sequence[NDArray]) -> SmallCopies | None:
+        """For arrays of one shape and dtype; None where they are not small, not in memory, or share a chunk."""
+        if not in_memory(source) or (1 + len(targets)) * source.nbytes > AT_ONCE:
+            return None
+        own = source.chunk.var
+        writes: list[Any] = []
+        for target in targets:
+            var = target.chunk.var
+            if not in_memory(target) or var is own or var in writes:
+                return None
+            writes.append(var)
+        return cls(source, targets, writes)
+
+    def again(self, source: NDArray, targets: Any) -> bool:
+        """:meth:`make`, if these are its arrays and may still be used at once; ``targets``: of a user, anything."""
+        if source is not self._source or pushing.make_room is not None:
+            return False
+        if targets.__class__ is not list and targets.__class__ is not tuple:
+            targets = (targets,)
+        known = self._targets
+        if len(targets) != len(known):
+            return False
+        for one, target in zip(known, targets, strict=True):
+            if one() is not target:
+                return False
+        return self.make(targets)
+
+    def make(self, targets: Sequence[NDArray]) -> bool:
+        """Copy into these, its targets; False: nothing is done, and the copies are to be pushed."""
+        work = partial(_fill_at_once, self._source, tuple(targets))
+        return get_engine().write_at_once(work, self._reads, self._writes)
+
+
+def _fill_at_once(source: NDArray, targets: tuple[NDArray, ...]) -> None:
+    values = source.ready  # only now, when nobody can move or free it any more
+    for target in targets:
+        target.ready[...] = values  # one that is None is an error, and all of this is pushed
+
+
+def in_memory(array: NDArray) -> bool:
+    """Whether the array is on the host and its bytes are there, with nothing to be done for them."""
+    return array.ready is not None and array.chunk.context.device_type in HOST and pushing.make_room is None
