@@ -18,7 +18,7 @@ import numpy as np
 import weftplan as mx
 from weftplan import blas, cores
 from weftplan.ops import products
-from weftplan.ops.compiled import batch_norm, depthwise_tables, scratch
+from weftplan.ops.compiled import batch_norm, depthwise_tables, pooling, scratch
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
 import training_networks
@@ -51,7 +51,7 @@ NETWORKS = {
     "LSTM 2 x 650, 35 steps, batch 32": lambda: lstm(650, 35, 32),
     **{name: lambda name=name: peer(name) for name in ("lenet", "resnet18", "resnet18_224", "mobilenet")},
 }
-CUTTING = {module: module.FEW for module in (products, scratch, depthwise_tables, batch_norm)}
+CUTTING = {module: module.FEW for module in (products, scratch, depthwise_tables, batch_norm, pooling)}
 """How little work each kind of kernel puts into a part."""
 
 

@@ -78,14 +78,14 @@ def test_the_choice_is_shown():
     symbol = network()
     native = symbol.simple_bind(mx.cpu(), data=(5, 3, 14, 14), plan_options=PlanOptions(kernels="native"))
     text = native.debug_str()
-    assert text.count("Kernel: native\n") == 6
+    assert text.count("Kernel: native\n") == 8
     chosen = {
         native.planned.graph.nodes[nid].name: choice.implementation.name
         for nid, choice in native.planned.kernels.items()
     }
     assert {chosen[name] for name in ("first", "second", "third", "first_backward")} == {"native"}
     numpy = symbol.simple_bind(mx.cpu(), data=(5, 3, 14, 14), plan_options=PlanOptions(kernels="numpy"))
-    assert numpy.debug_str().count("Kernel: numpy (chosen by the user)\n") == 6
+    assert numpy.debug_str().count("Kernel: numpy (chosen by the user)\n") == 8
     half = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3,), num_filter=4)
     bound = half.simple_bind(mx.cpu(), data=(2, 3, 9), type_dict={"data": "float16"}, plan_options=PlanOptions())
     assert "Kernel: numpy (compiled kernels are written for float32 and float64, not float16)" in bound.debug_str()

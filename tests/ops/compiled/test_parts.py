@@ -15,6 +15,7 @@ import weftplan as mx
 from weftplan import cores
 from weftplan.ops import products
 from weftplan.ops.compiled import batch_norm, depthwise_tables, scratch
+from weftplan.ops.compiled import pooling as compiled_pooling
 from weftplan.ops.compiled.sizes import Sizes
 from weftplan.ops.nn import pooling
 from weftplan.planner import PlanOptions
@@ -32,7 +33,7 @@ def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
 
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut nothing but products of matrices, whose parts are part of their bits."""
-    for module in (scratch, depthwise_tables, batch_norm):
+    for module in (scratch, depthwise_tables, batch_norm, compiled_pooling):
         monkeypatch.setattr(module, "FEW", 1 << 60)
     monkeypatch.setattr(pooling, "MOST", 1)
 

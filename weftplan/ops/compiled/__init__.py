@@ -6,4 +6,5 @@ whether they can be used. A kernel is correct for any vector width, and its resu
 
 import weftplan.ops.compiled.batch_norm
 import weftplan.ops.compiled.chains
-import weftplan.ops.compiled.convolution  # noqa: F401
+import weftplan.ops.compiled.convolution
+import weftplan.ops.compiled.pooling  # noqa: F401

@@ -48,7 +48,7 @@ _PARAMS = (
 )
 
 
-def _window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
+def window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
     """Kernel, stride and pad of ``rank`` spatial axes."""
     kernel: Shape = params["kernel"]
     if len(kernel) != rank or min(kernel) < 1:
@@ -90,7 +90,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         raise ShapeError(f"Pooling: expected one to three spatial axes, got {got}")
     _check(params, rank)
     if not params["global_pool"]:
-        kernel, stride, pad = _window(params, rank)
+        kernel, stride, pad = window(params, rank)
     if data is None and out is None:
         return ins, outs
     data = merge_shape((0,) * (rank + 2), data, f"Pooling: data with {rank} spatial axes")
@@ -112,8 +112,9 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [(*lead, *data[2:])], [merge_shape((*lead, *grid), out, f"Pooling: output for data {data}, and given")]
 
 
-def _grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
-    kernel, stride, pad = _window(params, len(image))
+def grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
+    """The windows of a pooling that is not global."""
+    kernel, stride, pad = window(params, len(image))
     return make_grid(image, grid, kernel, stride, pad, params["count_include_pad"] is not False)
 
 
@@ -177,7 +178,7 @@ def _forward(ctx: Workspace, params: Params, data: Any, out: Any) -> None:
         rank = data.ndim - 1
         grid = make_grid(data.shape[1:], out.shape[1:], data.shape[1:], (1,) * rank, (0,) * rank, True)
     else:
-        grid = _grid_of(params, data.shape[1:], out.shape[1:])
+        grid = grid_of(params, data.shape[1:], out.shape[1:])
     rooms = _parts(grid.image, data.shape[0]), _planes(grid.image, data.shape[0])
     sums = ctx.take((*rooms, *grid.grid), acc) if _needs_sum_block(params, out.dtype) else None
     powers = ctx.take((*rooms, *grid.grid), acc) if kind == "lp" and p != 1 else None
@@ -232,7 +233,7 @@ def _backward(ctx: Workspace, params: Params, *arrays: Any) -> None:
     if params["global_pool"]:
         grid = make_grid(image, shape, image, (1,) * len(image), (0,) * len(image), True)
     else:
-        grid = _grid_of(params, image, shape)
+        grid = grid_of(params, image, shape)
     rooms = _parts(image, dgrad.shape[0]), step
     wide = ctx.take((*rooms, *image), acc) if acc != dgrad.dtype else None
     share = ctx.take((*rooms, *shape), acc)

@@ -63,7 +63,8 @@ def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shap
     return Grid(image, grid, taps, covering, all(s >= k for s, k in zip(stride, kernel, strict=True)), tuple(counts))
 
 
-def _lowest(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
+    """The least finite number, which is the maximum of a window without elements."""
     return limits(dtype).min if is_float(dtype) else np.iinfo(dtype).min
 
 
@@ -99,7 +100,7 @@ def reduce_max(xp: Any, grid: Grid, source: Any, target: Any) -> None:
     """``target`` = maximum of each window of ``source`` (planes, *spatial)."""
     begun = grid.covering[0]
     if not begun:
-        target.fill(_lowest(target.dtype))
+        target.fill(lowest(target.dtype))
     for number, (windows, elements) in enumerate(grid.taps):
         if begun and number == 0:
             target[...] = source[elements]

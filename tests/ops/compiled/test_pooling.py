@@ -1,0 +1,167 @@
+"""Compiled maximum pooling against NumPy's kernel: the same values, whatever the shape, the vectors and the cores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from weftplan import cores
+from weftplan.ops import implementations, registry
+from weftplan.ops.compiled import pooling, pooling_kernels
+from weftplan.ops.compiled.tables import address
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.schema import OpContext, TensorSpec
+
+HOST = host()
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+
+
+def compute(name: str, mode: str, params: dict[str, Any], inputs: list[Any], out: Any) -> str:
+    """Fill ``out`` with the implementation that a mode chooses, given exactly its scratch; returns its name."""
+    op = registry.get(name)
+    ins, outs = [TensorSpec(a.shape, a.dtype) for a in inputs], [TensorSpec(out.shape, out.dtype)]
+    found = implementations.choose(op, params, ins, outs, mode).implementation
+    workspace = np.full(found.workspace(params, ins, outs), 0xFF, np.uint8)
+    found.kernel(OpContext(np, workspace=workspace, is_train=True), params, inputs, [out])
+    return found.name
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Extents and parameters of one call, of one to three axes."""
+    rank = draw(st.integers(1, 3))
+    kernel = draw(st.tuples(*[st.integers(1, 4)] * rank))
+    pad = tuple(draw(st.integers(0, k - 1)) for k in kernel)
+    image = tuple(draw(st.integers(max(1, k - 2 * p), (40, 12, 7)[rank - 1])) for k, p in zip(kernel, pad, strict=True))
+    return {
+        "image": image,
+        "kernel": kernel,
+        "stride": draw(st.tuples(*[st.integers(1, 4)] * rank)),
+        "pad": pad,
+        "pooling_convention": draw(st.sampled_from(("valid", "full", "same"))),
+        "dtype": draw(st.sampled_from((np.float32, np.float64))),
+        "values": draw(st.sampled_from(("normal", "ties", "special"))),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def case(**changes: Any) -> dict[str, Any]:
+    """A call of ordinary size."""
+    return {
+        "image": (19, 23), "kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "pooling_convention": "valid",
+        "dtype": np.float32, "values": "ties", "seed": 0, **changes,
+    }  # fmt: skip
+
+
+def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any:
+    """Random ones; with many equal ones; or with infinities and NaN among them."""
+    if kind == "normal":
+        return rng.normal(size=shape)
+    some = [0.0, 1.0, -1.0] if kind == "ties" else [0.0, 1.0, -math.inf, -math.inf, -math.inf, math.inf, math.nan]
+    return rng.choice(some, size=shape)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(cases())
+@example(case())
+@example(case(stride=(1, 1)))
+@example(case(stride=(3, 2), kernel=(3, 2), pad=(0, 0), dtype=np.float64))
+@example(case(image=(70,), kernel=(3,), stride=(1,), pad=(1,), values="special"))
+@example(case(image=(5, 6, 40), kernel=(2, 3, 3), stride=(2, 1, 3), pad=(1, 1, 1), pooling_convention="full"))
+def test_values_are_those_of_numpy(given_case: dict[str, Any]) -> None:
+    """Maxima and gradients equal NumPy's to the last bit: ties go to the first, sums have its order, NaN goes on."""
+    rng = np.random.default_rng(given_case["seed"])
+    op = registry.get("Pooling")
+    names = ("kernel", "stride", "pad", "pooling_convention")
+    params = registry.parse_params(op, {name: given_case[name] for name in names} | {"pool_type": "max"})
+    x = numbers(rng, given_case["values"], (2, 3, *given_case["image"])).astype(given_case["dtype"])
+    shape = op.infer_shape(params, [x.shape], [None])[1][0]
+    assert shape is not None
+    if min(shape) < 1:
+        return  # "full" and "same" know windows of more than the image alone
+    ograd = rng.normal(size=shape).astype(x.dtype)
+    found = {}
+    for mode in ("numpy", "native"):
+        y, dx = np.full(shape, 7, x.dtype), np.full(x.shape, 7, x.dtype)
+        assert compute("Pooling", mode, params, [x], y) == mode
+        assert compute("_backward_Pooling", mode, params, [ograd, x, y], dx) == mode
+        found[mode] = y, dx
+    for got, expected in zip(found["native"], found["numpy"], strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
+    """The same bits from code for 128, 256 and 512 bits."""
+    assert isinstance(HOST, Target)
+    rng = np.random.default_rng(1)
+    x = rng.choice(np.array([0, 1, 2], np.float32), size=(2, 9, 40))
+    columns = (40 - 3) // step + 1
+    ograd = rng.normal(size=(2, 4, columns)).astype(np.float32)
+    found = []
+    for bits in (128, 256, 512):
+        target = Target(HOST.cpu, HOST.features, bits, HOST.registers, HOST.compiler)
+        y, dx, buffer = np.empty_like(ograd), np.empty_like(x), np.empty((2, 256), np.float32)
+        constants = np.array([-np.inf, -np.inf], np.float32)
+        values = {name: address(a) for name, a in (("x", x), ("y", y), ("dy", ograd), ("dx", dx), ("buffer", buffer))}
+        values |= {"constants": address(constants), "height": 9, "width": 40, "out_height": 4, "out_width": columns}
+        values |= {"kernel_height": 2, "kernel_width": 3, "step_height": 2, "step": step, "pitch": 1024, "last": 2}
+        values |= dict.fromkeys(("depth", "out_depth", "kernel_depth", "step_depth"), 1)
+        words = np.array([values.get(name, 0) for name in pooling_kernels.WORDS], np.int64)
+        for name in ("forward", "backward"):
+            pooling.entries(x.dtype, step, target)[name](address(words))
+        found.append(y.tobytes() + dx.tobytes())
+    assert y.max() == 2
+    assert dx.any()
+    assert found[0] == found[1] == found[2]
+
+
+def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut into parts on two cores, each with scratch of its own: values are those of NumPy still."""
+    monkeypatch.setattr(pooling, "FEW", 1 << 8)
+    parts = []
+    split = cores.split
+
+    def noting(work: Any, count: int) -> None:
+        parts.append(count)
+        split(work, count)
+
+    monkeypatch.setattr(cores, "split", noting)
+    params = registry.parse_params(
+        registry.get("Pooling"), {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "pool_type": "max"}
+    )
+    rng = np.random.default_rng(3)
+    x = rng.choice(np.array([0, 1, 2], np.float32), size=(3, 5, 21, 20))
+    found = []
+    for mode in ("numpy", "native"):
+        y, dx = np.empty((3, 5, 11, 10), np.float32), np.empty_like(x)
+        compute("Pooling", mode, params, [x], y)
+        compute("_backward_Pooling", mode, params, [y, x, y], dx)
+        found.append(y.tobytes() + (dx + 0).tobytes())  # a zero of either sign
+    assert found[0] == found[1]
+    assert parts[-2:] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "reason"),
+    [
+        ({"pool_type": "avg", "kernel": (2, 2)}, np.float32, "maximum of windows"),
+        ({"pool_type": "max", "global_pool": True}, np.float32, "maximum of windows"),
+        ({"pool_type": "max", "kernel": (2, 2)}, np.float16, "float32 and float64"),
+    ],
+)
+def test_other_kinds_stay_with_numpy(changes: dict[str, Any], dtype: Any, reason: str) -> None:
+    """What these kernels do not compute is NumPy's, and the choice says why."""
+    op = registry.get("Pooling")
+    params = registry.parse_params(op, changes)
+    data = TensorSpec((1, 2, 8, 8), np.dtype(dtype))
+    shape = op.infer_shape(params, [data.shape], [None])[1][0]
+    assert shape is not None
+    choice = implementations.choose(op, params, [data], [TensorSpec(shape, data.dtype)], "native")
+    assert choice.implementation.name == "numpy"
+    assert reason in choice.reason

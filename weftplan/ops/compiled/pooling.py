@@ -1,0 +1,125 @@
+"""Compiled implementation of maximum pooling, forward and backward; the other kinds are NumPy's.
+
+Values are those of NumPy's kernel, to the last bit. Planes are independent, and idle cores may take parts of them, each
+with a buffer of a few rows. The kernels are those of ``pooling_kernels.py``; any worker may call them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.parts import call_in_parts, count
+from weftplan.ops.compiled.pooling_kernels import VECTOR_BYTES, WORDS, backward, forward
+from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.nn.pooling import grid_of, window
+from weftplan.ops.nn.pooling_windows import lowest
+from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, aligned
+
+FEW = 1 << 17
+"""Elements of one part, in which planes are handed to idle cores."""
+
+
+class _Triple(NamedTuple):
+    """Extents, kernel, step and padding of three axes, of which those that are not there have one element."""
+
+    image: Shape
+    grid: Shape
+    kernel: Shape
+    step: Shape
+    pad: Shape
+
+
+def _triple(params: Params, image: Shape, grid: Shape) -> _Triple:
+    kernel, step, pad = window(params, len(image))
+    missing = 3 - len(image)
+    ones, zeros = (1,) * missing, (0,) * missing
+    return _Triple(ones + image, ones + grid, ones + kernel, ones + step, zeros + pad)
+
+
+def _pitch(of: _Triple, itemsize: int) -> int:
+    """Bytes of a row of the buffer: all that whole vectors of windows read, and a row with its padding."""
+    lanes = VECTOR_BYTES // itemsize
+    windows = -(-of.grid[2] // lanes) * lanes
+    read = windows * of.step[2] + of.kernel[2] + lanes
+    return aligned(max(read, of.pad[2] + of.image[2] + lanes) * itemsize)
+
+
+def _parts(planes: int, plane: int) -> int:
+    return count(planes * plane, FEW, planes)
+
+
+def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, Entry]:
+    """The compiled functions for elements of ``dtype``, and for windows of a row that are ``step`` apart."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    known = step if step in (1, 2) else 0
+    return library(
+        f"max-pooling-{scalar}-{known}",
+        lambda _: [forward(scalar, known), backward(scalar, known)],
+        ("forward", "backward"),
+        target,
+    )
+
+
+def _compute(ctx: OpContext, params: Params, name: str, start: float, padding: float, **arrays: Any) -> None:
+    """Call ``name``; ``arrays`` are x, y and for a gradient dy and dx."""
+    data, out = arrays["x"], arrays["y"]
+    of = _triple(params, data.shape[2:], out.shape[2:])
+    planes = data.shape[0] * data.shape[1]
+    parts = _parts(planes, math.prod(of.image))
+    pitch = _pitch(of, data.itemsize)
+    room = of.kernel[0] * of.kernel[1] * pitch
+    buffer = ctx.take((parts * room,), np.uint8)
+    constants = np.array([padding, start], data.dtype)
+    values = {word: address(array) for word, array in arrays.items()}
+    values |= {"buffer": address(buffer), "constants": address(constants), "pitch": pitch, "step": of.step[2]}
+    for place, axis in enumerate(("depth", "height", "width")):
+        values |= {axis: of.image[place], f"out_{axis}": of.grid[place], f"kernel_{axis}": of.kernel[place],
+                   f"step_{axis}": of.step[place], f"pad_{axis}": of.pad[place]}  # fmt: skip
+    words = KernelArguments(WORDS, np.array([values.get(word, 0) for word in WORDS], dtype=np.int64))
+    entry = entries(data.dtype, of.step[2])[name]
+    call_in_parts(entry, words, planes, parts, moves={"buffer": room})
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    data, out = inputs[0], outputs[0]
+    covers = grid_of(params, data.shape[2:], out.shape[2:]).covering[0]
+    start = -math.inf if covers else lowest(data.dtype)
+    _compute(ctx, params, "forward", start, -math.inf, x=data, y=out)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    ograd, data, output = inputs
+    _compute(ctx, params, "backward", 0.0, math.nan, x=data, y=output, dy=ograd, dx=outputs[0])
+
+
+def _provide(op: str, kernel: Kernel, *, gradient: bool) -> None:
+    """Offer ``kernel``, whose first input has the dtype that counts."""
+
+    def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
+        found = host()
+        if isinstance(found, str):
+            return found
+        dtype = inputs[0].dtype
+        if params["pool_type"] != "max" or params["global_pool"]:
+            return "compiled kernels take the maximum of windows"
+        if dtype not in (np.float32, np.float64):
+            return f"compiled kernels are written for float32 and float64, not {dtype}"
+        return ""
+
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        (data, dtype), grid = (inputs[1] if gradient else inputs[0]), (inputs[2] if gradient else outputs[0]).shape
+        of = _triple(params, data[2:], grid[2:])
+        parts = _parts(data[0] * data[1], math.prod(of.image))
+        return aligned(parts * of.kernel[0] * of.kernel[1] * _pitch(of, dtype.itemsize))
+
+    provide(op, Implementation(name="native", kernel=kernel, workspace=workspace, refusal=refusal))
+
+
+_provide("Pooling", _forward, gradient=False)
+_provide("_backward_Pooling", _backward, gradient=True)

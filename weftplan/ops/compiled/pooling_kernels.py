@@ -1,0 +1,207 @@
+"""Kernels of maximum pooling over one to three axes as LLVM IR: vectors run along rows of windows.
+
+For each row of windows, the rows of the image that it reads are copied with their padding into a small buffer, so that
+every window is read alike. Forward, the padding is the least number. Backward it is NaN, which equals no maximum: each
+window gives its gradient to the first element that equals its maximum. Windows are taken from the last to the first, so
+an element's gradients are added in the order in which NumPy's kernel adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weftplan.ops.compiled.ir import Function, Value
+
+VECTOR_BYTES = 32
+WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "depth", "height", "width", "out_depth", "out_height",
+         "out_width", "kernel_depth", "kernel_height", "kernel_width", "step_depth", "step_height", "step",
+         "pad_depth", "pad_height", "pad_width", "pitch", "first", "last")  # fmt: skip
+"""``constants``: the padding, and what a maximum begins with. ``pitch``: bytes of a row of the buffer. ``first`` and
+``last`` are planes; all extents are elements."""
+_POINTERS = 6
+
+
+class _Pooling:
+    """What both directions share: planes, rows of windows, and the buffer."""
+
+    def __init__(self, name: str, scalar: str, step: int) -> None:
+        self.f = f = Function(name, (("ptr", "words"),), scalar, VECTOR_BYTES // (4 if scalar == "float" else 8))
+        self.static_step = step
+        self.of = {
+            word: f.pointer("%words", index) if index < _POINTERS else f.word("%words", index)
+            for index, word in enumerate(WORDS)
+        }
+        self.step: Value = step or self.of["step"]
+        self.wide = f.lanes * f.size
+        self.padding = f.broadcast(self.of["constants"])
+        self.row_bytes = f.mul(self.of["width"], f.size)
+        self.plane_bytes = f.mul(f.mul(self.of["depth"], self.of["height"]), self.row_bytes)
+        self.rows = f.mul(self.of["kernel_depth"], self.of["kernel_height"])
+        with f.loop(0, f.mul(self.rows, self.of["pitch"]), self.wide) as i:
+            f.store(self.padding, f.at(self.of["buffer"], i))
+
+    def whole(self, extent: Value) -> Value:
+        """The elements of ``extent`` that fill vectors."""
+        return self.f.value(f"and i64 {extent}, {-self.f.lanes}")
+
+    def fill(self, source: str, depth: Value, height: Value) -> None:
+        """Copy the rows of the plane at ``source`` that windows beginning in this row read."""
+        f, of = self.f, self.of
+        whole = f.mul(self.whole(of["width"]), f.size)
+        rest = f.sub(of["width"], self.whole(of["width"]))
+        mask = f.mask_below(rest)
+        begin = f.at(of["buffer"], f.mul(of["pad_width"], f.size))
+        with f.loop(0, of["kernel_depth"]) as a, f.loop(0, of["kernel_height"]) as b:
+            d = f.sub(f.add(f.mul(depth, of["step_depth"]), a), of["pad_depth"])
+            h = f.sub(f.add(f.mul(height, of["step_height"]), b), of["pad_height"])
+            target = f.at(begin, f.mul(f.add(f.mul(a, of["kernel_height"]), b), of["pitch"]))
+            # Compared without sign, what lies before the image is far behind it.
+            inside = f.value(f"and i1 {f.compare('ult', d, of['depth'])}, {f.compare('ult', h, of['height'])}")
+            with f.when(inside):
+                row = f.at(source, f.mul(f.add(f.mul(d, of["height"]), h), self.row_bytes))
+                with f.loop(0, whole, self.wide) as i:
+                    f.store(f.load(f.at(row, i)), f.at(target, i))
+                with f.when(f.compare("ne", rest, 0)):
+                    f.store_masked(f.load_masked(f.at(row, whole), mask), f.at(target, whole), mask)
+            with f.when(f.value(f"xor i1 {inside}, true")), f.loop(0, self.row_bytes, self.wide) as i:
+                f.store(self.padding, f.at(target, i))
+
+    def each_vector(self, body: Callable[[Value, str | None], None], *, turned: bool = False) -> None:
+        """``body(first window, mask)`` for the vectors of a row of windows, of which the last may be masked."""
+        f, count = self.f, self.of["out_width"]
+        whole = self.whole(count)
+        rest = f.sub(count, whole)
+
+        def tail() -> None:
+            with f.when(f.compare("ne", rest, 0)):
+                body(whole, f.mask_below(rest))
+
+        if turned:
+            tail()
+        with f.loop(0, whole, f.lanes) as i:
+            body(f.sub(f.sub(whole, f.lanes), i) if turned else i, None)
+        if not turned:
+            tail()
+
+    def elements(self, place: str) -> str:
+        """The elements at ``place`` that one step lies between."""
+        f = self.f
+        if self.static_step == 1:
+            return f.load(place)
+        if self.static_step == 2:
+            return f.shuffle(f.load(place), f.load(f.at(place, self.wide)), [2 * lane for lane in range(f.lanes)])
+        vector = "poison"
+        for lane in range(f.lanes):
+            one = f.scalar_at(f.at(place, f.mul(self.step, lane * f.size)))
+            vector = f.value(f"insertelement {f.vector} {vector}, {f.scalar} {one}, i64 {lane}")
+        return vector
+
+
+def forward(scalar: str, step: int) -> Function:
+    """``y`` = the maximum of each window; NaN is passed on.
+
+    Args:
+        step: 1 or 2 between windows of a row, 0 for any number.
+    """
+    p = _Pooling("forward", scalar, step)
+    f, of = p.f, p.of
+    start = f.broadcast(f.at(of["constants"], f.size))
+    out_row = f.mul(of["out_width"], f.size)
+    greatest = f.local(f.vector)
+    with f.loop(of["first"], of["last"]) as plane:
+        source = f.at(of["x"], f.mul(plane, p.plane_bytes))
+        with f.loop(0, of["out_depth"]) as depth, f.loop(0, of["out_height"]) as height:
+            p.fill(source, depth, height)
+            row = f.add(f.mul(f.add(f.mul(plane, of["out_depth"]), depth), of["out_height"]), height)
+            target = f.at(of["y"], f.mul(row, out_row))
+
+            def windows(first: Value, mask: str | None, target: str = target) -> None:
+                f.store(start, greatest)
+                begin = f.at(of["buffer"], f.mul(f.mul(first, p.step), f.size))
+                with f.loop(0, p.rows) as r, f.loop(0, of["kernel_width"]) as t:
+                    b = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
+                    a = f.load(greatest)
+                    found = f.floored(a, b)
+                    is_nan = f.value(f"fcmp uno {f.vector} {b}, {b}")
+                    found = f.value(f"select <{f.lanes} x i1> {is_nan}, {f.vector} {b}, {f.vector} {found}")
+                    f.store(found, greatest)
+                place = f.at(target, f.mul(first, f.size))
+                if mask is None:
+                    f.store(f.load(greatest), place)
+                else:
+                    f.store_masked(f.load(greatest), place, mask)
+
+            p.each_vector(windows)
+    return f
+
+
+def backward(scalar: str, step: int) -> Function:
+    """``dx`` = for each element the gradients of the windows whose first maximum it is.
+
+    Args:
+        step: 1 or 2 between windows of a row, 0 for any number.
+    """
+    p = _Pooling("backward", scalar, step)
+    f, of = p.f, p.of
+    out_row = f.mul(of["out_width"], f.size)
+    numbers = f"<{f.lanes} x i32>"
+    where = f.local(numbers)
+    with f.loop(of["first"], of["last"]) as plane:
+        source, target = (f.at(of[name], f.mul(plane, p.plane_bytes)) for name in ("x", "dx"))
+        f.emit(f"call void @llvm.memset.p0.i64(ptr {target}, i8 0, i64 {p.plane_bytes}, i1 false)")
+        with f.loop(0, of["out_depth"]) as d, f.loop(0, of["out_height"]) as h:
+            depth, height = f.sub(f.sub(of["out_depth"], 1), d), f.sub(f.sub(of["out_height"], 1), h)
+            p.fill(source, depth, height)
+            row = f.add(f.mul(f.add(f.mul(plane, of["out_depth"]), depth), of["out_height"]), height)
+            outs, grads = (f.at(of[name], f.mul(row, out_row)) for name in ("y", "dy"))
+            # Where the first window of the row begins, which may be in the padding.
+            begins = f.mul(f.sub(f.mul(depth, of["step_depth"]), of["pad_depth"]), of["height"])
+            begins = f.add(begins, f.sub(f.mul(height, of["step_height"]), of["pad_height"]))
+            corner = f.sub(f.mul(begins, of["width"]), of["pad_width"])
+
+            def windows(
+                first: Value, mask: str | None, outs: str = outs, grads: str = grads, corner: Value = corner,
+                target: str = target,
+            ) -> None:  # fmt: skip
+                offset = f.mul(first, f.size)
+                place = f.at(outs, offset)
+                if mask is None:
+                    greatest = f.load(place)
+                else:
+                    nan = f.constant("0x7FF8000000000000")
+                    greatest = f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {f.load_masked(place, mask)}, "
+                                       f"{f.vector} {nan}")  # fmt: skip
+                f.emit(f"store {numbers} splat (i32 -1), ptr {where}, align 64")
+                begin = f.at(of["buffer"], f.mul(f.mul(first, p.step), f.size))
+                with (
+                    f.loop(0, of["kernel_depth"]) as i,
+                    f.loop(0, of["kernel_height"]) as j,
+                    f.loop(0, of["kernel_width"]) as k,
+                ):  # turned, so that the first maximum is written last
+                    a, b, t = (
+                        f.sub(f.sub(of[name], 1), index)
+                        for name, index in (("kernel_depth", i), ("kernel_height", j), ("kernel_width", k))
+                    )
+                    r = f.add(f.mul(a, of["kernel_height"]), b)
+                    one = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
+                    equal = f.value(f"fcmp oeq {f.vector} {one}, {greatest}")
+                    tap = f.add(f.mul(f.add(f.mul(a, of["height"]), b), of["width"]), t)
+                    number = f.value(f"trunc i64 {tap} to i32")
+                    every = f.value(f"insertelement {numbers} poison, i32 {number}, i64 0")
+                    every = f.value(f"shufflevector {numbers} {every}, {numbers} poison, "
+                                    f"<{f.lanes} x i32> zeroinitializer")  # fmt: skip
+                    old = f.value(f"load {numbers}, ptr {where}, align 64")
+                    new = f.value(f"select <{f.lanes} x i1> {equal}, {numbers} {every}, {numbers} {old}")
+                    f.emit(f"store {numbers} {new}, ptr {where}, align 64")
+                found = f.value(f"load {numbers}, ptr {where}, align 64")
+                origin = f.add(corner, f.mul(first, p.step))
+                for lane in reversed(range(f.lanes)):
+                    tap = f.value(f"sext i32 {f.value(f'extractelement {numbers} {found}, i64 {lane}')} to i64")
+                    with f.when(f.compare("sge", tap, 0)):
+                        moved = f.mul(f.add(f.add(origin, f.mul(p.step, lane)), tap), f.size)
+                        to = f.at(target, moved)
+                        change = f.scalar_at(f.at(grads, f.add(offset, lane * f.size)))
+                        f.put_scalar(f.value(f"fadd {scalar} {f.scalar_at(to)}, {change}"), to)
+
+            p.each_vector(windows, turned=True)
+    return f
