@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.ops import together
+from weftplan.ops import formulas, together
 from weftplan.training import steps
 
 SHAPES = [(300, 700), (5,), (1000, 300), (1,), (257,)]
@@ -145,3 +145,28 @@ def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
     assert names == []
     for a, b in zip(alone, both, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_rate_that_changes_records_nothing_anew():
+    """Adam's rate differs at every step: its formula is recorded at the first one, for each way to decay weights."""
+    before = together._formula.cache_info().misses
+    trained("adam", {"wd": 0.0625, "beta1": 0.875}, at_once=True, count=4)
+    assert together._formula.cache_info().misses - before <= 2
+
+
+def test_a_step_that_decides_by_its_rate_is_not_recorded():
+    """A kernel whose operations depend on the rate has no formula for all rates; NumPy computes it."""
+
+    def deciding(ctx, params, inputs, outputs):
+        ctx.xp.multiply(inputs[0], 2.0 if params["lr"] else 3.0, out=outputs[0])
+
+    def computing(ctx, params, inputs, outputs):
+        ctx.xp.multiply(inputs[0], 1.0 - params["lr"] * 0.5, out=outputs[0])
+
+    given = {"lr": formulas.Number()}
+    single = np.dtype("float32")
+    assert formulas.recorded([(deciding, given, [0], [1])], 2, single, given=[0]) is None
+    found = formulas.recorded([(computing, given, [0], [1])], 2, single, given=[0])
+    assert found is not None
+    assert found.at(0.25).constants == (0.875,)
+    assert found.at(0.5).constants == (0.75,)

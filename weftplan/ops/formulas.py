@@ -42,16 +42,50 @@ class Formula(NamedTuple):
     """(array, the value that it gets) of every array that is written."""
 
 
+class _CannotRecord(Exception):
+    """A kernel asks for something that is not known to have the same bits elsewhere."""
+
+
+class Number:
+    """A parameter of which only the run knows the value; a kernel may compute with it, but not decide by it.
+
+    >>> (1.0 - Number() * 0.5).at(0.25)
+    0.875
+    """
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: Callable[[float], float] = float) -> None:
+        self.at = at
+        """What this is for a value of the parameter."""
+
+    def __neg__(self) -> Number:
+        return Number(lambda value: -self.at(value))
+
+    def __mul__(self, other: float) -> Number:
+        return Number(lambda value: self.at(value) * other)
+
+    def __rmul__(self, other: float) -> Number:
+        return Number(lambda value: other * self.at(value))
+
+    def __rsub__(self, other: float) -> Number:
+        return Number(lambda value: other - self.at(value))
+
+    def __bool__(self) -> bool:
+        raise _CannotRecord("a decision by a parameter that changes")
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """A formula with its constants."""
 
     formula: Formula
-    constants: tuple[float, ...]
+    constants: tuple[float | Number, ...]
 
-
-class _CannotRecord(Exception):
-    """A kernel asks for something that is not known to have the same bits elsewhere."""
+    def at(self, value: float) -> Recorded:
+        """The same where every :class:`Number` is that of ``value``."""
+        numbers = [one.at(value) if isinstance(one, Number) else one for one in self.constants]
+        return Recorded(self.formula, tuple(numbers))
 
 
 class _Array:
@@ -81,7 +115,7 @@ class _Tape:
         self.dtype = dtype
         self.arrays = arrays
         self.operations: list[Operation] = []
-        self.constants: list[float] = []
+        self.constants: list[float | Number] = []
 
     def __getattr__(self, name: str) -> Callable[..., _Array]:
         count = _OPERANDS.get(name)
@@ -136,7 +170,9 @@ class _Tape:
                 raise _CannotRecord("an array is read before it is written")
             return operand.value
         if type(operand) in (int, float) or (isinstance(operand, np.generic) and operand.dtype == self.dtype):
-            self.constants.append(float(operand))
+            operand = float(operand)
+        if type(operand) in (float, Number):
+            self.constants.append(operand)
             return self._add("constant", (len(self.constants) - 1,))
         raise _CannotRecord(f"a constant of type {type(operand).__name__}")
 

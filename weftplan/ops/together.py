@@ -1,8 +1,8 @@
 """One optimizer's step on many weights at once: one pass over all of them, in parts that idle cores may take.
 
 Every weight is computed as the operator computes it alone, with the same bits. Where a formula can be recorded and
-compiled, a weight is read once and written once; else NumPy's kernel works on blocks. What is kept (:func:`work`) are
-functions of parameters, which any thread may use.
+compiled, a weight is read once and written once; else NumPy's kernel works on blocks. A formula is kept for all
+learning rates, since many optimizers change theirs at every step; any thread may use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from weftplan.cores import split_in_rooms
 from weftplan.ops import grain
 from weftplan.ops.compiled import elementwise
-from weftplan.ops.formulas import recorded
+from weftplan.ops.formulas import Number, Recorded, recorded
 from weftplan.ops.products import MOST
 from weftplan.ops.registry import get, parse_params
 from weftplan.ops.schema import DType, OpContext, Params, TensorSpec
@@ -41,7 +41,13 @@ def work(
         dtype: of all arrays.
         compiled: whether compiled formulas may be used.
     """
-    kernels = [_kernel(name, tuple(one.items()), arrays, dtype, compiled) for one in params]
+    made: dict[Any, tuple[_Range, int]] = {}
+    kernels = []
+    for one in params:
+        key = tuple(one.items())
+        if key not in made:
+            made[key] = _kernel(name, one, arrays, dtype, compiled=compiled)
+        kernels.append(made[key])
     ends = list(accumulate(sizes))
     parts = max(1, min(MOST, ends[-1] // FEW))
     step = -(-ends[-1] // (parts * BORDER)) * BORDER
@@ -82,23 +88,24 @@ def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
     return found
 
 
-@lru_cache(maxsize=256)
-def _kernel(
-    name: str, given: tuple[tuple[str, Any], ...], arrays: int, dtype: DType, compiled: bool
-) -> tuple[Callable[[Sequence[Any], int, int, Any], None], int]:
+_Range = Callable[[Sequence[Any], int, int, Any], None]
+"""``compute(arrays, first, last, scratch)``: a range of one weight."""
+
+
+def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bool) -> tuple[_Range, int]:
     """What changes a range of one weight, and the scratch that it needs."""
-    op = get(name)
-    params = parse_params(op, dict(given))
     if compiled and elementwise.available():
-        call_of_all = [(op.forward, params, range(arrays), [arrays])]
-        formula = recorded(call_of_all, arrays + 1, dtype, given=range(arrays))
+        others = tuple((key, value) for key, value in given.items() if key != _RATE)
+        formula = _formula(name, others, arrays, dtype)
         if formula is not None:
-            call = elementwise.compiled(formula, dtype)
+            call = elementwise.compiled(formula.at(float(given[_RATE])), dtype)
 
             def compute(mine: Sequence[Any], first: int, last: int, scratch: Any) -> None:
                 call([*mine, mine[0]], first, last)
 
             return compute, 0
+    op = get(name)
+    params = parse_params(op, given)
     block = TensorSpec((grain.block(),), dtype)
 
     def compute_blocks(mine: Sequence[Any], first: int, last: int, scratch: Any) -> None:
@@ -107,3 +114,15 @@ def _kernel(
             op.forward(OpContext(np, workspace=scratch), params, some, some[:1])
 
     return compute_blocks, op.workspace_bytes(params, [block] * arrays, [block])
+
+
+_RATE = "lr"
+"""The parameter that a formula leaves open."""
+
+
+@lru_cache(maxsize=256)
+def _formula(name: str, others: tuple[tuple[str, Any], ...], arrays: int, dtype: DType) -> Recorded | None:
+    """What a step computes for any learning rate; None where only NumPy can."""
+    op = get(name)
+    params = {**parse_params(op, {**dict(others), _RATE: 0.0}), _RATE: Number()}
+    return recorded([(op.forward, params, range(arrays), [arrays])], arrays + 1, dtype, given=range(arrays))
