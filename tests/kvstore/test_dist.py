@@ -347,6 +347,30 @@ def test_one_process_alone(tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
+    """Where nobody holds it up: nothing is pending when the pull returns, but for a thread that was on its way."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        from weftplan import engine
+        kv.init("w", mx.nd.zeros((3,)))
+        out, gradient, pending = mx.nd.zeros((3,)), mx.nd.ones((3,)), engine.get().statistics
+        for step in range(5000):
+            kv.push("w", gradient)
+            kv.pull("w", out)
+            over = pending().pending == 0
+            assert out.asnumpy().tolist() == [2] * 3
+            kv.push("w", mx.nd.full((3,), over))
+            if value("w").tolist() == [2] * 3:  # on both
+                break
+        else:
+            raise AssertionError("it was always pending")
+        kv.barrier()
+        """,
+    )
+
+
 def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     """A missing mpi4py is a KVStoreError that names the extra."""
     monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)

@@ -63,6 +63,8 @@ def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tup
             got = type(value).__name__ if values is None else str(len(values))
             raise KVStoreError(f"{len(key)} keys need a list of {len(key)} items as {what}, got {got}")
         pairs = [(table.check(k), _arrays(k, v, what)) for k, v in zip(key, values, strict=True)]
+        if len(pairs) == 1:
+            return pairs
     else:
         return [(table.check(key), _arrays(key, value, what))]
     if len({type(k) for k, _ in pairs}) > 1:

@@ -68,6 +68,10 @@ class KVStoreDist(KVStoreLocal):
             for k, _ in made:
                 self._from(0, "init", k, self._stored[k])
 
+    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        self._sequencer.hurry()  # what is there is copied at once
+        super()._pull(groups, priority)
+
     def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         try:
             return super()._checked(key, value, what, verb)

@@ -7,7 +7,8 @@ one when its arrays are ready here, and meets the other processes.
 
 A thread of the store drives. A thread that is about to sleep in a wait of the engine may do it instead
 (:meth:`Sequencer.help`), for what is small and as long as the others come soon: to wake a thread and be woken by it
-takes longer than a small exchange. It leaves what it has begun to the store's thread. While exchanges are made in this
+takes longer than a small exchange. It leaves what it has begun to the store's thread. A thread that pulls does the same
+(:meth:`Sequencer.hurry`), for a shorter time, since a pull is not a wait. While exchanges are made in this
 way the store's thread is not woken for them, and looks every few milliseconds whether one was left. The lock
 ``driving`` is held by whoever drives, so MPI is called by one thread at a time.
 
@@ -244,20 +245,38 @@ class Sequencer:
             self._thread.join(1.0)
 
     def help(self) -> None:
-        """On a thread that is about to wait: exchange what is small and ready, as long as the others come soon."""
-        if not self._items:
+        """On a thread that is about to wait: exchange what is ready, as long as the others come soon.
+
+        What is large only where nothing but the others holds it up.
+        """
+        if self._items:
+            self._take_on(_HELPING, large=self._group.shares_memory)
+
+    def hurry(self) -> None:
+        """On a thread that is about to use what is exchanged: the same for a moment, and for what is small."""
+        try:
+            item = self._items[0]
+        except IndexError:
             return
+        if item.ready() and item.small:
+            self._take_on(_POLITE, large=False)
+
+    def _take_on(self, most: int, *, large: bool) -> None:
         with shielded():
             while True:
                 if not self._driving.acquire(blocking=False):
                     return
                 try:
                     item = self._items[0] if self._items else None
-                    if item is None or not item.ready() or not (item.small or self._helps_with_large(item)):
+                    if item is None or not item.ready():
                         return
-                    over, error = self._drive(item, _HELPING)
+                    if not item.small and not (large and isinstance(item, Ticket)):
+                        return
+                    over, error = self._drive(item, most)
                 finally:
                     self._driving.release()
+                if not over and self._lazy and most < _HELPING:
+                    return  # the store's thread comes by, or this one waits next
                 if not over:
                     self._lazy = False
                     self._ring()
@@ -266,10 +285,6 @@ class Sequencer:
                     self._lazy = True
                     self._ring()  # it is to look from now on
                 item.tell(error)
-
-    def _helps_with_large(self, item: Ticket | _Call) -> bool:
-        """Whether a thread that waits takes a large exchange upon itself: where nothing but the others holds it up."""
-        return self._group.shares_memory and isinstance(item, Ticket)
 
     def _is_ready(self, ticket: Ticket) -> None:
         if not self._lazy or not ticket.small:
