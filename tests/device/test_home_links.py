@@ -8,11 +8,11 @@ from tests.contract.devices import place
 from tests.standin_cupy import machine, meter
 from weftplan import device, planner
 from weftplan.device import home_links
-from weftplan.device.home_links import Speed, speed
+from weftplan.device.home_links import speed
+from weftplan.device.homes import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import PlanError
-from weftplan.planner.spill.link import PCIE, Link
-from weftplan.planner.spill.place import places
+from weftplan.planner.spill.place import PCIE, places
 
 HOST = mx.Context("cpu_pinned", 0)
 
@@ -79,7 +79,7 @@ def test_a_simulated_device_says_what_it_was_given():
     ctx = mx.sim(70)
     configure(70, cost=CostModel(bandwidth=3e9, latency=2e-5))
     before = device.get(ctx).clock
-    assert speed(ctx, mx.Context("cpu_pinned", 70)) == Speed(3e9, 2e-5)
+    assert speed(ctx, mx.Context("cpu_pinned", 70)) == Link(3e9, 2e-5)
     assert device.get(ctx).clock == before
 
 
@@ -110,7 +110,7 @@ def test_a_bind_with_a_budget_measures(setting, monkeypatch):
         executor = bound(context(0), 1.0)
         (home,) = places(context(0), executor.memory_plan.options)
         if setting == "1":
-            assert home.link == Link(*speed(context(0), HOST))
+            assert home.link == speed(context(0), HOST)
             assert home.link.bandwidth == pytest.approx(25e9, rel=0.06)
         else:
             assert home.link == PCIE

@@ -3,14 +3,14 @@
 import numpy as np
 
 import weftplan as mx
-from weftplan.planner import strategies
+from weftplan.planner import drafts
 from weftplan.planner.symbolic import infer
 
 
 def test_everything_is_inferred_once_and_planned_once(monkeypatch):
     """Shapes are solved once per part of the graph, and a budget hands its plan on to the executor."""
     solved, planned = [], []
-    solve, plan = infer.infer_shapes, strategies.plan_memory
+    solve, plan = infer.infer_shapes, drafts.plan_graph
 
     def solving(nodes, known, **how):
         solved.append(len(nodes) - len(how.get("settled", ())))
@@ -21,7 +21,7 @@ def test_everything_is_inferred_once_and_planned_once(monkeypatch):
         return plan(facts, options)
 
     monkeypatch.setattr(infer, "infer_shapes", solving)
-    monkeypatch.setattr(strategies, "plan_memory", planning)
+    monkeypatch.setattr(drafts, "plan_graph", planning)
     net = mx.sym.Variable("data")
     for k in range(12):
         net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="tanh"), num_hidden=64, name=f"fc{k}")

@@ -7,9 +7,9 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, planner, storage, sym
+from weftplan.device.homes import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import OutOfMemoryError
-from weftplan.planner.spill.link import Link
 from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.raw import RawResource
 

@@ -9,14 +9,13 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, planner, storage, sym
-from weftplan.device.homes import HomeSpec
+from weftplan.device.homes import HomeSpec, Link
 from weftplan.engine import FnProperty
 from weftplan.errors import DeviceError, OutOfMemoryError, PlanError
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.pool import SlabPool
 from weftplan.planner import PlanOptions
-from weftplan.planner.spill.link import FILE as DISK
-from weftplan.planner.spill.link import Link
+from weftplan.planner.spill.place import FILE as DISK
 from weftplan.storage import RawResource, homes
 
 DEVICES = itertools.count(9300)

@@ -13,7 +13,7 @@ from weftplan.planner.drafts import Drafts
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
-from weftplan.planner.program import Program, program_of
+from weftplan.planner.program import Program
 
 BYTE = np.dtype(np.uint8)
 
@@ -65,17 +65,17 @@ def program_of_steps(
         heads=[number[name] for name in (*outputs, *gradients)],
     )
     contexts = tuple(dict.fromkeys(step.device for step in steps))
-    return program_of(
-        graph,
-        [number[step.name] for step in steps],
+    return Program(
+        graph=graph,
+        order=[number[step.name] for step in steps],
         num_forward=len(steps) if forward is None else forward,
         shapes=[(size,) for size in sizes],
         dtypes=[BYTE] * len(names),
-        elements=np.array(sizes, dtype=np.int64),
-        nbytes=np.array(sizes, dtype=np.int64),
+        elements=sizes,
+        nbytes=sizes,
         contexts=contexts,
         device=[0] * len(given) + [contexts.index(step.device) for step in steps],
-        gradients=[number[name] for name in gradients],
+        gradients=frozenset(number[name] for name in gradients),
         added=frozenset(),
         workspaces={number[step.name]: step.scratch for step in steps if step.scratch},
         external_bytes={"given": sum(given.values())},

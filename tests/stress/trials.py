@@ -31,10 +31,10 @@ from tests.executor.races import races
 from tests.stress import array_calls, convolutions, crowded, exchanges, folding
 from tests.stress.random_graphs import ImageMaker, Maker, SliceMaker, option_sets, without_sharing
 from weftplan import engine, planner
+from weftplan.device.homes import Link
 from weftplan.engine.simulator import Simulator
 from weftplan.errors import BudgetError, MXNetError
 from weftplan.planner import PlanOptions
-from weftplan.planner.spill.link import Link
 
 SETS = option_sets()
 ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")

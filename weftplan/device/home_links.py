@@ -9,9 +9,10 @@ while others wait.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from weftplan.device.context import Context
+from weftplan.device.homes import Link
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST
 from weftplan.device.registry import get
@@ -22,21 +23,7 @@ _STEP, _LATENCY_STEP = 1.1, 5e-6
 _lock = whole_in_children(Lock())
 
 
-class Speed(NamedTuple):
-    """Of the slower direction."""
-
-    bandwidth: float
-    """Bytes a second."""
-    latency: float
-    """Seconds before the first byte."""
-
-    @property
-    def text(self) -> str:
-        """For readers."""
-        return f"{self.bandwidth / 1e9:.1f} GB/s, {self.latency * 1e6:.0f} µs"
-
-
-def speed(context: Context, home: Context) -> Speed | None:
+def speed(context: Context, home: Context) -> Link | None:
     """Between ``context`` and ``home``; None where it is not known, and planners assume one."""
     if context.device_type == "sim":
         return _given(context, home)
@@ -46,21 +33,21 @@ def speed(context: Context, home: Context) -> Speed | None:
     with _lock:
         if home not in place.home_links:
             place.home_links[home] = _measured(place, home)
-        found: Speed | None = place.home_links[home]
+        found: Link | None = place.home_links[home]
         return found
 
 
-def _given(context: Context, home: Context) -> Speed | None:
+def _given(context: Context, home: Context) -> Link | None:
     peer = home.device_type == "sim"
     links = interconnect([context, home] if peer else [context])
     ways = [(0, 1), (1, 0)] if peer else [(0, HOST), (HOST, 0)]
     if links is None or any(way not in links.routes for way in ways):
         return None
     routes = [links.routes[way] for way in ways]
-    return Speed(min(links.wires[wire] for route in routes for wire in route.wires), max(r.latency for r in routes))
+    return Link(min(links.wires[wire] for route in routes for wire in route.wires), max(r.latency for r in routes))
 
 
-def _measured(place: Any, home: Context) -> Speed | None:
+def _measured(place: Any, home: Context) -> Link | None:
     """What copies take; None where they cannot be made, or take no time, as where memory is short."""
     try:
         other = get(home)
@@ -79,4 +66,4 @@ def _measured(place: Any, home: Context) -> Speed | None:
     bandwidth = min((_LONG - _SHORT) / (long - short) for short, long in found)
     latency = max(max(0.0, short - _SHORT / bandwidth) for short, _ in found)
     rounded = float(round(_STEP ** round(math.log(bandwidth, _STEP))))
-    return Speed(rounded, round(latency / _LATENCY_STEP) * _LATENCY_STEP)
+    return Link(rounded, round(latency / _LATENCY_STEP) * _LATENCY_STEP)

@@ -2,14 +2,16 @@
 
 ``host`` is page-locked memory of the host, ``file:FOLDER`` a file of which the name is gone as soon as it is open, and
 ``peer`` another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GiB,peer``; ``sizes.py`` says
-what the units mean. This file reads text alone and touches no device.
+what the units mean. This file says what the text means and touches no device.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weftplan.device.context import Context
 from weftplan.device.sizes import parse_bytes
 from weftplan.errors import ConfigError, PlanError
 
@@ -25,6 +27,37 @@ class HomeSpec:
     kind: str
     nbytes: int | None = None
     folder: str = ""
+
+    def contexts(self, context: Context, *, files: int, peers: Iterable[Context]) -> list[Context]:
+        """The memories of this home that results of ``context`` may go to, in the order in which they are tried.
+
+        Memory of the host is no home for a host, and a device none for itself. A folder is ``file(k)`` where ``files``
+        folders, k of them, come before it.
+        """
+        if self.kind == "file":
+            return [Context("file", files)]
+        if self.kind == "host":
+            return [Context("cpu_pinned", context.device_id)] if context.has_streams else []
+        return [peer for peer in peers if peer.device_type == context.device_type and peer != context]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between a device and a home: the slower of its directions."""
+
+    bandwidth: float
+    """Bytes a second."""
+    latency: float = 1.0e-5
+    """Seconds before the first byte."""
+
+    def seconds(self, nbytes: int) -> float:
+        """Seconds of one copy."""
+        return self.latency + nbytes / self.bandwidth
+
+    @property
+    def text(self) -> str:
+        """For readers."""
+        return f"{self.bandwidth / 1e9:.1f} GB/s, {self.latency * 1e6:.0f} µs"
 
 
 def parse(text: str) -> tuple[HomeSpec, ...]:

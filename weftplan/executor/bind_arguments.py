@@ -12,8 +12,8 @@ from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import dtype_of
-from weftplan.planner.options import read_grad_req
 from weftplan.symbol import Symbol, unknown
+from weftplan.symbol.gradient import read_grad_req
 from weftplan.symbol.provenance import warn
 from weftplan.symbol.traversal import split_variables, topological_order
 

@@ -5,22 +5,18 @@ They are made of an assignment of storages; ``slabs.py`` gives them their places
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment, Kind
-from weftplan.planner.liveness import lifetimes, live_bytes
+from weftplan.planner.liveness import lifetimes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.program import Program, scratch_of
 from weftplan.planner.reachability import MOST_STEPS, ancestors, producers
 
 
-@dataclass(slots=True)
 class Buffers:
     """Groups and workspaces as buffers with lifetimes: what has to be placed.
 
@@ -30,69 +26,49 @@ class Buffers:
     scratch of nodes that do not run.
     """
 
-    program: Program
-    assignment: Assignment
-    options: PlanOptions
-    entry_first: IntArray = field(init=False)
-    entry_last: IntArray = field(init=False)
-    entry_nbytes: IntArray = field(init=False)
-    entry_group: IntArray = field(init=False)
-    first: IntArray = field(init=False)
-    """Per buffer: the groups that have entries, then one per node with scratch."""
-    last: IntArray = field(init=False)
-    nbytes: IntArray = field(init=False)
-    device: IntArray = field(init=False)
-    num_groups: int = field(init=False)
-    workspace: dict[int, int] = field(init=False)
-    """Scratch bytes per node that runs."""
-    workspace_nodes: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Measure groups and workspaces."""
-        program, found = self.program, self.assignment
+    def __init__(self, program: Program, found: Assignment, options: PlanOptions) -> None:
+        self.program = program
+        self.assignment = found
+        self.options = options
         starts, ends = lifetimes(program)
         self.entry_first = np.array(starts, dtype=np.int64)
         self.entry_last = np.array(ends, dtype=np.int64)
         self.entry_nbytes = np.array(program.nbytes, dtype=np.int64)
+        self.node_device = np.array(program.device, dtype=np.int64)
         group = np.array(found.group, dtype=np.int64)
         group[np.frombuffer(found.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
         # Some groups may have lost their entries to partial sums: renumber the rest, keeping their order.
-        used, renumbered = np.unique(group[held], return_inverse=True)
+        used, members = np.unique(group[held], return_inverse=True)
         self.num_groups = len(used)
-        group[held] = renumbered
+        group[held] = members
         self.entry_group = group
-        members = group[held]
-        steps = len(program.order)
-        first = np.full(self.num_groups, steps, dtype=np.int64)
-        last = np.zeros(self.num_groups, dtype=np.int64)
-        nbytes = np.zeros(self.num_groups, dtype=np.int64)
-        device = np.zeros(self.num_groups, dtype=np.int64)
+        counted = options.workspaces
+        self.workspace = scratch_of(program, added=found.added, skipped=found.skipped) if counted else {}
+        """Scratch bytes per node that runs."""
+        where = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
+        self.workspace_nodes = list(where)
+        moments = np.array(list(where.values()), dtype=np.int64)
+        scratch = np.array([self.workspace[nid] for nid in where], dtype=np.int64)
+        first = np.full(self.num_groups, len(program.order), dtype=np.int64)
+        last, nbytes, device = np.zeros((3, self.num_groups), dtype=np.int64)
         np.minimum.at(first, members, self.entry_first[held])
         np.maximum.at(last, members, self.entry_last[held])
         np.maximum.at(nbytes, members, self.entry_nbytes[held])
-        device[members] = np.array(program.device, dtype=np.int64)[program.graph.entry_node[held]]
-        counted = self.options.workspaces
-        workspace = scratch_of(program, added=found.added, skipped=found.skipped) if counted else {}
-        self.workspace = workspace
-        where = {nid: step for step, nid in enumerate(program.order) if nid in workspace}
-        self.workspace_nodes = list(where)
-        moments = np.array(list(where.values()), dtype=np.int64)
+        device[members] = self.node_device[program.graph.entry_node[held]]
         self.first = np.concatenate([first, moments])
+        """Per buffer: the groups that have entries, then one per node with scratch."""
         self.last = np.concatenate([last, moments + 1])
-        self.nbytes = np.concatenate([nbytes, np.array([workspace[nid] for nid in where], dtype=np.int64)])
-        self.device = np.concatenate([device, np.array([program.device[nid] for nid in where], dtype=np.int64)])
+        self.nbytes = np.concatenate([nbytes, scratch])
+        self.device = np.concatenate([device, self.node_device[self.workspace_nodes]])
 
     def live(self, nbytes: IntArray | None = None) -> IntArray:
-        """Bytes alive per device and step, of buffers of these sizes (default: as they are)."""
-        return live_bytes(
-            self.first,
-            self.last,
-            nbytes=self.nbytes if nbytes is None else nbytes,
-            device=self.device,
-            num_devices=len(self.program.contexts),
-            num_steps=len(self.program.order),
-        )
+        """Bytes alive at each step, one row per device, of buffers of these sizes (default: as they are)."""
+        nbytes = self.nbytes if nbytes is None else nbytes
+        change = np.zeros((len(self.program.contexts), len(self.program.order) + 1), dtype=np.int64)
+        np.add.at(change, (self.device, self.first), nbytes)
+        np.subtract.at(change, (self.device, self.last), nbytes)
+        return np.cumsum(change, axis=1)[:, :-1]
 
     def lower_bound(self) -> int:
         """Most bytes alive at once, summed over devices."""
@@ -112,12 +88,16 @@ class Buffers:
 
         None for orders of more than `MOST_STEPS` steps, for which this is not worth its memory.
         """
-        program = self.program
+        program, row = self.program, self.program.graph.row
         if len(program.order) > MOST_STEPS:
             return None
-        first = self.first.tolist()
-        users = _users(program, self.assignment, self.entry_group.tolist(), self.num_groups)
-        users += [1 << step for step in first[self.num_groups :]]
+        first, group = self.first.tolist(), self.entry_group.tolist()
+        users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]]
+        for step, nid in enumerate(program.order):
+            if nid not in self.assignment.skipped:  # a skipped sum touches nothing
+                for e in (*program.reads[nid], *range(row[nid], row[nid + 1])):
+                    if group[e] >= 0:
+                        users[group[e]] |= 1 << step
         needs = ancestors(producers(program))
         return Precedence(users, [needs[step] for step in first])
 
@@ -131,28 +111,16 @@ class Buffers:
         """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
         program = self.program
         planned = np.flatnonzero(np.array(self.assignment.group, dtype=np.int64) >= 0)
-        places = np.array(program.device, dtype=np.int64)[program.graph.entry_node[planned]]
-        total = int(self.rounded(self.entry_nbytes[planned], places).sum())
+        places = self.node_device[program.graph.entry_node[planned]]
         largest = [0] * len(program.contexts)
         for nid, nbytes in self.workspace.items():
             largest[program.device[nid]] = max(largest[program.device[nid]], nbytes)
-        return total + sum(largest)
+        return int(self.rounded(self.entry_nbytes[planned], places).sum()) + sum(largest)
 
 
 def _most(live: IntArray) -> int:
     """The most of each row, summed."""
     return int(live.max(axis=1).sum()) if live.shape[1] else 0
-
-
-def _users(program: Program, found: Assignment, group: Sequence[int], count: int) -> list[int]:
-    """The set of steps that use each of ``count`` buffers; a skipped sum touches nothing."""
-    row, users = program.graph.row, [0] * count
-    for step, nid in enumerate(program.order):
-        if nid not in found.skipped:
-            for e in (*program.reads[nid], *range(row[nid], row[nid + 1])):
-                if group[e] >= 0:
-                    users[group[e]] |= 1 << step
-    return users
 
 
 def alignment_of(context: Context) -> int:

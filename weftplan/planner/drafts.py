@@ -49,8 +49,8 @@ class Drafts:
         peak = draft.memory.peak
         if not options.reorder or not peak:
             return draft
-        better = replace(program, order=choose_order(program, options))
-        if better.order is program.order:
+        better = program.in_order(choose_order(program, options))
+        if better is program:
             return draft
         moved = plan_graph(better, options)
         if moved.memory.peak >= peak:

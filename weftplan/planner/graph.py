@@ -118,15 +118,6 @@ class Graph:
         """Node ids of the variables, in order."""
         return [int(n) for n in np.flatnonzero(self.is_variable)]
 
-    def mutable_variables(self) -> set[int]:
-        """Node ids of the variables that some node writes to (auxiliary states)."""
-        return {
-            int(self.entry_node[self.inputs[nid][slot]])
-            for nid, work in enumerate(self.works)
-            if work.writes
-            for slot in work.writes
-        }
-
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__}: {self.num_nodes} nodes, {self.num_entries} entries, {len(self.outputs)} outputs>"

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from weftplan.planner.match_range import BlockPool
 from weftplan.planner.program import Program
 
-Allocate = Callable[[int, int, int], int]
-"""(entry, device, node) -> storage id: a released one, or the next new number."""
-Release = Callable[[int, int], None]
-"""(storage, node): every content of the storage is dead after ``node``."""
 Rule = Callable[[int, int, int], bool]
 """(node, input entry, output entry) -> whether the output takes the input's memory."""
 
@@ -63,8 +60,7 @@ class Assignment:
 
 def assign(
     program: Program,
-    allocate: Allocate,
-    release: Release,
+    pool: BlockPool,
     *,
     enable_inplace: bool = True,
     keep_unused: bool = False,
@@ -75,7 +71,7 @@ def assign(
 
     Args:
         program: the graph.
-        allocate, release: the allocator.
+        pool: the allocator.
         enable_inplace: let outputs take the memory of inputs at all.
         keep_unused: give memory also to outputs that nobody reads, as MXNet does.
         rule: decides in place of MXNet's rule (the input's memory is read no more, or the pair is an identity); where
@@ -114,7 +110,7 @@ def assign(
         if len(todo) > 1 and not rule:
             todo.sort(key=lambda e: (-elements[e], -e))
         for e in todo:
-            block = allocate(e, device[nid], nid)
+            block = pool.allocate(e, device[nid], nid)
             if block == len(live):
                 live.append(refs[e])
                 kind[e] = own
@@ -129,16 +125,16 @@ def assign(
             if block >= 0:
                 live[block] -= 1
                 if not live[block]:
-                    release(block, nid)
+                    pool.release(block, nid)
         for e in range(start, end):
             if not refs[e] and storage[e] >= 0:
                 kind[e] = unused
-                release(storage[e], nid)
+                pool.release(storage[e], nid)
     return Assignment(storage, group, kind, inplace, len(live), num_groups, set(), set())
 
 
-def add_in_place(program: Program, found: Assignment) -> None:
-    """Turn partial gradient sums into additions by whoever makes the term; changes ``found``.
+def add_in_place(program: Program, found: Assignment) -> Assignment:
+    """``found`` with partial gradient sums turned into additions by whoever makes the term.
 
     For a node ``out = total + term`` that is a sum, with ``out`` in place of ``total``: the maker of ``term`` adds
     straight to ``total`` and the sum is skipped. Conditions: ``term`` has no other reader and is made after ``total``,
@@ -148,7 +144,9 @@ def add_in_place(program: Program, found: Assignment) -> None:
     graph, row = program.graph, program.graph.row
     sums = [n for n in program.order if graph.works[n].is_sum]
     if not sums:
-        return
+        return found
+    found = replace(found, storage=found.storage[:], group=found.group[:], kind=found.kind[:], inplace=found.inplace[:])
+    found.skipped, found.added = set(), set()
     position = {nid: step for step, nid in enumerate(program.order)}
     entry_node: list[int] = graph.entry_node.tolist()
     readers: dict[int, list[int]] = {}
@@ -185,6 +183,7 @@ def add_in_place(program: Program, found: Assignment) -> None:
         found.kind[term] = Kind.ADDTO
         found.added.add(term)
         found.skipped.add(nid)
+    return found
 
 
 def _any_between(steps: Sequence[int], low: int, high: int) -> bool:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-import numpy as np
-
-from weftplan.planner.graph import IntArray
 from weftplan.planner.program import Program
 
 
@@ -24,7 +21,7 @@ def dependencies(program: Program) -> list[list[int]]:
     graph = program.graph
     makers: list[int] = graph.entry_node.tolist()
     variable = graph.is_variable.tolist()
-    states = {graph.row[n] for n in graph.mutable_variables()}
+    states = {inputs[slot] for work, inputs in zip(graph.works, graph.inputs, strict=True) for slot in work.writes}
     before: list[list[int]] = [[] for _ in range(graph.num_nodes)]
     touched: dict[int, int] = {}
     for nid in program.order:
@@ -111,13 +108,3 @@ def lifetimes(program: Program) -> tuple[list[int], list[int]]:
     for e in graph.outputs.tolist():
         last[e] = end
     return first, last
-
-
-def live_bytes(
-    first: IntArray, last: IntArray, *, nbytes: IntArray, device: IntArray, num_devices: int, num_steps: int
-) -> IntArray:
-    """Bytes alive at each step, one row per device, of buffers with these half-open lifetimes."""
-    change = np.zeros((num_devices, num_steps + 1), dtype=np.int64)
-    np.add.at(change, (device, first), nbytes)
-    np.subtract.at(change, (device, last), nbytes)
-    return np.cumsum(change, axis=1)[:, :num_steps]

@@ -37,7 +37,7 @@ class BlockPool:
         self._released = 0
 
     def allocate(self, entry: int, device: int, node: int) -> int:
-        """A free block within range, or a new one."""
+        """The number of a free block within range, or the next new number."""
         size = self.sizes[entry]
         if self.match_range:
             free = self._free.get((device, self.color[node] if self.color else 0))
@@ -62,7 +62,7 @@ class BlockPool:
         return at
 
     def release(self, block: int, node: int) -> None:
-        """Offer ``block`` to later nodes (of the colour of ``node``)."""
+        """Every content of ``block`` is dead after ``node``: offer it to later nodes (of the same colour)."""
         if self.match_range:
             key = (self._home[block], self.color[node] if self.color else 0)
             insort(self._free.setdefault(key, []), (self.block_bytes[block], self._released, block))

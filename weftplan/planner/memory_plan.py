@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -233,20 +233,17 @@ class MemoryPlan:
         """What none of the figures contains, in words."""
         return str(hook("left_out")(self))
 
-    def timeline(self, device: int | None = None) -> NDArray[np.int64]:
+    def timeline(self, device: int | None = None) -> IntArray:
         """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all."""
-        found: NDArray[np.int64] = hook("timeline")(self, device)
-        return found
+        return cast(IntArray, hook("timeline")(self, device))
 
     def alive_at_peak(self, limit: int | None = None) -> list[Alive]:
         """The buffers that are alive when most bytes are, the largest first."""
-        found: list[Alive] = hook("alive_at_peak")(self, limit)
-        return found
+        return cast(list[Alive], hook("alive_at_peak")(self, limit))
 
     def bars(self, device: int | None = None) -> list[Bar]:
         """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
-        found: list[Bar] = hook("bars")(self, device)
-        return found
+        return cast(list[Bar], hook("bars")(self, device))
 
     def summary(self, limit: int = 10) -> str:
         """The plan as text, with the ``limit`` largest buffers at the peak."""
@@ -293,5 +290,4 @@ class MemoryPlan:
         Raises:
             FormatError: not a plan, truncated, or written by a newer version.
         """
-        found: MemoryPlan = hook("from_json")(text)
-        return found
+        return cast(MemoryPlan, hook("from_json")(text))

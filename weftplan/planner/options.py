@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +14,8 @@ from weftplan.keywords import known_keywords
 from weftplan.ops.compiled.jit import keep_objects
 from weftplan.ops.cuda import tuning
 from weftplan.ops.implementations import MODES
-from weftplan.ops.schema import Req
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
-GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
-"""What a caller may want of an argument's gradient."""
 RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
 
 
@@ -219,19 +215,3 @@ def _switch(text: str) -> bool | str:
 def _one_of(name: str, value: str, legal: tuple[str, ...]) -> None:
     if value not in legal:
         raise PlanError(f"plan option {name} must be one of {', '.join(legal)}; got {value!r}")
-
-
-def read_grad_req(
-    grad_req: str | Mapping[str, str], arguments: Collection[str], error: type[MXNetError]
-) -> dict[str, str]:
-    """What a caller wants of each argument's gradient, from one word for all or a dictionary (missing: null).
-
-    Raises:
-        MXNetError: of the class ``error``, where a word is none of :data:`GRAD_REQS`.
-    """
-    given = dict.fromkeys(arguments, grad_req) if isinstance(grad_req, str) else grad_req
-    wanted = {name: given.get(name, "null") for name in arguments}
-    for name, req in wanted.items():
-        if not isinstance(req, str) or req not in GRAD_REQS:
-            raise error(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {req!r}")
-    return wanted

@@ -13,7 +13,6 @@ narrow branches need 6 % less in inference and 3.5 % less in training.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
@@ -42,9 +41,8 @@ def choose_order(program: Program, options: PlanOptions) -> list[int]:
 
 def lower_bound(program: Program, order: list[int], options: PlanOptions) -> int:
     """Most bytes alive at once when ``program`` runs in ``order``, with in-place merging and scratch."""
-    ordered = replace(program, order=order)
-    pool = BlockPool(program.nbytes, 0)
-    found = assign(ordered, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
+    ordered = program.in_order(order)
+    found = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
     return Buffers(ordered, found, options).lower_bound()
 
 

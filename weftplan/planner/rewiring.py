@@ -8,12 +8,11 @@ stays as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from weftplan.depth_first import post_order
 from weftplan.device.context import Context
 from weftplan.planner.graph import Graph, Work
-from weftplan.planner.program import Program, reading, references
+from weftplan.planner.program import Program
 
 
 class Rewrite:
@@ -102,14 +101,13 @@ class Rewrite:
             again=frozenset(nid for nid, was in enumerate(kept) if was in self._twin_of or was in old.again),
             base=old.base,
         )
-        reads = reading(graph)
-        # A copy computes nothing in place, needs no scratch, and writes nothing that the caller brought.
-        external = bytearray(
-            program.external[e] and stands_for[nid] is not None
-            for e, nid in zip(source, graph.entry_node.tolist(), strict=True)
+        # A copy writes nothing that the caller brought.
+        gradients = frozenset(
+            e
+            for e, (was, nid) in enumerate(zip(source, graph.entry_node.tolist(), strict=True))
+            if was in program.gradients and stands_for[nid] is not None
         )
-        return replace(
-            program,
+        return Program(
             graph=graph,
             order=[number[n] for n in order],
             num_forward=program.num_forward + more_forward,
@@ -119,11 +117,9 @@ class Rewrite:
             dtypes=[program.dtypes[e] for e in source],
             elements=[program.elements[e] for e in source],
             nbytes=[program.nbytes[e] for e in source],
-            reads=reads,
-            refs=references(graph, reads),
-            external=external,
-            added=frozenset(e for e, was in enumerate(source) if external[e] and was in program.added),
-            pairs=[() if was is None else program.pairs[was] for was in stands_for],
+            gradients=gradients,
+            added=frozenset(e for e in gradients if source[e] in program.added),
+            external_bytes=program.external_bytes,
             workspaces={
                 nid: program.workspaces[was]
                 for nid, was in enumerate(stands_for)

@@ -16,7 +16,6 @@ from weftplan.errors import PlanError
 from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.labels import Labels
-from weftplan.planner.liveness import live_bytes
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
@@ -48,7 +47,7 @@ def blocks(
     nbytes = np.zeros(len(used), dtype=np.int64)
     device = np.zeros(len(used), dtype=np.int64)
     np.maximum.at(nbytes, renumbered, buffers.entry_nbytes[held])
-    device[renumbered] = np.array(program.device, dtype=np.int64)[program.graph.entry_node[held]]
+    device[renumbered] = buffers.node_device[program.graph.entry_node[held]]
     # One workspace per device and colour, as large as its largest user needs.
     pools: dict[tuple[int, int], int] = {}
     sizes: list[int] = []
@@ -117,21 +116,11 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
         if len(parts) > 1 and order is not None:
             room, parts = sum(_most_alive(buffers, part) for part in parts), [mine]
         for part in parts:
-            lower, upper, size = buffers.first[part], buffers.last[part], buffers.nbytes[part]
-            known = None if order is None else order.take(part)
-            packed = _packed(
-                lower,
-                upper,
-                size=size,
-                alignment=alignment,
-                effort=buffers.options.effort,
-                order=known,
-                room=room,
-            )
+            packed = _packed(buffers, part, alignment=alignment, order=order, room=room)
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
-            pointers, rows = reuse_edges(lower, upper, size, packed.offsets)
+            pointers, rows = reuse_edges(buffers.first[part], buffers.last[part], buffers.nbytes[part], packed.offsets)
             later.append(part[np.repeat(np.arange(len(part)), np.diff(pointers))])
             earlier.append(part[rows])
         slab_nbytes.append(top)
@@ -167,27 +156,12 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
 
 def _most_alive(buffers: Buffers, part: IntArray) -> int:
     """Most bytes that these buffers of one device need at once."""
-    live = live_bytes(
-        buffers.first[part],
-        buffers.last[part],
-        nbytes=buffers.rounded(buffers.nbytes[part], buffers.device[part]),
-        device=np.zeros(len(part), dtype=np.int64),
-        num_devices=1,
-        num_steps=len(buffers.program.order),
-    )
-    return int(live.max())
+    nbytes = np.zeros_like(buffers.nbytes)
+    nbytes[part] = buffers.rounded(buffers.nbytes[part], buffers.device[part])
+    return int(buffers.live(nbytes).max())
 
 
-def _packed(
-    lower: IntArray,
-    upper: IntArray,
-    *,
-    size: IntArray,
-    alignment: int,
-    effort: str,
-    order: Precedence | None,
-    room: int,
-) -> Packing:
+def _packed(buffers: Buffers, part: IntArray, *, alignment: int, order: Precedence | None, room: int) -> Packing:
     """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result.
 
     Two live buffers in one place would corrupt results silently, and judging costs little beside packing. When the
@@ -196,12 +170,15 @@ def _packed(
     Raises:
         PlanError: the packing is wrong.
     """
+    lower, upper, size = buffers.first[part], buffers.last[part], buffers.nbytes[part]
+    known = None if order is None else order.take(part)
+    effort = buffers.options.effort
     first = cast(Effort, "fast" if effort == "auto" else effort)
-    packed = pack(lower, upper, size, alignment=alignment, effort=first, order=order, room=room)
+    packed = pack(lower, upper, size, alignment=alignment, effort=first, order=known, room=room)
     check_packing(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
     if effort == "auto" and not room and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
-        harder = pack(lower, upper, size, alignment=alignment, effort="medium", order=order)
+        harder = pack(lower, upper, size, alignment=alignment, effort="medium", order=known)
         try:
             check_packing(lower, upper, size, harder.offsets, alignment=alignment)
         except PlanError as error:

@@ -22,14 +22,7 @@ from weftplan.planner.slabs import arena, blocks
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A graph in execution order, its plan, and what was decided.
-
-    Attributes:
-        program: the graph with sizes.
-        memory: the plan.
-        assignment: which entries share a storage.
-        notes: what was decided, in words.
-    """
+    """A graph in execution order, its plan, which of its entries share a storage, and what was decided, in words."""
 
     program: Program
     memory: MemoryPlan
@@ -42,12 +35,7 @@ class Draft:
 
 
 def plan_graph(program: Program, options: PlanOptions) -> Draft:
-    """The graph with the plan that ``options`` give it."""
-    return Draft(program, *plan_memory(program, options))
-
-
-def plan_memory(program: Program, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
-    """The plan of the chosen strategy, and the assignment behind it (which nodes are skipped, which entries added to).
+    """The graph with the plan of the chosen strategy.
 
     ``auto`` is the smallest of the plans of all strategies, always in one slab per device; equal peaks prefer whole
     blocks, which need no extra edges.
@@ -56,14 +44,14 @@ def plan_memory(program: Program, options: PlanOptions) -> tuple[MemoryPlan, Ass
     reported, variants = _variants(program, options, color)
     # Smallest bound first (equal ones as they come): packing takes longest, and a bound can make it pointless.
     bounds = [(buffers, buffers.lower_bound() if len(variants) > 1 else 0) for buffers in variants]
-    best: tuple[MemoryPlan, Assignment] | None = None
+    best: Draft | None = None
     for buffers, bound in sorted(bounds, key=lambda pair: pair[1]):
-        if best is not None and (bound >= best[0].peak or buffers.least_peak() >= best[0].peak):
+        if best is not None and (bound >= best.memory.peak or buffers.least_peak() >= best.memory.peak):
             break
         for plan in _plans(buffers, options, reported, color):
-            if best is None or plan.peak < best[0].peak:
-                best = plan, buffers.assignment
-            if options.strategy == "auto" and best[0].peak == best[0].lower_bound:
+            if best is None or plan.peak < best.memory.peak:
+                best = Draft(program, plan, buffers.assignment)
+            if options.strategy == "auto" and best.memory.peak == best.memory.lower_bound:
                 break
     assert best is not None
     return best
@@ -71,10 +59,7 @@ def plan_memory(program: Program, options: PlanOptions) -> tuple[MemoryPlan, Ass
 
 def assignment(program: Program, options: PlanOptions) -> Assignment:
     """The assignment with the smallest lower bound, without placing anything."""
-    _, variants = _variants(program, options, colors(program, options.num_temp))
-    if len(variants) == 1:
-        return variants[0].assignment
-    return min(variants, key=Buffers.lower_bound).assignment
+    return min(_variants(program, options, colors(program, options.num_temp))[1], key=Buffers.lower_bound).assignment
 
 
 def _strategy(options: PlanOptions) -> str:
@@ -88,16 +73,7 @@ def _variants(program: Program, options: PlanOptions, color: list[int]) -> tuple
     pool, plain = _whole_blocks(program, options, match_range, color)
     variants = [plain]
     if options.enable_inplace and options.compat not in paddle.COMPAT:
-        summed = replace(
-            plain,
-            storage=list(plain.storage),
-            group=list(plain.group),
-            kind=bytearray(plain.kind),
-            inplace=list(plain.inplace),
-            skipped=set(),
-            added=set(),
-        )
-        add_in_place(program, summed)
+        summed = add_in_place(program, plain)
         if summed.skipped:
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
@@ -126,8 +102,7 @@ def _whole_blocks(
         exact = paddle.ExactPool(program, reuse=match_range > 0 and not later)
         return exact, assign(
             program,
-            exact.allocate,
-            exact.release,
+            exact,
             enable_inplace=options.enable_inplace,
             rule=paddle.InplaceRule(program, pir=later),
             never=options.inplace_blacklist,
@@ -141,8 +116,7 @@ def _whole_blocks(
         pool = BlockPool(sizes, candidate, color)
         found = assign(
             program,
-            pool.allocate,
-            pool.release,
+            pool,
             enable_inplace=options.enable_inplace,
             keep_unused=options.compat == "mxnet",
             never=options.inplace_blacklist,

@@ -122,7 +122,7 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object, 
             continue
         kept = None
         try:
-            for place in _places(home, context, number):
+            for place in home.contexts(context, files=number, peers=registry.in_use()):
                 try:
                     resource = registry.get(place)
                     kept = Kept(home, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
@@ -195,15 +195,6 @@ def _settle() -> None:
         _taken[key] -= nbytes
         _waiting_bytes -= waited
         _given_back.popleft()  # Ctrl-C comes after a call: an entry is counted once, whether it comes or not
-
-
-def _places(home: HomeSpec, context: Context, number: int) -> list[Context]:
-    """Where a home of ``context`` is: memory of the host is no home for a host, and a device none for itself."""
-    if home.kind == "file":
-        return [Context("file", number)]
-    if home.kind == "host":
-        return [Context("cpu_pinned", context.device_id)] if context.has_streams else []
-    return [peer for peer in registry.in_use() if peer.device_type == context.device_type and peer != context]
 
 
 def _copy(target: Any, to: Context, source: Any, origin: Context, beside: bool) -> None:

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from weftplan.depth_first import deepest_first
-from weftplan.errors import PlanError
+from weftplan.errors import MXNetError, PlanError
 from weftplan.ops import registry
-from weftplan.ops.schema import EntryRef, Op, Params
+from weftplan.ops.schema import EntryRef, Op, Params, Req
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
 INHERITED = ("__ctx_group__", "ctx_group")
 """Attributes that gradient nodes take over from their forward node."""
+GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
+"""What a caller may want of an argument's gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,22 @@ class Gradients:
     """The gradient of each wanted variable, in the order wanted; no two are the same entry, none is a forward entry."""
     heads: list[Node]
     """Variable ``_head_grad_<i>`` of each output; not part of the graph when no gradient reads it."""
+
+
+def read_grad_req(
+    grad_req: str | Mapping[str, str], arguments: Collection[str], error: type[MXNetError]
+) -> dict[str, str]:
+    """What a caller wants of each argument's gradient, from one word for all or a dictionary (missing: null).
+
+    Raises:
+        MXNetError: of the class ``error``, where a word is none of :data:`GRAD_REQS`.
+    """
+    given = dict.fromkeys(arguments, grad_req) if isinstance(grad_req, str) else grad_req
+    wanted = {name: given.get(name, "null") for name in arguments}
+    for name, req in wanted.items():
+        if not isinstance(req, str) or req not in GRAD_REQS:
+            raise error(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {req!r}")
+    return wanted
 
 
 def add_gradients(

@@ -25,7 +25,7 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 def real_bound(program: Program, options: PlanOptions) -> int:
     """The lower bound as the planner itself computes it, without additions into partial sums."""
     pool = BlockPool(program.nbytes, 0)
-    found = assign(program, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
+    found = assign(program, pool, enable_inplace=options.enable_inplace)
     return Buffers(program, found, options).lower_bound()
 
 
@@ -137,7 +137,7 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
 
 def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
     """Long gradient sums are accumulated in place; the price knows."""
-    from weftplan.planner.strategies import plan_memory
+    from weftplan.planner.strategies import plan_graph
 
     shapes = {"h": (4, 16), "c": (4, 16), **{f"x{i}": (4, 16) for i in range(12)}}
     made = training(nets.lstm(12), shapes)
@@ -146,9 +146,9 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
     assert tape.price(()).peak == made.planned.memory.lower_bound
     for step in (2, 3):
         chosen = set(tape.repeatable[::step])
-        memory, found = plan_memory(repeat(made.program, chosen), made.options)
-        if found.skipped:
-            assert tape.price(chosen).peak == memory.lower_bound
+        draft = plan_graph(repeat(made.program, chosen), made.options)
+        if draft.assignment.skipped:
+            assert tape.price(chosen).peak == draft.memory.lower_bound
 
 
 def test_parse_bytes_refuses_what_is_no_size() -> None:

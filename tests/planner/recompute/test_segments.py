@@ -38,7 +38,7 @@ def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
     tape = chain(300)
     cuts = measure(tape)
     before = None
-    for room in reversed(rooms(cuts)):
+    for room in reversed(rooms(cuts, 16)):
         chosen = segments(cuts, room)
         assert chosen is not None
         price = tape.price(chosen)

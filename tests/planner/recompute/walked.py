@@ -1,6 +1,6 @@
 """The price of repeating nodes, found as the planner works: step by step, with its in-place rules.
 
-An oracle for :mod:`weftplan.planner.recompute.arrays`, with which it shares no code but the sum over devices.
+An oracle for :mod:`weftplan.planner.recompute.tape`, with which it shares no code but the sum over devices.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 
 from weftplan.planner.graph import IntArray
 from weftplan.planner.recompute import Price, Tape
-from weftplan.planner.recompute.arrays import Trace, pressure
+from weftplan.planner.recompute.tape import Trace, pressure
 
 
 def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:

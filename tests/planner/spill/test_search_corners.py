@@ -10,7 +10,6 @@ from weftplan.errors import BudgetError
 from weftplan.ops.schema import Req
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.planned_steps import planned_steps
-from weftplan.planner.spill.place import host_of
 from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.spill.search import SMALLEST
 from weftplan.planner.strategies import plan_graph
@@ -80,7 +79,7 @@ def test_a_fetched_term_is_not_added_by_its_copy() -> None:
     program = program_of_steps({"x": 64}, steps, ["f1"], gradients=["g"], forward=2)
     f0 = program.graph.row[1]
     assert program.graph.entry_name(f0) == "f0_output"
-    after = spilled(program, [Spill(f0, out=2, back=3, home=host_of(SIM))])
+    after = spilled(program, [Spill(f0, out=2, back=3, home=Context("cpu_pinned", 0))])
     draft = plan_graph(after, PlanOptions(compat="mxnet"))
     outputs = after.graph.outputs.tolist()
     planned = planned_steps(draft, outputs[:1], {"g": (outputs[1], Req.WRITE)})

@@ -9,10 +9,10 @@ import pytest
 
 import weftplan as mx
 from weftplan import models
+from weftplan.device.homes import Link
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.recompute import archive
-from weftplan.planner.spill.link import Link
 
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 

@@ -18,13 +18,12 @@ from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, plan_symbol, strategies, validate
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.spill import search
-from weftplan.planner.spill.place import host_of
 from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 
 SIM = mx.sim(0)
-HOST = host_of(SIM)
+HOST = mx.Context("cpu_pinned", 0)
 
 
 def searched(start: Draft) -> search.Search:
@@ -151,10 +150,10 @@ def test_the_graph_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
         nodes.items(), key=lambda item: item[1][1].attrs["__spill__"], reverse=True
     )
     assert out_name.removesuffix("_spill") == back_name.removesuffix("_fetch")
-    assert planned.devices[out] == host_of(SIM) == mx.Context("cpu_pinned", 0)
+    assert planned.devices[out] == mx.Context("cpu_pinned", 0) == mx.Context("cpu_pinned", 0)
     assert planned.devices[back] == SIM
     assert planned.order.index(out) == planned.num_forward_nodes - 1
-    assert planned.memory.on_host == planned.memory.peak_by_device[host_of(SIM)] == 64 * 64 * 4
+    assert planned.memory.on_host == planned.memory.peak_by_device[mx.Context("cpu_pinned", 0)] == 64 * 64 * 4
     again = type(planned.memory).from_json(planned.memory.to_json())
     validate(again)
     assert again.on_host == planned.memory.on_host

@@ -1,7 +1,8 @@
 """`pack`: offsets for buffers with known lifetimes, close to the least memory possible.
 
-This file owns the levels of effort; ``solve.py`` does the work. It relies on nothing but NumPy, so other programs may
-use it alone.
+This file owns the levels of effort, and cuts a problem into parts that are packed one by one. Sweeps reach the lower
+bound on the graphs of ordinary networks; what they leave goes through one door to
+:mod:`weftplan.planner.packing.hard`. It relies on nothing but NumPy, so other programs may use it alone.
 """
 
 from __future__ import annotations
@@ -12,14 +13,24 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from weftplan.planner.packing.deadline import Deadline
-from weftplan.planner.packing.incumbent import Spending
+from weftplan.planner.packing.deadline import Deadline, OutOfTime
+from weftplan.planner.packing.edges import reuse_edges
+from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
+from weftplan.planner.packing.hard import improver
+from weftplan.planner.packing.incumbent import Incumbent, Spending
 from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.packing.problem import Packing, PackingError, check_input, peak_of, sectioned
-from weftplan.planner.packing.solve import solve, spread
+from weftplan.planner.packing.problem import (
+    Int64,
+    Packing,
+    PackingError,
+    Problem,
+    check_input,
+    leaf_parts,
+    peak_of,
+    sectioned,
+)
 
 Effort = Literal["fast", "medium", "normal", "max"]
-
 
 EFFORTS: dict[str, Spending] = {
     "fast": Spending(work=400_000, compiled=0, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
@@ -31,6 +42,9 @@ EFFORTS: dict[str, Spending] = {
     ),
     "max": Spending(work=80_000_000, compiled=8_000_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
 }
+
+# Where memory may be spent on waiting less, so many times more places are looked at.
+PATIENCE = 8
 
 
 def pack(
@@ -88,11 +102,48 @@ def pack(
     problem = sectioned(lo, up, units // scale, np.arange(len(lo)))
     bound = problem.lower_bound()
     deadline = Deadline(None if time_limit is None else began + time_limit)
-    offsets = solve(problem, bound, spending=EFFORTS[effort], deadline=deadline, order=order)
+    offsets = _in_parts(problem, bound, spending=EFFORTS[effort], deadline=deadline, order=order)
     if order is not None and room > bound * scale * alignment:
-        offsets = spread(problem, offsets, room=room // (scale * alignment), order=order, deadline=deadline)
+        offsets = _spread(problem, offsets, room=room // (scale * alignment), order=order, deadline=deadline)
     peak = peak_of(problem, offsets)
     scale *= alignment
     offsets *= scale
     offsets.flags.writeable = False
     return Packing(offsets, peak * scale, bound * scale)
+
+
+def _in_parts(
+    problem: Problem, bound: int, *, spending: Spending, deadline: Deadline, order: Precedence | None
+) -> Int64:
+    """Offsets in units. Every independent part is packed on its own, and searched where it rises above what the others
+    need anyway: above ``bound``, which is that of the whole problem."""
+    offsets = np.zeros(len(problem), np.int64)
+    leaves = leaf_parts(problem)
+    improve = improver(spending, deadline, [len(part) for _, part in leaves])
+    for base, part in leaves:
+        best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order)
+        try:
+            if not best.swept():
+                improve(best)
+            best.wait_less()
+        except OutOfTime:
+            best.hurry()
+        offsets[part.index] = best.offsets + base
+    return offsets
+
+
+def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, deadline: Deadline) -> Int64:
+    """The packing of at most ``room`` units with the fewest waits that sweeps find, or ``offsets``."""
+    best = order.waits(*reuse_edges(problem.lo, problem.hi, problem.size, offsets))
+    for variant in VARIANTS:
+        if not best:
+            break
+        try:
+            found = pack_outwards(
+                problem, floor=room, limit=room, variant=variant, order=order, deadline=deadline, patience=PATIENCE
+            )
+        except OutOfTime:
+            break
+        if found is not None and found[1] < best:
+            offsets, best = found
+    return offsets

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,9 +71,7 @@ def pack_outwards(
         problem: the buffers, at least one.
         floor: holes end here as long as a buffer fits below; at least the lower bound.
         limit: give up and return None as soon as a buffer would end above this.
-        variant: one of `VARIANTS`.
         order: of the buffers in ``problem``; a hole in which nothing has to wait is preferred to a tighter one.
-        deadline: time limit.
         most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
         patience: look at so many times more places where a buffer would make somebody wait.
     """
@@ -89,70 +87,36 @@ def pack_outwards(
     }
     stack = stack[np.lexsort(keys[variant.stack])]
     tops = np.cumsum(size[stack])
-    offsets = [0] * len(problem)
-    for i, low in zip(stack.tolist(), (tops - size[stack]).tolist(), strict=True):
-        offsets[i] = low
+    placed = np.zeros(len(problem), np.int64)
+    placed[stack] = tops - size[stack]
+    offsets, sizes = placed.tolist(), size.tolist()
     short = float(np.median(hi - lo)) if variant.short_high else 0.0
-    sizes = size.tolist()
     waits = 0
-    for chosen, begin, end, flip in (
+    for chosen, begin, end, backwards in (
         (lo > moment, lo, hi, False),
         (hi <= moment, problem.sections - hi, problem.sections - lo, True),
     ):
         late = np.flatnonzero(chosen)
         late = late[np.lexsort((-size[late], begin[late]))]
-        space = _Space(
-            floor, stack.tolist(), tops=tops.tolist(), order=order, most=most_holes, patience=patience, backwards=flip
-        )
         gone = np.concatenate([stack, late])
-        gone = gone[np.argsort(end[gone], kind="stable")]
-        found = _sweep(
-            space,
-            offsets,
-            size=sizes,
-            births=late.tolist(),
-            deaths=gone.tolist(),
-            begin=begin.tolist(),
-            end=end.tolist(),
-            short=short,
-            limit=limit,
-            deadline=deadline,
-        )
-        if found < 0:
-            return None
-        waits += found
+        deaths = gone[np.argsort(end[gone], kind="stable")].tolist()
+        last = LastHolders(stack.tolist(), tops.tolist())
+        space = _Space(floor, last, int(tops[-1]), order=order, backwards=backwards, most=most_holes, patience=patience)
+        born, died = begin.tolist(), end.tolist()
+        dead = 0
+        for k, i in enumerate(late.tolist()):
+            if not k & 255:
+                deadline.check()
+            while died[deaths[dead]] <= born[i]:
+                j = deaths[dead]
+                dead += 1
+                space.release(j, offsets[j], offsets[j] + sizes[j])
+            off, wait = space.place(i, sizes[i], high=died[i] - born[i] <= short)
+            if off + sizes[i] > limit:
+                return None
+            offsets[i] = off
+            waits += wait
     return np.array(offsets, np.int64), waits
-
-
-def _sweep(
-    space: _Space,
-    offsets: list[int],
-    *,
-    size: Sequence[int],
-    births: Sequence[int],
-    deaths: Sequence[int],
-    begin: Sequence[int],
-    end: Sequence[int],
-    short: float,
-    limit: int,
-    deadline: Deadline,
-) -> int:
-    """Place ``births`` (by begin) into ``offsets``; ``deaths`` ascend by end. Returns the waits, or -1: gave up."""
-    dead = waits = 0
-    for k, i in enumerate(births):
-        if not k & 255:
-            deadline.check()
-        now = begin[i]
-        while end[deaths[dead]] <= now:
-            gone = deaths[dead]
-            dead += 1
-            space.release(gone, offsets[gone], offsets[gone] + size[gone])
-        off, wait = space.place(i, size[i], high=end[i] - now <= short)
-        if off + size[i] > limit:
-            return -1
-        offsets[i] = off
-        waits += wait
-    return waits
 
 
 class _Space:
@@ -164,21 +128,21 @@ class _Space:
     def __init__(
         self,
         floor: int,
-        stack: Sequence[int],
+        last: LastHolders,
+        top: int,
         *,
-        tops: Sequence[int],
         order: Precedence | None,
+        backwards: bool,
         most: int,
         patience: int,
-        backwards: bool,
     ) -> None:
         self._floor = floor
+        self._last = last
         self._order = order
         self._backwards = backwards
         self._most = most
-        self._low = [tops[-1]]
+        self._low = [top]
         self._high = [FAR]
-        self._last = LastHolders(stack, tops)
         self._tries = TRIES * patience
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT * patience)
 
@@ -188,7 +152,7 @@ class _Space:
         lows, highs = self._low, self._high
         k = bisect_left(lows, low)
         left = k > 0 and highs[k - 1] == low
-        right = lows[k] == high if k < len(lows) else False
+        right = k < len(lows) and lows[k] == high
         if left and right:
             highs[k - 1] = highs[k]
             del lows[k], highs[k]
@@ -219,7 +183,13 @@ class _Space:
         if self._order is not None:
             waits = self._waits(buffer, off, off + size)
             if waits:
-                best, off, waits = self._better(buffer, size, best, off, waits)
+                # Under the floor, the place with the fewest waits: where a buffer died lately, or the end of a hole.
+                for k, low in self._places(buffer, size):
+                    found = self._waits(buffer, low, low + size)
+                    if found < waits:
+                        best, off, waits = k, low, found
+                        if not waits:
+                            break
             self._last.hold(buffer, off, off + size)
         self._take(best, off, off + size)
         return off, waits
@@ -242,28 +212,12 @@ class _Space:
         """How many of the last holders of these bytes ``buffer`` is not ordered with anyway."""
         assert self._order is not None
         users, needed = self._order.users, self._order.needed
-        count = 0
+        held = self._last.within(low, high)
         if self._backwards:  # held later in time
             mine = users[buffer]
-            for k in self._last.within(low, high):
-                if k >= 0 and mine | needed[k] != needed[k]:
-                    count += 1
-        else:
-            mine = needed[buffer]
-            for k in self._last.within(low, high):
-                if k >= 0 and users[k] | mine != mine:
-                    count += 1
-        return count
-
-    def _better(self, buffer: int, size: int, best: int, off: int, waits: int) -> tuple[int, int, int]:
-        """The place under the floor with the fewest waits: where a buffer died lately, or the end of a hole."""
-        for k, place in self._places(buffer, size):
-            found = self._waits(buffer, place, place + size)
-            if found < waits:
-                best, off, waits = k, place, found
-                if not waits:
-                    break
-        return best, off, waits
+            return sum([mine | needed[k] != needed[k] for k in held if k >= 0])
+        mine = needed[buffer]
+        return sum([users[k] | mine != mine for k in held if k >= 0])
 
     def _places(self, buffer: int, size: int) -> Iterator[tuple[int, int]]:
         """About `TRIES` places (times the patience) under the floor, as (hole, offset): where buffers died lately, then

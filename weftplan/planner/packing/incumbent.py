@@ -40,84 +40,89 @@ class Spending:
     tries: int
 
 
-def enough_for(part: Problem, floor: int, spending: Spending) -> float:
-    """Peak at which work on a part stops."""
-    small = len(part) <= MANY
-    return floor * (spending.good_enough if small else max(spending.good_enough, spending.large_enough))
-
-
 class Incumbent:
-    """The best packing of a part so far: the lowest, and of equally low ones one whose buffers wait for few others."""
+    """The best packing of a part so far: the lowest, and of equally low ones one whose buffers wait for few others.
 
-    def __init__(self, part: Problem, order: Precedence | None = None) -> None:
+    Args:
+        floor: a peak below which nothing is gained; at least the lower bound of the part.
+        order: that of all buffers of the problem that the user gave.
+    """
+
+    def __init__(
+        self, part: Problem, floor: int, *, spending: Spending, deadline: Deadline, order: Precedence | None = None
+    ) -> None:
         self.part = part
+        self.floor = floor
+        self.spending = spending
+        self.deadline = deadline
+        self.order = None if order is None else order.take(part.index)
+        self.is_small = len(part) <= MANY
+        ratio = spending.good_enough if self.is_small else max(spending.good_enough, spending.large_enough)
+        self.enough = floor * ratio
+        """The peak at which work stops."""
         self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
         self.peak = int(part.size.sum())
-        self.order = None if order is None else order.take(part.index)
-        self.made = False
+        self._made = False
         """Whether anything else was packed so far."""
-        self.waits: int | None = None
+        self._waits: int | None = None
         """How many reuses make somebody wait; None: not counted, or nobody asked."""
 
     def offer(self, offsets: Int64) -> None:
         """Keep ``offsets`` if they are lower."""
         peak = peak_of(self.part, offsets)
-        self.made = True
+        self._made = True
         if peak < self.peak:
-            self.offsets, self.peak, self.waits = offsets, peak, None
+            self.offsets, self.peak, self._waits = offsets, peak, None
 
-    def hurry(self, floor: int) -> None:
+    def hurry(self) -> None:
         """Make some packing, where time was over before there was any."""
-        if not self.made:
+        if not self._made:
             quick = pack_outwards(
-                self.part, floor=floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
+                self.part, floor=self.floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
             )
             if quick is not None:
                 self.offer(quick[0])
 
-    def sweep(self, floor: int, enough: float, deadline: Deadline) -> None:
-        """Build packings outwards from the fullest moment, until one is low enough.
+    def swept(self) -> bool:
+        """Build packings outwards from the fullest moment, until one is low enough; whether one is.
 
-        They are given up above what other methods reach.
+        They are given up above what other methods reach. Few buffers must reach the floor.
         """
-        worth = int(floor * WORTH_A_SWEEP)
-        tries = len(VARIANTS) if len(self.part) <= MANY else 2
+        enough = self.floor if self.is_small else self.enough
+        worth = int(self.floor * WORTH_A_SWEEP)
+        tries = len(VARIANTS) if self.is_small else 2
         for order in (None,) if self.order is None else (self.order, None):
             for variant in VARIANTS[: tries if order is None else 1]:
                 if self.peak <= enough:
-                    return
+                    return True
                 found = pack_outwards(
                     self.part,
-                    floor=floor,
+                    floor=self.floor,
                     limit=min(self.peak - 1, worth),
                     variant=variant,
                     order=order,
-                    deadline=deadline,
+                    deadline=self.deadline,
                 )
                 if found is not None:
-                    self.made = True
+                    self._made = True
                     self.offsets, self.peak = found[0], peak_of(self.part, found[0])
-                    self.waits = None if order is None else found[1]
-
-    def swept(self, floor: int, spending: Spending, deadline: Deadline) -> bool:
-        """Sweep where that is worth it, and say whether the packing is low enough. Few buffers must reach the floor."""
-        enough = floor if len(self.part) <= MANY else enough_for(self.part, floor, spending)
-        if self.peak > enough:
-            self.sweep(floor, enough, deadline)
+                    self._waits = None if order is None else found[1]
         return self.peak <= enough
 
-    def wait_less(self, floor: int, deadline: Deadline) -> None:
+    def wait_less(self) -> None:
         """Look for packings that are as low but in which buffers wait for fewer others."""
-        if self.order is None or self.waits is not None:
+        if self.order is None or self._waits is not None:
             return
-        self.waits = self.order.waits(*reuse_edges(self.part.lo, self.part.hi, self.part.size, self.offsets))
-        for variant in VARIANTS:
-            if not self.waits:
-                return
+        least = self.order.waits(*reuse_edges(self.part.lo, self.part.hi, self.part.size, self.offsets))
+        for variant in VARIANTS if least else ():
             found = pack_outwards(
-                self.part, floor=floor, limit=self.peak, variant=variant, order=self.order, deadline=deadline
+                self.part,
+                floor=self.floor,
+                limit=self.peak,
+                variant=variant,
+                order=self.order,
+                deadline=self.deadline,
             )
-            if found is not None and found[1] < self.waits:
-                self.offsets, self.waits = found
-                self.peak = peak_of(self.part, self.offsets)
+            if found is not None and found[1] < least:
+                self.offsets, self.peak = found[0], peak_of(self.part, found[0])
                 return

@@ -16,22 +16,16 @@ from weftplan.planner.packing.problem import Int64
 class Precedence:
     """Sets of steps per buffer. A set is one integer, bit s for step s; how steps are numbered does not matter.
 
+    The first writer of a buffer comes after all users of another one anyway where ``users | needed == needed``, of the
+    other one's users and of what it needs itself.
+
     Attributes:
         users: the steps that read or write the buffer.
         needed: the steps that the first writer of the buffer waits for anyway, and itself.
-
-    >>> order = Precedence(users=[0b0011, 0b1000], needed=[0b0001, 0b1011])
-    >>> order.holds(0, 1), order.holds(1, 0)
-    (True, False)
     """
 
     users: Sequence[int]
     needed: Sequence[int]
-
-    def holds(self, earlier: int, later: int) -> bool:
-        """Whether the first writer of buffer ``later`` comes after all users of buffer ``earlier`` anyway."""
-        needed = self.needed[later]
-        return self.users[earlier] | needed == needed
 
     def take(self, index: Int64) -> Precedence:
         """The same about the buffers of these numbers."""
@@ -39,13 +33,10 @@ class Precedence:
         return Precedence([self.users[k] for k in numbers], [self.needed[k] for k in numbers])
 
     def waits(self, pointers: Int64, earlier: npt.NDArray[np.integer[Any]]) -> int:
-        """How many of the rows that `reuse_edges` gives do not hold."""
-        begin = pointers.tolist()
-        others = earlier.tolist()
-        users = self.users
-        count = 0
-        for later, needed in enumerate(self.needed):
-            for k in others[begin[later] : begin[later + 1]]:
-                if users[k] | needed != needed:
-                    count += 1
-        return count
+        """How many of the rows that `reuse_edges` gives make somebody wait."""
+        begin, others, users = pointers.tolist(), earlier.tolist(), self.users
+        return sum(
+            users[k] | needed != needed
+            for later, needed in enumerate(self.needed)
+            for k in others[begin[later] : begin[later + 1]]
+        )

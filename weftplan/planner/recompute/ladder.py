@@ -1,6 +1,6 @@
 """A ladder of targets from the peak without recomputation down; at each rung, bundles of nodes until the target holds.
 
-At each rung the search looks at the steps that ask more than the target (:func:`.arrays.pressure`), and at the results
+At each rung the search looks at the steps that ask more than the target (:func:`.tape.pressure`), and at the results
 that lie idle there between their last forward and their first backward use. Repeating what made such a result frees its
 bytes during the gap; what that needs is followed back to results that are kept anyway: a bundle. The bundles that free
 most per second are taken until the target holds; then whatever turns out superfluous is taken back.
@@ -69,14 +69,7 @@ class Ladder:
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        tape = self.tape = archive.tape
-        self.nbytes = np.array(tape.program.nbytes, dtype=np.int64)
-        self.made = np.array([e for nid in tape.forward for e in tape.outputs[nid]], dtype=np.int64)
-        """Entries that the forward part makes."""
-        self.last_forward = np.full(tape.num_entries, -1, dtype=np.int64)
-        """Last forward step that reads each entry, -1 for none."""
-        for step, nid in enumerate(tape.forward):
-            self.last_forward[tape.program.reads[nid]] = step
+        self.tape = archive.tape
 
     def climb_down(self, *, jump: bool, fine: bool, most_seconds: float) -> None:
         """Go down rung by rung while prices are left.
@@ -153,16 +146,15 @@ class Ladder:
         hot = np.flatnonzero(over)
         lowest, highest = int(hot[0]), int(hot[-1])
         # Results that lie idle: blocks of forward entries, from the last forward use of any to the first use behind it.
-        mine = self.made[trace.block[self.made] >= 0]
+        mine = tape.made[trace.block[tape.made] >= 0]
         block = trace.block[mine]
         begin = np.full(int(block.max(initial=-1)) + 1, -1, dtype=np.int64)
         end = np.full(len(begin), len(live), dtype=np.int64)
         size = np.zeros(len(begin), dtype=np.int64)
-        np.maximum.at(
-            begin, block, np.where(self.last_forward[mine] < 0, trace.first[mine], self.last_forward[mine]) + 1
-        )
+        used = tape.last_forward[mine]
+        np.maximum.at(begin, block, np.where(used < 0, trace.first[mine], used) + 1)
         np.minimum.at(end, block, trace.needed[mine])
-        size[block] = self.nbytes[mine]
+        size[block] = tape.nbytes[mine]
         idle = (begin >= 0) & (end < len(live)) & (end > lowest) & (begin <= highest) & (begin < end)
         gain = np.zeros(len(begin))
         for nbytes in np.unique(size[idle]).tolist():
@@ -255,7 +247,7 @@ class Ladder:
         spare = target - live
         twin: list[int] = trace.first[count:].tolist()
         made: list[int] = trace.first[:count].tolist()
-        read: list[int] = self.last_forward.tolist()
+        read: list[int] = tape.last_forward.tolist()
         found: list[int] = []
         for nid in sorted(current, key=lambda nid: (-tape.seconds[nid], nid)):
             spans = [

@@ -13,8 +13,6 @@ too.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from weftplan.depth_first import deepest_first
 from weftplan.planner.liveness import dependencies, scheduled
 from weftplan.planner.program import Program
@@ -25,9 +23,8 @@ def stepwise_forward(program: Program) -> Program:
 
     Nodes that touch one auxiliary state keep their given order. Returns ``program`` itself where that is its order.
     """
-    part = program.forward
-    order = deepest_first(part, dependencies(program))
-    return program if order == part else replace(program, order=[*order, *program.backward])
+    order = deepest_first(program.forward, dependencies(program))
+    return program.in_order([*order, *program.backward])
 
 
 def reversed_backward(program: Program) -> Program:
@@ -49,7 +46,4 @@ def reversed_backward(program: Program) -> Program:
             urgency[nid] = -place[controls[0]]
         else:
             urgency[nid] = max((urgency[m] for m in needs[nid] if m in urgency), default=-program.num_forward)
-    order = scheduled(part, needs, value=urgency.__getitem__)
-    if order == part:
-        return program
-    return replace(program, order=[*program.forward, *order])
+    return program.in_order([*program.forward, *scheduled(part, needs, value=urgency.__getitem__)])

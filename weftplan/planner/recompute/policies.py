@@ -33,20 +33,12 @@ CHEAP_SHARE = 0.05
 
 def wanted(options: PlanOptions, program: Program) -> bool:
     """Whether these options (or a node) ask for recomputation."""
-    return (
-        options.recompute != "off"
-        or options.budget is not None
-        or any(work.asked_twice for work in program.graph.works)
-    )
+    asked = options.recompute != "off" or options.budget is not None
+    return asked or any(work.asked_twice for work in program.graph.works)
 
 
 def apply(start: Draft, options: PlanOptions, *, cost: Cost) -> Draft:
-    """Apply the policy of ``options`` to a training graph.
-
-    Args:
-        start: the graph, planned without recomputation.
-        options: names the policy, or a budget, which wins over it.
-        cost: seconds of every node of a graph.
+    """Apply the policy of ``options``, or its budget, which wins over it, to a training graph ``start``.
 
     Raises:
         BudgetError: no choice fits the budget; the message names the smallest budget found that works.
@@ -115,13 +107,6 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     return [(tape, trimmed), (tape, whole)]
 
 
-def _planned(start: Draft, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Draft:
-    program = repeat(tape.program, frozenset(chosen))
-    if program is start.program:
-        return start
-    return plan_graph(program, options)
-
-
 def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Draft:
     """The smallest real plan among the proposals, if it is smaller than the plan without recomputation."""
     best, note, more = start, "", 0.0
@@ -133,7 +118,7 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
         if price.peak >= best.memory.peak * (WORTH_A_PLAN if best is not start else 1.0):
             refused = min(refused, price.peak) or price.peak
             continue
-        draft = _planned(start, tape, options, price.twins)
+        draft = plan_graph(repeat(tape.program, price.twins), options)
         if draft.memory.peak < best.memory.peak:
             best, note, more = draft, _saved(policy, start, draft=draft, tape=tape, price=price), _share(tape, price)
         else:
@@ -173,7 +158,8 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
     for point in (*fitting, *reversed(points[: len(points) - len(fitting)])):
         if point.peak >= smallest.memory.peak:
             break
-        draft = _planned(start, tape, options, point.twins)
+        program = repeat(tape.program, point.twins)
+        draft = start if program is start.program else plan_graph(program, options)
         if draft.memory.peak < smallest.memory.peak:
             smallest = draft
         if draft.memory.peak <= budget:

@@ -40,14 +40,9 @@ def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
 
 
 def repeat(program: Program, chosen: Collection[int]) -> Program:
-    """The program in which the backward part recomputes the nodes ``chosen``.
+    """The program in which the backward part recomputes the nodes ``chosen``, out of :func:`repeatable`.
 
-    Args:
-        program: a training graph.
-        chosen: node ids out of :func:`repeatable`; those that nothing backward needs get no twin.
-
-    Returns:
-        A new program, with the same forward part; ``program`` itself when nothing is repeated.
+    Those that nothing backward needs get no twin; ``program`` itself is returned when nothing is repeated.
     """
     twins = needed_twins(program, chosen)
     if not twins:

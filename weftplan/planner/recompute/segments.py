@@ -47,34 +47,19 @@ class Cuts:
 
 def measure(tape: Tape) -> Cuts:
     """Weights and crossings of the forward order."""
-    program = tape.program
+    steps, made = len(tape.forward), tape.made
     trace = tape.trace(())
-    last, block = trace.last.tolist(), trace.block.tolist()
-    steps = len(tape.forward)
-    until = list(range(steps))
-    last_forward: dict[int, int] = {}
-    for step, nid in enumerate(tape.forward):
-        for e in program.reads[nid]:
-            last_forward[e] = step
-    weight, crossing = [0] * steps, [0] * steps
-    counted: set[int] = set()
-    for step, nid in enumerate(tape.forward):
-        for e in tape.outputs[nid]:
-            if last[e] >= steps and block[e] not in counted:
-                counted.add(block[e])
-                weight[step] += program.nbytes[e]
-            end = last_forward.get(e, step)
-            if end > step and not tape.outside[e]:
-                crossing[step] += program.nbytes[e]
-                until[step] = max(until[step], end)
-    can = set(tape.repeatable)
-    return Cuts(
-        np.array(weight, dtype=np.int64),
-        np.array(until, dtype=np.int64),
-        np.array(crossing, dtype=np.int64),
-        np.array(tape.forward, dtype=np.int64),
-        np.array([nid in can for nid in tape.forward], dtype=np.bool_),
-    )
+    step, end, nbytes = tape.made_at[made], tape.last_forward[made], tape.nbytes[made]
+    crosses = (end > step) & (np.array(tape.outside, dtype=np.uint8)[made] == 0)
+    until = np.arange(steps)
+    np.maximum.at(until, step[crosses], end[crosses])
+    held = np.flatnonzero(trace.last[made] >= steps)
+    held = held[np.unique(trace.block[made[held]], return_index=True)[1]]  # the first entry of every block
+    weight, crossing = np.zeros((2, steps), dtype=np.int64)
+    np.add.at(weight, step[held], nbytes[held])
+    np.add.at(crossing, step[crosses], nbytes[crosses])
+    nodes = np.array(tape.forward, dtype=np.int64)
+    return Cuts(weight, until, crossing, nodes, np.isin(nodes, tape.repeatable))
 
 
 def segments(
@@ -85,8 +70,6 @@ def segments(
     The last segment, of which only ``light`` nodes are repeated, begins as early as the room allows.
 
     Args:
-        cuts: the :func:`measure` of a graph.
-        room: bytes.
         light: nodes to repeat in any case; in the last segment they weigh nothing.
         window: a segment is at least this part of what the room allows.
 
@@ -150,7 +133,7 @@ def least_room(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
     return high
 
 
-def rooms(cuts: Cuts, count: int = 16) -> list[float]:
+def rooms(cuts: Cuts, count: int) -> list[float]:
     """Rooms worth a trial, in equal ratios: from most of all weight down to the smallest that works."""
     total = float(cuts.weight.sum())
     if total <= 0.0:

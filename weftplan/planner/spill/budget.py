@@ -38,12 +38,7 @@ def wanted(options: PlanOptions, start: Draft) -> bool:
 
 
 def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
-    """Fit a training graph into ``options.budget`` at the least modelled time.
-
-    Args:
-        start: the graph, planned without recomputation and spills.
-        options: the options, with a budget that this plan exceeds.
-        cost: seconds of every node of a graph.
+    """Fit a training graph ``start`` into ``options.budget``, which its plan exceeds, at the least modelled time.
 
     Raises:
         BudgetError: no choice fits; names the smallest budget found that works.
@@ -133,12 +128,8 @@ def _first_that_fits(
 
 
 def _planned(start: Draft, options: PlanOptions, choice: Choice) -> Draft:
-    program = start.program
-    if choice.twins:
-        program = recompute.repeat(program, choice.twins)
-    if choice.spills:
-        program = spilled(program, choice.spills)
-    return plan_graph(program, options)
+    program = recompute.repeat(start.program, choice.twins)
+    return plan_graph(spilled(program, choice.spills) if choice.spills else program, options)
 
 
 def _note(plain: MemoryPlan, draft: Draft, choice: Choice, more: float) -> str:

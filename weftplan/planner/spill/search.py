@@ -2,12 +2,12 @@
 
 A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a home.
 It goes to the first home that has room for it beside those that went before. The search starts with nothing away and
-descends a ladder of targets. As long as more is alive than the target,
-it looks at the fullest moment of the fullest device and sends away what is idle then. First comes what is gone by then
-without anybody waiting, and of that what frees most bytes for longest per second of copying; then what costs least
-waiting per byte. The timetable (:mod:`.link`) is made anew every time, because one more copy delays others. What is
-found at every rung is a point of the curve, with its peak (the lower bound of the plan that the planner would make) and
-the seconds that copies hold the computation up.
+descends a ladder of targets. As long as more is alive than the target, it looks at the fullest moment of the fullest
+device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that what
+frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
+(:mod:`.timetable`) are found anew every time, because one more copy delays others. What is found at every rung is a
+point of the curve, with its peak (the lower bound of the plan that the planner would make) and the seconds that copies
+hold the computation up.
 
 The curve does not depend on a budget, so answers taken from it are monotone; the work is bounded by the graph alone.
 """
@@ -23,9 +23,9 @@ from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price
-from weftplan.planner.spill.link import PCIE, Idle, StepTimes, timetable
-from weftplan.planner.spill.place import Place, places
+from weftplan.planner.spill.place import PCIE, Place, places
 from weftplan.planner.spill.rewrite import Spill
+from weftplan.planner.spill.timetable import Idle, StepTimes
 from weftplan.planner.stopping import asked
 
 SMALLEST = 4096
@@ -131,13 +131,16 @@ class Search:
         spills: list[Spill] = []
         copied, stall = 0, 0.0
         for device, idle in zip(self._devices, chosen, strict=True):
-            table = timetable(idle, self._times)
-            for one, (start, end), out, back in zip(idle, table.away, table.out, table.back, strict=True):
-                if start < end:  # others have delayed it so much that it would never be away
-                    live[device, start:end] -= self._held[one.group]
+            outs, late = self._times.leaving(idle)
+            backs, early = self._times.returning(idle)
+            stall += late + early
+            for one, out, back in zip(idle, outs, backs, strict=True):
+                start = max(one.used + 1, out)
+                if start < back:  # others have delayed it so much that it would never be away
+                    assert one.place is not None
+                    live[device, start:back] -= self._held[one.group]
                     spills.append(Spill(one.entry, out, back, one.place.context))
                     copied += one.nbytes
-            stall += table.stall
         return Choice(self._peak(live), stall, (), tuple(spills), copied), live
 
     def _send(self, chosen: list[list[Idle]], live: IntArray, target: int) -> bool:
@@ -192,10 +195,10 @@ class Search:
 
     def _settle(self, one: Idle) -> None:
         """Take the room of ``one`` from its home."""
-        place: Place = one.place
-        room = self._room[place.home]
+        assert one.place is not None
+        room = self._room[one.place.home]
         if room is not None:
-            self._room[place.home] = room - self._bytes_in(place, one)
+            self._room[one.place.home] = room - self._bytes_in(one.place, one)
 
     def _bytes_in(self, place: Place, one: Idle) -> int:
         """Bytes that ``one`` takes in a home, where results lie one behind the other."""

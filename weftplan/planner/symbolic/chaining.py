@@ -25,11 +25,7 @@ LEAST = 1 << 14
 def with_chains(
     found: Differentiated, shapes: list[Shape], dtypes: list[DType]
 ) -> tuple[Differentiated, list[Shape], list[DType]]:
-    """The same graph with such nodes joined, and shapes and dtypes of its entries; what is given where there are none.
-
-    Args:
-        shapes, dtypes: of every entry.
-    """
+    """The same with such nodes joined, and shapes and dtypes of its entries; what is given where there are none."""
     graph, devices = found.graph, found.devices
     nid, row = graph.nid, graph.row
 

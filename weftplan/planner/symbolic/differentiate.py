@@ -17,10 +17,10 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req
-from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
+from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol import placeholder
-from weftplan.symbol.gradient import INHERITED, Gradients, add_gradients
+from weftplan.symbol.gradient import GRAD_REQS, INHERITED, Gradients, add_gradients, read_grad_req
 from weftplan.symbol.joining import join
 from weftplan.symbol.merging import eliminate
 from weftplan.symbol.node import Entry, Node

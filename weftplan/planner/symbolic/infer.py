@@ -15,7 +15,6 @@ import numpy as np
 
 from weftplan.errors import DTypeError, MXNetError, ShapeError, shape_text
 from weftplan.ops.schema import DType, Shape
-from weftplan.planner.graph import IntArray
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol.infer import infer_dtypes, infer_shapes
 from weftplan.symbol.node import Node
@@ -72,11 +71,8 @@ def _complete(
     """A fact for every entry of the first ``stop`` nodes, which need no others.
 
     Args:
-        graph: the graph.
-        stop: how many nodes to look at.
         known: facts about variables, by name or by node.
         settled: what an earlier call gave for the first nodes; they are not looked at again.
-        solve: infers facts.
         error: raised where a fact stays unknown.
         default: what a variable gets of which nothing is known.
     """
@@ -93,7 +89,7 @@ def _complete(
     return facts
 
 
-def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) -> tuple[IntArray, IntArray]:
+def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) -> tuple[list[int], list[int]]:
     """(elements, bytes) of every entry.
 
     Raises:
@@ -107,7 +103,7 @@ def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) ->
             f"the graph needs {sum(nbytes)} bytes without sharing, more than 2^63 - 1; the largest entry is "
             f"{graph.entry_name(largest)!r}, shape {shapes[largest]}, {dtypes[largest]}"
         )
-    return np.array(elements, dtype=np.int64), np.array(nbytes, dtype=np.int64)
+    return elements, nbytes
 
 
 def _check_given(name: str, shape: Any) -> None:

@@ -27,10 +27,7 @@ def operator_choices(
     """Which implementation computes each node that has several or declares scratch, and the bytes of scratch of those
     that need some, both by node id.
 
-    Args:
-        devices: of each node.
-        mode: :attr:`PlanOptions.kernels <weftplan.planner.options.PlanOptions.kernels>`.
-        tune: :attr:`PlanOptions.autotune <weftplan.planner.options.PlanOptions.autotune>`.
+    ``mode`` and ``tune`` are the options ``kernels`` and ``autotune``.
 
     Raises:
         PlanError: an operator declares a negative number of bytes or none at all.

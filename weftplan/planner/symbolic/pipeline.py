@@ -23,7 +23,7 @@ from weftplan.planner.drafts import Drafts
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import planned_steps
-from weftplan.planner.program import Program, program_of
+from weftplan.planner.program import Program
 from weftplan.planner.symbolic.chaining import with_chains
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
@@ -107,7 +107,7 @@ def size_symbol(
         )
         found, program, choices = _sized(found, shapes, dtypes or {}, options=options)
         if options.compat == "paddle":
-            program = replace(program, order=breadth_first(program))
+            program = program.in_order(breadth_first(program))
         apart = (lambda: sized(options.replace(fusion=False))) if found.joined else None
         return SizedGraph(found, program, options=options, choices=choices, apart=apart)
 
@@ -232,26 +232,25 @@ def _sized(
     )
     steps = np.flatnonzero(~graph.is_variable).tolist()
     contexts = tuple(dict.fromkeys(devices))
-    number = {ctx: i for i, ctx in enumerate(contexts)}
     brought = {
         "arguments": [graph.row[graph.nid[n]] for n in found.arguments.values() if n in graph.nid],
         "gradients": gradients,
         "aux": [graph.row[graph.nid[n]] for n in found.states.values() if n in graph.nid],
         "head_grads": [graph.row[graph.nid[n]] for n in found.head_grads if n in graph.nid],
     }
-    program = program_of(
-        graph,
-        steps,
+    program = Program(
+        graph=graph,
+        order=steps,
         num_forward=bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1),
         shapes=inferred,
         dtypes=types,
         elements=elements,
         nbytes=nbytes,
         contexts=contexts,
-        device=[number[ctx] for ctx in devices],
-        gradients=gradients,
+        device=[contexts.index(ctx) for ctx in devices],
+        gradients=frozenset(gradients),
         added=frozenset(e for e, name in zip(gradients, found.wanted, strict=True) if found.requests[name] == Req.ADD),
         workspaces=workspaces,
-        external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
+        external_bytes={purpose: sum(nbytes[e] for e in entries) for purpose, entries in brought.items()},
     )
     return found, program, choices

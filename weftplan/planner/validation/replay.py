@@ -111,15 +111,8 @@ class _Replay(Claims):
                 allowed = self._inplace_source(e, nid, step)
             slab, start, end = self._of_entry(e)
             if kind is not Kind.ADDTO:
-                self._apart(
-                    step,
-                    who,
-                    what=graph.entry_name(e),
-                    place=(slab, start, end),
-                    reads=reads,
-                    allowed=allowed,
-                    written=written,
-                )
+                name, place = graph.entry_name(e), (slab, start, end)
+                self._apart(step, who, what=name, place=place, reads=reads, allowed=allowed, written=written)
             written.append((graph.entry_name(e), slab, start, end))
         scratch = int(self.plan.workspace_nbytes[nid])
         if scratch:
@@ -138,10 +131,7 @@ class _Replay(Claims):
         work = graph.works[nid]
         index = int(plan.entry_inplace[eid])
         name = graph.entry_name(eid)
-        pair = next(
-            (p for p in work.inplace if p.input == index and p.output == eid - graph.row[nid]),
-            None,
-        )
+        pair = next((p for p in work.inplace if p.input == index and p.output == eid - graph.row[nid]), None)
         if pair is None or index in work.ignored:
             raise PlanError(f"step {step}: {work.label} cannot compute {name!r} in place of its input {index}")
         source = graph.inputs[nid][index]

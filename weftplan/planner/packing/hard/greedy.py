@@ -5,12 +5,12 @@ They need NumPy alone and take any number of buffers.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from weftplan.planner.packing.deadline import ENDLESS, Deadline, OutOfTime
 from weftplan.planner.packing.problem import Int64, Problem, peak_of
-
-NOTHING = np.zeros(0, np.int64)
 
 
 class Placed:
@@ -63,12 +63,7 @@ class Placed:
     ) -> None:
         """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it.
 
-        Args:
-            problem: the buffers.
-            order: which of them, first come first served.
-            offsets: of all buffers of the problem; those of ``order`` are written.
-            best: see `gap`.
-            deadline: time limit.
+        ``offsets`` are those of all buffers of the problem; those of ``order`` are written.
         """
         lo, hi, size = (column[order].tolist() for column in (problem.lo, problem.hi, problem.size))
         for k, i in enumerate(order.tolist()):
@@ -105,18 +100,14 @@ def portfolio(problem: Problem, floor: int, *, tries: int, deadline: Deadline = 
     Raises:
         OutOfTime: before the first was there.
     """
-    best = NOTHING
-    peak = -1
+    found: list[Int64] = []
     for order, tightest in orders(problem)[:tries]:
         try:
-            offsets = fit(problem, order, best=tightest, deadline=deadline)
+            found.append(fit(problem, order, best=tightest, deadline=deadline))
         except OutOfTime:
-            if peak < 0:
+            if not found:
                 raise
             break
-        reached = peak_of(problem, offsets)
-        if peak < 0 or reached < peak:
-            best, peak = offsets, reached
-        if peak <= floor:
+        if peak_of(problem, found[-1]) <= floor:
             break
-    return best
+    return min(found, key=partial(peak_of, problem))

@@ -92,7 +92,7 @@ def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, 
     rest = order[cut:]
     rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline
     headroom = HEADROOM if len(problem) > MANY else 1.0
-    target = int(max(floor, int((offsets + problem.size[core]).max(initial=0))) * headroom)
+    target = int(max(floor, (offsets + problem.size[core]).max(initial=0)) * headroom)
     return complete(problem, core, core_offsets=offsets, rest=rest, target=target, deadline=deadline)
 
 

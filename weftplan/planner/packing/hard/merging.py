@@ -7,6 +7,7 @@ packings. Where an allocation was once cut from a full rectangle, the rules undo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -78,31 +79,30 @@ def glue(problem: Problem, rounds: int = 1 << 30, deadline: Deadline = ENDLESS) 
     return Glued(sectioned(lo, hi, size, np.arange(len(lo))), tuple(steps))
 
 
-def _groups(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64]:
-    """Buffers by lifetime: (order that puts each group together, start of each group in it, total size of each)."""
+def _groups(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Buffers by lifetime: (order that puts each group together, start of each in it, number in each, total size)."""
     order = np.lexsort((-size, hi, lo))
     first = np.ones(len(lo), bool)
     first[1:] = (np.diff(lo[order]) != 0) | (np.diff(hi[order]) != 0)
     start = np.flatnonzero(first)
-    return order, start, np.add.reduceat(size[order], start)
+    return order, start, np.diff(start, append=len(lo)), np.add.reduceat(size[order], start)
 
 
 def _stack_all(lo: Int64, hi: Int64, size: Int64) -> Pieces:
     """All buffers of one lifetime, one on the other."""
-    order, start, _ = _groups(lo, hi, size)
+    order, start, number, _ = _groups(lo, hi, size)
     label = np.empty(len(lo), np.int64)
-    label[order] = np.repeat(np.arange(len(start)), np.diff(start, append=len(lo)))
+    label[order] = np.repeat(start, number)
     return _stack(lo, hi, size, label)
 
 
 def _stack_matching(lo: Int64, hi: Int64, size: Int64) -> Pieces:
     """Buffers of one lifetime whose sum is that of the buffers of one lifetime just before or just after."""
-    order, start, total = _groups(lo, hi, size)
+    order, start, number, total = _groups(lo, hi, size)
     begin, end = lo[order][start], hi[order][start]
     _, rank = np.unique(total, return_inverse=True)
     born, dead = begin * len(total) + rank.reshape(-1), end * len(total) + rank.reshape(-1)
     match = np.isin(dead, born) | np.isin(born, dead)
-    number = np.diff(start, append=len(lo))
     label = np.empty(len(lo), np.int64)
     label[order] = np.where(np.repeat(match, number), np.repeat(start, number), np.arange(len(lo)))
     return _stack(lo, hi, size, label)
@@ -110,23 +110,22 @@ def _stack_matching(lo: Int64, hi: Int64, size: Int64) -> Pieces:
 
 def _stack_some(lo: Int64, hi: Int64, size: Int64) -> Pieces:
     """For a few buffers of one lifetime, those among them whose sum is that of a neighbour."""
-    order, start, total = _groups(lo, hi, size)
+    order, start, number, total = _groups(lo, hi, size)
     begin, end = lo[order][start], hi[order][start]
-    number = np.diff(start, append=len(lo))
     label = np.arange(len(lo))
     few = np.flatnonzero((number > 2) & (number <= MOST_IN_SUBSET))
     # Only what is born when one of these dies, or dies when one is born, can be its neighbour.
     births, deaths = np.isin(begin, end[few]), np.isin(end, begin[few])
-    wanted: dict[tuple[int, bool], set[int]] = {}
+    wanted: dict[tuple[int, bool], set[int]] = defaultdict(set)
     for g in np.flatnonzero(births | deaths).tolist():
         sums = {int(total[g]), *size[order[start[g] : start[g] + number[g]]].tolist()}
         if births[g]:
-            wanted.setdefault((int(begin[g]), True), set()).update(sums)
+            wanted[int(begin[g]), True] |= sums
         if deaths[g]:
-            wanted.setdefault((int(end[g]), False), set()).update(sums)
+            wanted[int(end[g]), False] |= sums
     for g in few.tolist():
         members = order[start[g] : start[g] + number[g]].tolist()
-        goals = wanted.get((int(end[g]), True), set()) | wanted.get((int(begin[g]), False), set())
+        goals = wanted[int(end[g]), True] | wanted[int(begin[g]), False]
         for width in range(2, len(members)):
             chosen = next((c for c in combinations(members, width) if int(size[list(c)].sum()) in goals), None)
             if chosen is not None:
@@ -136,7 +135,7 @@ def _stack_some(lo: Int64, hi: Int64, size: Int64) -> Pieces:
 
 
 def _stack(lo: Int64, hi: Int64, size: Int64, label: Int64) -> Pieces:
-    """Buffers of one label (and lifetime), one on the other: (owner, shift, lo, hi, size)."""
+    """Buffers of one label (and lifetime), one on the other."""
     order = np.lexsort((-size, label))
     first = np.ones(len(lo), bool)
     first[1:] = np.diff(label[order]) != 0
@@ -150,7 +149,7 @@ def _stack(lo: Int64, hi: Int64, size: Int64, label: Int64) -> Pieces:
 
 
 def _join(lo: Int64, hi: Int64, size: Int64, crowd: int) -> Pieces:
-    """Join equal sizes one after the other where at most ``crowd`` die and are born: (owner, shift, lo, hi, size)."""
+    """Join equal sizes one after the other where at most ``crowd`` die and are born."""
     n = len(lo)
     # The k-th buffer that dies at (time, size) goes with the k-th that is born there.
     moment = np.concatenate([hi, lo])

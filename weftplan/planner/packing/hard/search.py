@@ -25,7 +25,6 @@ RULES = (kernel.FEWEST_TIGHT, kernel.FEWEST_LOW, kernel.FAILURES, kernel.FEWEST)
 # Work that stands for what a run costs outside the kernel, so that many short runs end as well.
 RUN_PLAIN, RUN_COMPILED = 500, 20_000
 
-
 # Work a second that is expected of the first run, which a time limit cuts short: a slow machine's.
 RATE_PLAIN, RATE_COMPILED = 2_000_000.0, 60_000_000.0
 
@@ -69,11 +68,8 @@ def tables(problem: Problem) -> tuple[Int64, ...]:
 
 
 class Searcher:
-    """Working memory of the kernel for one problem, plain or compiled.
-
-    Args:
-        problem: what to pack; its conflict table is quadratic, so a few thousand buffers at most.
-        jit: run the compiled kernel (needs numba).
+    """Working memory of the kernel, plain or compiled by numba, for one problem of a few thousand buffers at most: its
+    table of conflicts is quadratic.
     """
 
     def __init__(self, problem: Problem, *, jit: bool) -> None:
@@ -148,24 +144,12 @@ class Searcher:
 
 
 def improve(
-    problem: Problem,
-    offsets: Int64,
-    *,
-    floor: int,
-    allowance: Allowance,
-    jit: bool,
-    good_enough: float = 1.0,
+    problem: Problem, offsets: Int64, *, floor: int, allowance: Allowance, jit: bool, good_enough: float = 1.0
 ) -> Int64:
     """Search for a packing lower than ``offsets`` until the allowance is spent or its peak is at most ``floor *
     good_enough``.
 
-    Args:
-        problem: the buffers.
-        offsets: a valid packing of them, in units.
-        floor: a peak below which nothing is gained (the lower bound of this part or of the whole).
-        allowance: is used up in place.
-        jit: use the compiled kernel.
-        good_enough: stop at this ratio to ``floor``.
+    ``floor`` is a peak below which nothing is gained: the lower bound of this part or of the whole.
     """
     best, peak = offsets, int((offsets + problem.size).max())
     enough = int(floor * good_enough)

@@ -12,83 +12,36 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The way between a device and a home, one direction.
-
-    Attributes:
-        bandwidth: bytes per second.
-        latency: seconds before the first byte.
-    """
-
-    bandwidth: float = 1.2e10
-    latency: float = 1.0e-5
-
-    def seconds(self, nbytes: int) -> float:
-        """Seconds of one copy."""
-        return self.latency + nbytes / self.bandwidth
-
-
-PCIE = Link()
-"""Sixteen lanes of the third generation, or half of what the data sheet says of the fourth."""
-
-FILE = Link(bandwidth=1.0e9, latency=1.0e-4)
-"""A solid-state disk behind the page cache."""
-PEER = Link(bandwidth=2.0e10)
-"""Another device on the same switch."""
+from weftplan.planner.spill.place import Place
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A forward result that waits for the backward part.
-
-    Attributes:
-        entry: its id.
-        group: its buffer.
-        nbytes: its size.
-        made: the step that makes it.
-        used: the last forward step that needs its memory, at least ``made``.
-        wanted: the first backward step that reads it.
-        by: the step before which it has to be away; the turn at the latest.
-        since: the step before which it may not be back; the turn at the earliest.
-        place: where it goes, and over which link; None as long as nobody has chosen.
-    """
+    """A forward result that waits for the backward part."""
 
     entry: int
     group: int
+    """Its buffer."""
     nbytes: int
     made: int
+    """The step that makes it."""
     used: int
+    """The last forward step that needs its memory, at least :attr:`made`."""
     wanted: int
+    """The first backward step that reads it."""
     by: int
+    """The step before which it has to be away; the turn at the latest."""
     since: int
-    place: Any = None
+    """The step before which it may not be back; the turn at the earliest."""
+    place: Place | None = None
+    """Where it goes, and over which link; None as long as nobody has chosen."""
 
     @property
     def seconds(self) -> float:
         """Seconds of one copy."""
-        seconds: float = self.place.link.seconds(self.nbytes)
-        return seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Timetable:
-    """When results are in their homes.
-
-    Attributes:
-        away: per result, the half-open range of steps during which it has no memory on the device (may be empty).
-        out: per result, the step before which its copy out has to be over.
-        back: per result, the step before which its copy back is placed.
-        stall: seconds that the computation waits for copies.
-    """
-
-    away: tuple[tuple[int, int], ...]
-    out: tuple[int, ...]
-    back: tuple[int, ...]
-    stall: float
+        assert self.place is not None
+        return self.place.link.seconds(self.nbytes)
 
 
 class StepTimes:
@@ -113,14 +66,6 @@ class StepTimes:
         jobs = [(self.end - one.wanted, self.end - one.since, one.seconds) for one in idle]
         done, waited = _one_way(jobs, self._mirrored)
         return [self.end - step for step in done], waited
-
-
-def timetable(idle: Sequence[Idle], times: StepTimes) -> Timetable:
-    """The copies of the results ``idle`` of one device, in both directions."""
-    out, late = times.leaving(idle)
-    back, early = times.returning(idle)
-    away = tuple((max(one.used + 1, o), b) for one, o, b in zip(idle, out, back, strict=True))
-    return Timetable(away, tuple(out), tuple(back), late + early)
 
 
 def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> tuple[list[int], float]:

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from weftplan.device.context import Context
-from weftplan.planner.spill.link import Idle, Link, StepTimes, timetable
+from weftplan.device.homes import Link
 from weftplan.planner.spill.place import Place
+from weftplan.planner.spill.timetable import Idle, StepTimes
 
 UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None)
 """A byte a second."""
@@ -27,43 +28,44 @@ def idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
     )
 
 
+def timetable(results, times):
+    """(steps before which copies out are over, steps before which copies back are placed, seconds of waiting)."""
+    out, late = times.leaving(results)
+    back, early = times.returning(results)
+    return out, back, late + early
+
+
 def test_one_copy_that_nobody_waits_for():
     """Steps of a second, five forward and five backward; two bytes made by step 0, used until 1, wanted by 8.
 
     step     0     1     2  |  3     4     5     6     7     8
              made  used--copy out   away...........back--copy  wanted
     """
-    table = timetable([idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10))
-    assert table.out == (3,)
-    assert table.back == (6,)
-    assert table.away == ((3, 6),)
-    assert table.stall == 0.0
+    assert timetable([idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10)) == ([3], [6], 0.0)
 
 
 def test_copies_of_one_direction_take_turns():
     """The second result is there at 2, but the link is busy until 3; back, the one wanted last goes last."""
-    table = timetable([idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)], StepTimes([1.0] * 10))
-    assert table.out == (3, 5)
-    assert table.back == (7, 5)
-    assert table.stall == 0.0
+    results = [idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)]
+    assert timetable(results, StepTimes([1.0] * 10)) == ([3, 5], [7, 5], 0.0)
 
 
 def test_what_is_not_over_at_the_turn_holds_the_computation_up():
     """Ten bytes end at 11 instead of 5, and have to start back at -2 instead of 5: 6 and 7 seconds of waiting."""
-    table = timetable([idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10))
-    assert (table.out, table.back) == ((5,), (5,))
-    assert table.stall == pytest.approx(13.0)
+    out, back, waited = timetable([idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10))
+    assert (out, back) == ([5], [5])
+    assert waited == pytest.approx(13.0)
 
 
 def test_who_is_hurried_is_waited_for():
     """Away by step 2 instead of 4: a second of waiting, which the next copy gains."""
     times = StepTimes([1.0] * 10)
-    hurried = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], times)
-    assert hurried.out[0] == 2
-    assert hurried.stall == pytest.approx(1.0)
-    late = timetable([idle(0, 2, made=0, wanted=9, since=8)], times)
-    assert late.back == (8,)
-    assert late.stall == pytest.approx(1.0)
+    out, _, waited = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], times)
+    assert out[0] == 2
+    assert waited == pytest.approx(1.0)
+    _, back, waited = timetable([idle(0, 2, made=0, wanted=9, since=8)], times)
+    assert back == [8]
+    assert waited == pytest.approx(1.0)
 
 
 def simulated(jobs, seconds):
