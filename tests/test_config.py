@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import sources
+from tests.together import together
 from weftplan import config
 from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning, MXNetError
@@ -58,6 +59,7 @@ def named_by_modules() -> set[str]:
 class TestTable:
     """The rows themselves."""
 
+    @together()
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_row_is_sound(self, variable: Variable, monkeypatch: pytest.MonkeyPatch):
         """A default is legal for its own row, survives a round trip through text, and the row says what it does."""
@@ -106,6 +108,7 @@ class TestTable:
             short, long = f"MXNET_{device}_POOL_PAGE_SIZE", f"MXNET_{device}_MEM_POOL_PAGE_SIZE"
             assert config.lookup(short).variable is config.lookup(long).variable
 
+    @together()
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_effect_is_honest(self, variable: Variable):
         """A variable is named by some module outside the table exactly when its row claims an effect."""
@@ -120,6 +123,7 @@ class TestTable:
 class TestGet:
     """Reading the environment as it is now."""
 
+    @together()
     @pytest.mark.parametrize("name", BOOLS)
     @pytest.mark.parametrize(
         ("text", "value"), [("true", True), ("FALSE", False), ("1", True), ("0", False), (" True ", True)]
@@ -145,6 +149,7 @@ class TestGet:
         got = config.get("MXNET_KVSTORE_BIGARRAY_BOUND")
         assert (got, type(got)) == (value, int)
 
+    @together()
     @pytest.mark.parametrize("name", THREAD_COUNTS)
     @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1e-3", "1_000", "1025", "0x2", "٣"])
     def test_bad_thread_count(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
@@ -156,6 +161,7 @@ class TestGet:
         assert f"{name}={text!r} is not legal" in message
         assert f"expected an integer from 1 to 1024 (default {BY_NAME[name].default})" in message
 
+    @together()
     @pytest.mark.parametrize("name", INTS)
     def test_int_limits(self, monkeypatch: pytest.MonkeyPatch, name: str):
         """The limits of a range are legal, the integers just outside are not."""
@@ -168,6 +174,7 @@ class TestGet:
                 with pytest.raises(ConfigError, match=name):
                     config.get(name)
 
+    @together()
     @pytest.mark.parametrize("name", FLOATS)
     @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "half", "0,5"])
     def test_bad_float(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):

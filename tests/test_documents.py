@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.together import together
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -60,6 +62,7 @@ def lost_names(page: Path) -> list[str]:
 WITH_EXAMPLES = [path for path in documents() if examples(path.read_text())]
 
 
+@together()
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path):
     """Every relative link names a file that exists, and a heading in it where it has an anchor."""

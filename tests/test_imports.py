@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests import sources
+from tests.together import together
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "weftplan"
@@ -96,6 +97,7 @@ def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
     return wrong
 
 
+@together()
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_imports_go_down(path: Path):
     """No module imports a layer beside or above its own."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan.errors import KeywordError, MXNetError, did_you_mean
 from weftplan.keywords import Constructed, known_keywords
 
@@ -78,6 +79,7 @@ NEAR: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+@together()
 @pytest.mark.parametrize("case", NEAR)
 def test_the_right_name_is_told(case: str) -> None:
     """What somebody is likely to write gets an error that says what it is called here."""

@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.together import together
 from weftplan.cli import LazyGroup, main
 
 COMMANDS = tuple(name for name in LazyGroup.list_commands(main, click.Context(main)))
@@ -35,6 +36,7 @@ def sentences() -> list[tuple[str, str]]:
     return found
 
 
+@together()
 @pytest.mark.parametrize(("where", "text"), sentences(), ids=lambda value: value if value.count(" ") < 2 else "")
 def test_help_is_a_sentence(where: str, text: str) -> None:
     """It has a beginning that tells the subject, and an end."""

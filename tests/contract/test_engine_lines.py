@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.contract.engines import Boom, boom
+from tests.together import together
 from weftplan import engine
 from weftplan.device.context import cpu, sim
 from weftplan.engine import FnProperty
@@ -62,6 +63,7 @@ WAYS = {
 }
 
 
+@together()
 @pytest.mark.parametrize("traced", [False, True], ids=["", "traced"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_line_of_the_push(deferred, way, traced):

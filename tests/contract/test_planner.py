@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.together import together
 from weftplan import models
 from weftplan import symbol as sym
 from weftplan.errors import ConfigError, PlanError
@@ -163,6 +164,7 @@ def test_plans_survive_json(network: str, options: PlanOptions) -> None:
     )
 
 
+@together()
 @with_every_option
 def test_nothing_that_is_switched_on_raises_the_peak(network: str, chosen: PlanOptions, grad_req: str) -> None:
     """Order and recomputation give a peak that is at most that of the same strategy without them."""
@@ -170,6 +172,7 @@ def test_nothing_that_is_switched_on_raises_the_peak(network: str, chosen: PlanO
     assert make(network, chosen, grad_req).memory.peak <= plain.memory.peak
 
 
+@together()
 @with_every_option
 def test_every_forward_node_runs_before_every_backward_node(network: str, chosen: PlanOptions, grad_req: str) -> None:
     """The forward part is the same set of nodes in front, whatever the order; each node runs once, after its needs."""

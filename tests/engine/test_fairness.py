@@ -108,6 +108,25 @@ def test_pushes_wait_while_the_thread_inside_is_held_up(bounded, kind, monkeypat
     eng.stop()
 
 
+@pytest.mark.parametrize("wait", ["settle", "_wait_idle"])
+def test_a_wait_with_a_limit_looks_again_as_one_without(wait, monkeypatch):
+    """It is in pieces, too: here the operation ends only when the wait has looked a second time. So Ctrl-C that comes
+    just before Python blocks, and does not wake it, is noticed after a piece and not at the end of the limit."""
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)
+    eng, go, looks = engine.create("ThreadedEngine", cpu_workers=1), threading.Event(), []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 2:
+            go.set()
+
+    monkeypatch.setattr(eng, "_look_after_workers", look)
+    eng.push(lambda: go.wait(60), (), [eng.new_variable()])
+    assert getattr(eng, wait)(60)
+    assert len(looks) >= 2
+    eng.stop()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pushes_inside_operations_never_wait(bounded, kind):
     """The operation itself is pending, so it might wait for ever."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.together import together
 from weftplan import engine
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
@@ -78,6 +79,7 @@ def odd(what):
     }[what]
 
 
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "what", ["name", "truth", "format", "function", "notes", "old notes", "traceback", "attributes"]

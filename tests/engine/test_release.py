@@ -13,6 +13,7 @@ import weakref
 import pytest
 
 from tests.contract.engines import DRIVERS, Boom
+from tests.together import together
 from weftplan import engine
 from weftplan.device.context import cpu
 from weftplan.engine import FnProperty
@@ -110,6 +111,7 @@ def counted(monkeypatch):
 class TestAfterTheRun:
     """Without failures no cycle may hold anything: reference counts alone let go."""
 
+    @together()
     @pytest.mark.parametrize("prop", PROPS)
     @pytest.mark.parametrize("push", ["sync", "async"])
     @pytest.mark.parametrize(("reads", "writes"), [(0, 0), (1, 0), (0, 1), (3, 2), (19, 1)])

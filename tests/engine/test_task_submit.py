@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan import engine
 from weftplan.errors import EngineError
 from weftplan.tasks.arrays import is_array
@@ -150,6 +151,7 @@ class TestSubmit:
         engine.wait(whole)
         assert whole.tolist() == [1.0, -2.0]
 
+    @together()
     @pytest.mark.parametrize("which", ["reads", "writes"])
     @pytest.mark.parametrize("what", [np.zeros(2), np.zeros((2, 2)), np.zeros(0), np.zeros(()), "ndarray", "var"])
     def test_one_array_in_place_of_a_sequence(self, driver, which, what):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.together import together
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.membership import Members
 from weftplan.kvstore.distributed.wire import View
@@ -88,6 +89,7 @@ class Member(Members):
         return sorted(self.world.known[self.rank] & set(self.members))
 
 
+@together()
 @pytest.mark.parametrize("seed", range(60))
 def test_survivors_agree_whatever_dies_when(seed: int):
     """All who live end with the same members, epoch, place in the program and leader; none waits for ever.

@@ -8,6 +8,7 @@ from math import ceil, log2
 
 import pytest
 
+from tests.together import together
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import Compression
 from weftplan.kvstore.scaling import (
@@ -71,6 +72,7 @@ def simulated(algorithm: str, workers: int, nbytes: float, link: Link) -> float:
     return max(clock)
 
 
+@together()
 @pytest.mark.parametrize("nbytes", [1e3, 1e6, 1e9])
 @pytest.mark.parametrize("workers", [2, 4, 8, 32])
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))

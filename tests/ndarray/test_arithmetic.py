@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan import nd
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.errstate import quietly
@@ -18,6 +19,7 @@ A = np.array([[1.5, 2, -7], [0.25, 3, 4]], np.float32)
 B = np.array([[2, -0.5, 3], [1.5, 3, -2]], np.float32)
 
 
+@together()
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("other", [B, B[0], B[:, :1], np.float32(3)], ids=["same", "row", "column", "zero-d"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -31,6 +33,7 @@ def test_arrays_broadcast_as_in_numpy(name, other, dtype):
     np.testing.assert_array_equal(result.asnumpy(), function(a, b).astype(dtype))
 
 
+@together()
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("value", [2, 2.5, -3, True, np.float64(1.5), np.int32(2)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -43,6 +46,7 @@ def test_numbers_take_the_dtype_of_the_array(name, value):
     np.testing.assert_array_equal(swapped.asnumpy(), function(np.float32(value), A).astype(np.float32))
 
 
+@together()
 @pytest.mark.parametrize("name", INPLACE)
 @pytest.mark.parametrize("other", [B, B[0], 3, 0.5], ids=["same", "row", "int", "float"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -78,6 +82,7 @@ INTEGERS = [
 ]
 
 
+@together()
 @pytest.mark.parametrize(("formula", "expected"), INTEGERS)
 def test_integers_follow_mxnet(formula, expected):
     """Numbers are cut before use, division goes towards zero, the dtype stays (division by zero gives 0 here)."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan import nd
 from weftplan.errors import (
     DeviceError,
@@ -257,6 +258,7 @@ def test_copyto_casts_and_checks():
         nd.ones(2).copyto(3)
 
 
+@together()
 @pytest.mark.parametrize("source", [mx.cpu(0), mx.cpu(1), mx.cpu_pinned(0), mx.sim(80), mx.sim(81)])
 @pytest.mark.parametrize("target", [mx.cpu(0), mx.cpu(1), mx.sim(80), mx.sim(81)])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.together import together
 from weftplan import nd
 from weftplan.errors import ParameterError, ShapeError
 
@@ -28,6 +29,7 @@ def expected(key):
     return value.reshape(value.shape or (1,))
 
 
+@together()
 @pytest.mark.parametrize("key", VIEWS, ids=str)
 def test_contiguous_selections_are_views(key):
     """A write through the selection is a write to the array (the cases were run on MXNet 1.9.1)."""
@@ -40,6 +42,7 @@ def test_contiguous_selections_are_views(key):
     np.testing.assert_array_equal(x.asnumpy(), after)
 
 
+@together()
 @pytest.mark.parametrize("key", COPIES, ids=str)
 def test_other_selections_are_copies(key):
     """A write to the selection leaves the array alone."""
@@ -50,6 +53,7 @@ def test_other_selections_are_copies(key):
     np.testing.assert_array_equal(x.asnumpy(), BASE)
 
 
+@together()
 @pytest.mark.parametrize("key", VIEWS + COPIES, ids=str)
 @pytest.mark.parametrize("kind", ["number", "numpy", "array"])
 def test_assignment(key, kind):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan import nd
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, UnknownOperatorError
 from weftplan.ndarray.array import OPERATOR_METHODS
@@ -191,6 +192,7 @@ def test_operators_run_where_their_inputs_are(context):
     np.testing.assert_array_equal(result.asnumpy(), 2 * X + Y)
 
 
+@together()
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [

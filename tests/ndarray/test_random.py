@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan import engine, nd
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import random
@@ -114,6 +115,7 @@ BY_ARRAY = [
 ]
 
 
+@together()
 @pytest.mark.parametrize(("draw", "parameters", "mean", "variance"), BY_ARRAY)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_parameters_may_be_arrays(draw, parameters, mean, variance, dtype):
@@ -185,6 +187,7 @@ def test_shuffle_permutes_rows_in_place_too():
     assert rows[:, 0].tolist() != list(range(0, 40, 4))
 
 
+@together()
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -216,6 +219,7 @@ def test_bad_arguments(call, error, says):
         call()
 
 
+@together()
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan import engine
 from weftplan.ndarray import operators, pushing, repeated
 from weftplan.ops import registry
@@ -45,6 +46,7 @@ def values(name, dtype):
     return RNG.normal(size=SHAPES[name]).astype(dtype)
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_again_gives_the_bits_of_a_pushed_one(name, dtype):

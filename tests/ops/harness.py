@@ -284,22 +284,22 @@ def check_gradient(
     op = registry.get(name)
     aux = set(op.aux)
 
-    def evaluate() -> tuple[float, list[np.ndarray], Call]:
-        call = prepare(name, [x.copy() for x in arrays], params, is_train=is_train, key=key)
+    def evaluate(call: Call) -> tuple[float, list[np.ndarray]]:
+        """The objective at what ``arrays`` hold now; a kernel changes copies of the auxiliary states."""
+        call.inputs = [x.copy() if k in aux else x for k, x in enumerate(arrays)]
         outputs = call()
         if objective is not None:
-            value, weights = objective(outputs)
-            return value, weights, call
+            return objective(outputs)
         if not hold:
             visible = op.num_visible_outputs(call.params)
             for k, spec in enumerate(call.out_specs):
                 hold.append(rng.uniform(0.5, 1.5, spec.shape) if k < visible else np.zeros(spec.shape))
         value = sum(float((w * y).sum()) for w, y in zip(hold, outputs, strict=True))
-        return value, [w.astype(y.dtype) for w, y in zip(hold, outputs, strict=True)], call
+        return value, [w.astype(y.dtype) for w, y in zip(hold, outputs, strict=True)]
 
     hold: list[np.ndarray] = []
-    _, weights, call = evaluate()
-    found, _ = differentiate(call, weights)
+    call = prepare(name, arrays, params, is_train=is_train, key=key)
+    found, _ = differentiate(call, evaluate(call)[1])
     if wrt is None:
         wrt = [k for k, x in enumerate(arrays) if x.dtype == np.float64 and k not in aux]
     assert wrt, f"{name}: nothing to differentiate"
@@ -310,9 +310,9 @@ def check_gradient(
         for position in range(flat.size):
             saved = flat[position]
             flat[position] = saved + eps
-            above = evaluate()[0]
+            above = evaluate(call)[0]
             flat[position] = saved - eps
-            below = evaluate()[0]
+            below = evaluate(call)[0]
             flat[position] = saved
             out[position] = (above - below) / (2 * eps)
         scale = max(1.0, float(np.abs(numeric).max(initial=0.0)))

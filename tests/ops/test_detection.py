@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ops_harness import check_contract, check_gradient, prepare, run
 
+from tests.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ops import registry
 
@@ -28,6 +29,7 @@ def _module(name):
 inputs, cases = _module("inputs"), _module("cases_detection")
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", cases.CASES, ids=inputs.case_name)
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_contract(case, dtype):

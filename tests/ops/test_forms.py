@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import weftplan.ops
+from tests.together import together
 from weftplan.ops import registry
 from weftplan.ops.forms import ArrayKernel, ChosenKernel, ContextKernel, context_kernel, kernel, workspace_kernel
 from weftplan.ops.kernels import KernelWithBare
@@ -36,6 +37,7 @@ OPERATORS = [
 ]
 
 
+@together()
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
 def test_a_kernel_has_a_parameter_for_every_array(op):
     """The author's function can be called with the array module or context, the parameters, and all arrays."""

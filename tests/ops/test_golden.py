@@ -1,5 +1,7 @@
 """Every operator case that MXNet 1.9.1 has computed once comes out the same here (see tests/golden/README.md)."""
 
+import collections
+import functools
 import importlib.util
 import pathlib
 import sys
@@ -7,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 from ops_harness import differentiate, prepare
+
+from tests.together import together
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 
@@ -35,6 +39,16 @@ def test_every_case_is_stored(stem):
     assert texts == {name: inputs.case_text(case) for name, case in CASES[stem].items()}
 
 
+@functools.cache
+def parts(stem):
+    """What a file holds of each case: its text, outputs, gradients and states."""
+    found = collections.defaultdict(list)
+    for key in _FILES[stem].files:
+        name, what = key.rsplit("/", 1)
+        found[name].append(what)
+    return found
+
+
 def _close(case, actual, expected, what):
     assert actual.shape == expected.shape, what
     assert actual.dtype == expected.dtype, what
@@ -48,11 +62,12 @@ def _close(case, actual, expected, what):
     )
 
 
+@together(by=lambda stem: stem)
 @pytest.mark.parametrize(("stem", "name"), [(stem, name) for stem, cases in CASES.items() for name in cases])
 def test_as_mxnet(stem, name):
     """Outputs, gradients and auxiliary states equal MXNet's."""
     case = CASES[stem][name]
-    stored = {key[len(name) + 1 :]: _FILES[stem][key] for key in _FILES[stem].files if key.startswith(f"{name}/")}
+    stored = {what: _FILES[stem][f"{name}/{what}"] for what in parts(stem)[name]}
     call = prepare(case["op"], inputs.case_inputs(case), case.get("params"), is_train=case.get("is_train", True))
     outputs = call()
     visible = call.op.num_visible_outputs(call.params)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ops_tensor_cases import CASES, NO_GRADIENT, ident
 
+from tests.together import together
 from weftplan.errors import DTypeError, ShapeError
 from weftplan.ops import registry, rules
 from weftplan.ops.params import format_value
@@ -24,6 +25,7 @@ def shapes(op, ins, outs=None, **params):
     return list(ins), list(outs)
 
 
+@together()
 @pytest.mark.parametrize(
     ("op", "ins", "outs", "params", "expected"),
     [
@@ -76,6 +78,7 @@ def test_two_way(op, ins, outs, params, expected):
     assert shapes(op, ins, outs, **params) == expected
 
 
+@together()
 @pytest.mark.parametrize(
     ("op", "ins", "params", "parts"),
     [
@@ -125,6 +128,7 @@ def test_conflict(op, ins, params, parts):
         assert part in str(caught.value)
 
 
+@together()
 @pytest.mark.parametrize("case", CASES + NO_GRADIENT, ids=ident)
 def test_nothing_known(case):
     """With nothing known, inference says nothing wrong and raises nothing; known outputs alone raise nothing either."""
@@ -139,6 +143,7 @@ def test_nothing_known(case):
         rules.merge_shape(known, guessed, "inference from outputs")
 
 
+@together()
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_repeating_inference_changes_nothing(case):
     """Inference is a fixed point: fed its own result it gives the same."""

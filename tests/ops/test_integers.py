@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ops_harness import check_contract, gradients, run
 
+from tests.together import together
 from weftplan.errors import DTypeError
 from weftplan.ops import grain, kernels, registry
 
@@ -98,6 +99,7 @@ FLOATS_ONLY = [
 ]  # fmt: skip
 
 
+@together()
 @pytest.mark.parametrize(("op", "count", "params"), FLOATS_ONLY)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "bool"])
 def test_operators_for_floats_refuse_integers(op, count, params, dtype):
@@ -162,6 +164,7 @@ ONE_INPUT = {
 }  # fmt: skip
 
 
+@together()
 @pytest.mark.parametrize("op", ONE_INPUT)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_gradients_through_integers(op, dtype):

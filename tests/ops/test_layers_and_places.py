@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from ops_harness import check_hidden, differentiate, gradients, prepare, run
 
+from tests.together import together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ops import registry
 
@@ -15,6 +16,7 @@ LENGTHS = {"use_sequence_length": True}
 AFFINE = {"transform_type": "affine"}
 
 
+@together()
 @pytest.mark.parametrize(
     ("op", "shapes", "params", "error", "message"),
     [

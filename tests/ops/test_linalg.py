@@ -5,6 +5,7 @@ import pytest
 from ops_harness import check_contract, check_gradient, check_hidden, gradients, prepare, run
 
 import weftplan as mx
+from tests.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops import linalg_core, registry
 
@@ -88,6 +89,7 @@ def test_gradient_of_the_factor():
     assert (found * change).sum() == pytest.approx((above - below) / 2e-6, rel=1e-6)
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", [*CASES, ("linalg_potrf", [symmetric(2, 4, 4)], {})], ids=ident)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_contract(case, dtype):

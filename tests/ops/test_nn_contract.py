@@ -9,6 +9,7 @@ from ops_harness import check_contract, check_gradient, check_hidden, differenti
 from ops_nn_cases import CASES, DIFFERENTIABLE, ident, narrowed
 
 import weftplan.ops.nn
+from tests.together import operator, together
 from weftplan.ops import grain, registry
 from weftplan.ops.nn import embedding, softmax_output
 
@@ -39,6 +40,7 @@ def test_every_operator_has_a_case():
             assert name in listed
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=ident)
 def test_gradient(case):
     """The gradient rule agrees with central differences in float64."""
@@ -46,6 +48,7 @@ def test_gradient(case):
     check_gradient(op, arrays, params, wrt=wrt(case))
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_contract(case, dtype):
@@ -54,6 +57,7 @@ def test_contract(case, dtype):
     check_contract(op, narrowed(op, arrays, dtype), params)
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_contract_outside_training(case):
     """The same for the forward call outside training."""
@@ -74,6 +78,7 @@ def shrink(monkeypatch, elements):
     monkeypatch.setattr(embedding, "_INDICES", 3)
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 @pytest.mark.parametrize("elements", [1, 7, 40])
 def test_contract_in_small_blocks(case, elements, monkeypatch):
@@ -97,6 +102,7 @@ def test_contract_in_small_blocks(case, elements, monkeypatch):
         monkeypatch.undo()
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtype(case, dtype):
@@ -116,6 +122,7 @@ def test_dtype(case, dtype):
         np.testing.assert_allclose(got.astype(np.float64), want, rtol=tolerance, atol=tolerance * scale)
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_recomputing_repeats(case):
     """The same call with the same key gives the same bits, random operators included."""

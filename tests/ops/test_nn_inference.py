@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.together import together
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops import registry
 from weftplan.ops.params import format_value
@@ -28,6 +29,7 @@ def shapes(op, ins, outs, params):
 CONV = {"kernel": (3, 3), "num_filter": 8}
 
 
+@together()
 @pytest.mark.parametrize(
     ("op", "ins", "outs", "params", "expected"),
     [
@@ -147,6 +149,7 @@ def test_shapes(op, ins, outs, params, expected):
     assert shapes(op, ins, outs, params) == expected
 
 
+@together()
 @pytest.mark.parametrize(
     ("op", "ins", "params", "message"),
     [
@@ -192,6 +195,7 @@ def test_shape_clash(op, ins, params, message):
     assert ("regression output" if op == "LinearRegressionOutput" else op) in str(caught.value)
 
 
+@together()
 @pytest.mark.parametrize(
     ("op", "ins", "params", "message"),
     [

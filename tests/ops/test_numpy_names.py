@@ -8,6 +8,7 @@ import pytest
 from ops_harness import check_contract, check_gradient, run
 
 import weftplan as mx
+from tests.together import operator, together
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops import registry
 
@@ -24,6 +25,7 @@ def _module(name):
 inputs, cases = _module("inputs"), _module("cases_numpy")
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", cases.CASES, ids=inputs.case_name)
 def test_contract(case):
     """In-place pairs, unwanted outputs and the exact workspace, of every golden case, in float64."""

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 import weftplan.ops  # noqa: F401
+from tests.together import together
 from weftplan.ops import registry
 
 MXNET = json.loads((pathlib.Path(__file__).resolve().parents[1] / "golden" / "data" / "operators.json").read_text())
@@ -24,6 +25,7 @@ NAMES = sorted(
 )
 
 
+@together()
 @pytest.mark.parametrize("name", NAMES)
 def test_signature(name):
     """Every name of ours is one of MXNet's, with all its parameters and, where they are fixed, its inputs in order."""

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from ops_harness import gradients, prepare, run
 
+from tests.together import together
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops import grain
 
 NAN = float("nan")
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"])
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, None])
 def test_equal_elements_keep_their_order(dtype, axis):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from ops_harness import check_contract, differentiate, prepare
 
+from tests.together import together
+
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 TOLERANCE = {"float16": 3e-2, "float32": 2e-4, "float64": 1e-12}
 STEPS = ("Cast", "mod", "norm", "power", "round", "rint", "fix", "trunc", "floor", "ceil", "arg", "topk", "sort")
@@ -35,6 +37,7 @@ def _evaluate(case, arrays):
     return results
 
 
+@together(by=lambda seed: f"{seed // 60 * 60} and on")
 @pytest.mark.parametrize("seed", range(300))
 def test_random_call(seed):
     """Sizes 1, 2, 3 and odd ones, every dtype: results lie near those of the same numbers in float64."""

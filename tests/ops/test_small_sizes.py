@@ -18,6 +18,7 @@ from ops_nn_cases import ident
 from ops_tensor_cases import CASES as TENSOR_CASES
 from ops_tensor_cases import NO_GRADIENT
 
+from tests.together import operator, together
 from weftplan.errors import MXNetError
 from weftplan.ops import registry
 
@@ -82,6 +83,7 @@ def check(op: str, arrays: list[Any], params: Any) -> int:
     return fitting
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_small_sizes(case: Any) -> None:
     """Outputs and gradients of a smaller call agree within the noise of float32."""

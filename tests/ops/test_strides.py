@@ -8,6 +8,7 @@ from ops_nn_cases import ident, uniform
 from ops_tensor_cases import CASES as TENSOR_CASES
 from ops_tensor_cases import NO_GRADIENT
 
+from tests.together import together
 from weftplan.ops import grain, kernels, registry
 from weftplan.ops.rules import broadcast_shape, same_shape
 from weftplan.ops.schema import REQUIRED
@@ -36,6 +37,7 @@ def test_the_strict_negative_refuses_views(strict_negative):
         np.negative(x[:, 1:2], out=x[:, 1:2])
 
 
+@together()
 @pytest.mark.parametrize("case", ALL, ids=ident)
 def test_no_kernel_negates_a_view(case, strict_negative):
     """NumPy 2.1 to 2.4.6 negates some views wrongly (see weftplan/ops/kernels.py), so no kernel asks for it."""
@@ -46,6 +48,7 @@ def test_no_kernel_negates_a_view(case, strict_negative):
         differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
 
 
+@together(by=lambda mode: mode)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("batch", [1, 2, 4, 5])
 @pytest.mark.parametrize("mode", ["rnn_relu", "rnn_tanh", "lstm", "gru"])
@@ -83,6 +86,7 @@ PREPARED = sorted(
 """Elementwise operators that need no parameters; the contract of operators tries the others."""
 
 
+@together()
 @pytest.mark.parametrize("name", PREPARED)
 def test_prepared_calls(name):
     """What a kernel prepares computes the same as the kernel, time after time, and NumPy says nothing of the call."""

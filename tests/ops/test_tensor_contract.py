@@ -8,6 +8,7 @@ import pytest
 from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare, run
 from ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
 
+from tests.together import operator, together
 from weftplan.ops import grain, registry
 
 CONSTANT = {
@@ -58,6 +59,7 @@ def test_every_tensor_operator_has_a_case():
     assert not missing
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_gradient(case):
     """The gradient rule agrees with central differences in float64."""
@@ -65,6 +67,7 @@ def test_gradient(case):
     check_gradient(op, arrays, params, wrt=CONSTANT.get(op))
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES + NO_GRADIENT + UPDATES, ids=ident)
 def test_contract(case):
     """Forward and backward calls honour in-place pairs, None outputs and their declared workspace."""
@@ -74,6 +77,7 @@ def test_contract(case):
     check_contract(op, arrays, params)
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES + UPDATES, ids=ident)
 def test_contract_in_small_blocks(case, monkeypatch):
     """The same with blocks of 4 elements, so that every loop over blocks runs more than once; results agree."""
@@ -89,6 +93,7 @@ def test_contract_in_small_blocks(case, monkeypatch):
         check_gradient(op, arrays, params, wrt=CONSTANT.get(op))
 
 
+@together(by=operator)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("case", [c for c in CASES if not UNSTEADY.search(c[0])], ids=ident)
 def test_dtype(case, dtype):
@@ -107,6 +112,7 @@ def test_dtype(case, dtype):
         np.testing.assert_allclose(got.astype(np.float64), want, rtol=rtol, atol=rtol)
 
 
+@together()
 @pytest.mark.parametrize("case", NO_GRADIENT, ids=ident)
 def test_zero_gradient(case):
     """Rounding, comparing and filling let no gradient through."""

@@ -7,6 +7,7 @@ import pytest
 from ops_harness import check_contract, check_hidden, prepare, run
 
 import weftplan as mx
+from tests.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ops import grain, registry
 
@@ -67,6 +68,7 @@ def test_every_operator_has_a_case():
     }
 
 
+@together(by=operator)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("elements", [4, 1 << 16])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.together import together
+
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 POSITIONAL = 3
 EXEMPT = {
@@ -33,6 +35,7 @@ def unnamed(path: Path) -> list[str]:
     return found
 
 
+@together()
 @pytest.mark.parametrize("path", sorted(PLANNER.rglob("*.py")), ids=lambda path: path.relative_to(PLANNER).as_posix())
 def test_arguments_have_names(path: Path) -> None:
     """At most three arguments of a public function are told apart by their place."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.planner.plain_steps import Step, plan_steps
+from tests.together import together
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, validate
@@ -45,6 +46,7 @@ def strangers(path: Path) -> list[str]:
     return found
 
 
+@together()
 @pytest.mark.parametrize("path", core(), ids=lambda path: path.relative_to(PLANNER).as_posix())
 def test_the_core_imports_no_symbol_and_no_operator(path: Path) -> None:
     """The arrow goes from the front end to the core only."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.together import together
 from weftplan.errors import ParameterError, ScheduledRateError
 
 
@@ -93,6 +94,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@together()
 @pytest.mark.parametrize(("name", "step", "settings"), CASES)
 @pytest.mark.parametrize("wd", [0.0, 0.1])
 @pytest.mark.parametrize("clip", [None, 0.4])

@@ -46,7 +46,8 @@ def seconds_of(work: Callable[[], object], contexts: Sequence[Context]) -> float
     """Virtual seconds from the beginning of ``work`` until these simulated devices have done all it gave them.
 
     All of them begin at the same time, whatever ran on them before. ``work`` waits for its own operations (as with
-    ``weftplan.nd.waitall``), so that none of them is still on its way to a device when it returns.
+    ``weftplan.nd.waitall``), so that none of them is still on its way to a device when it returns. Operations that need
+    nothing of each other take one device's time one after another or at once: each worker thread has a stream.
 
     Raises:
         DeviceError: a context that is no simulated device, or none at all.
@@ -55,10 +56,9 @@ def seconds_of(work: Callable[[], object], contexts: Sequence[Context]) -> float
         >>> import weftplan as mx
         >>> _ = configure(7, cost=CostModel(launch=2e-3))
         >>> x = mx.nd.ones((4,), ctx=mx.sim(7))
-        >>> def twice():
-        ...     (x + 1).wait_to_read()
-        ...     (x * 3).wait_to_read()
-        >>> round(seconds_of(twice, [mx.sim(7)]), 9)
+        >>> def two_in_a_row():
+        ...     ((x + 1) * 3).wait_to_read()
+        >>> round(seconds_of(two_in_a_row, [mx.sim(7)]), 9)
         0.004
     """
     devices = [device for device in map(get, contexts) if isinstance(device, SimDevice)]

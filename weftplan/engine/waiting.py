@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any
@@ -84,11 +86,7 @@ class Waiting(Execution):
         done = threading.Lock()
         done.acquire()
         self._region.ask(self, Waiter(done.release, (var,), ()))
-        if timeout is not None:
-            return done.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
-        while not done.acquire(timeout=PATIENCE_S):
-            self._look_after_workers()
-        return True
+        return self._acquired(done, timeout)
 
     def wait_for_all(self) -> None:
         """Block until nothing is pending; raise every failure that no wait has raised, the first in push order.
@@ -153,12 +151,22 @@ class Waiting(Execution):
             # What ended meanwhile may have told the others before this one was there.
             if len(self._region.requests) + self._region.pending <= few:
                 continue
-            if timeout >= 0:
-                if not done.acquire(timeout=timeout):
-                    return False
-            else:
-                while not done.acquire(timeout=PATIENCE_S):
-                    self._look_after_workers()
+            if not self._acquired(done, None if timeout < 0 else timeout):
+                return False
+
+    def _acquired(self, done: threading.Lock, timeout: float | None) -> bool:
+        """Wait until ``done`` is let go; False when ``timeout`` seconds were not enough.
+
+        The wait is in pieces: Ctrl-C just before Python blocks in a lock does not wake it, and is noticed after one.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = end - time.monotonic()
+            if done.acquire(timeout=max(0.0, min(left, PATIENCE_S))):
+                return True
+            if left <= PATIENCE_S:
+                return False
+            self._look_after_workers()
 
     def _look_after_workers(self) -> None:
         """Carry out what nobody else has; called now and then during a wait."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.together import together
 from weftplan.ops import formulas, registry
 from weftplan.ops.compiled import elementwise
 from weftplan.ops.compiled.target import host
@@ -48,6 +49,7 @@ def same_bits(a: Any, b: Any) -> None:
     np.testing.assert_array_equal(np.signbit(a[there]), np.signbit(b[there]))
 
 
+@together()
 @needs_compiler
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.together import together
 from weftplan.device.context import Context
 from weftplan.device.homes import Link
 from weftplan.planner.spill.place import Place
@@ -87,6 +88,7 @@ def simulated(jobs, seconds):
     return waited, ends, starts
 
 
+@together()
 @pytest.mark.parametrize("seed", range(300))
 def test_the_model_of_waiting_is_what_a_simulation_waits(seed):
     """Random steps, results and deadlines: seconds of waiting agree, and no copy ends after the step it is said to."""

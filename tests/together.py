@@ -1,0 +1,106 @@
+"""Many small cases in one test: a test of its own costs a few milliseconds, more than a case that takes one.
+
+Every case still runs, also after one that fails, and the failure names all that failed. With ``TESTS_APART=1``
+every case is a test of its own again, which ``-k`` can choose and ``--lf`` remembers.
+"""
+
+import inspect
+import itertools
+import os
+from contextlib import nullcontext
+
+import pytest
+
+APART = os.environ.get("TESTS_APART") == "1"
+
+
+def together(by=None):
+    """Run the cases of the ``parametrize`` decorators below this one in one test for each value of ``by``.
+
+    ``by`` is a function of a case's arguments, by name, that gives the name of its test; without it all are one test. A
+    case has a ``monkeypatch`` of its own; other fixtures are those of the test.
+    """
+
+    def decorate(function):
+        if APART:
+            return function
+        marks = [mark for mark in function.pytestmark if mark.name == "parametrize"]
+        cases = [_joined(parts) for parts in itertools.product(*map(_cases, marks))]
+        groups: dict[str, list] = {}
+        for name, arguments in cases:
+            groups.setdefault("all" if by is None else by(**_asked(by, arguments)), []).append((name, arguments))
+        parameters = inspect.signature(function).parameters
+        patched = "monkeypatch" in parameters
+
+        def run(*self, cases_of, **fixtures):
+            failures, skipped = {}, []
+            for name, arguments in groups[cases_of]:
+                with pytest.MonkeyPatch.context() if patched else nullcontext() as monkeypatch:
+                    try:
+                        function(*self, **fixtures, **arguments, **({"monkeypatch": monkeypatch} if patched else {}))
+                    except pytest.skip.Exception as why:
+                        skipped.append(f"[{name}] {why}")
+                    except (Exception, pytest.fail.Exception) as error:
+                        error.add_note(f"in case [{name}] of {function.__qualname__}")
+                        failures[name] = error
+            if failures:
+                named = ", ".join(f"[{name}]" for name in failures)
+                raise BaseExceptionGroup(
+                    f"{len(failures)} of {len(groups[cases_of])} cases failed: {named}", list(failures.values())
+                )
+            if len(skipped) == len(groups[cases_of]):
+                pytest.skip("; ".join(skipped))
+
+        given = {"monkeypatch", *cases[0][1]}
+        kept = [parameter for name, parameter in parameters.items() if name not in given]
+        run.__signature__ = inspect.Signature(
+            [*kept, inspect.Parameter("cases_of", inspect.Parameter.KEYWORD_ONLY)], __validate_parameters__=False
+        )
+        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+            setattr(run, name, getattr(function, name))
+        run.pytestmark = [mark for mark in function.pytestmark if mark.name != "parametrize"]
+        run.cases = cases
+        return pytest.mark.parametrize("cases_of", list(groups))(run)
+
+    return decorate
+
+
+def _cases(mark):
+    """(Name, arguments) of each case of one ``parametrize``, named as pytest names it."""
+    names, values = mark.args
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",")]
+    ids = mark.kwargs.get("ids")
+    found = []
+    for index, value in enumerate(values):
+        assert not hasattr(value, "marks"), "a case with marks of its own needs a test of its own"
+        row = (value,) if len(names) == 1 else tuple(value)
+        given = dict(zip(names, row, strict=True))
+        if ids is not None and not callable(ids):
+            name = list(ids)[index]
+        else:
+            name = "-".join((ids and ids(part)) or _name(part, f"{key}{index}") for key, part in given.items())
+        found.append((name, given))
+    return found
+
+
+def _name(value, otherwise):
+    """How pytest names a value."""
+    if isinstance(value, str | int | float | bool | None):
+        return str(value)
+    return getattr(value, "__name__", otherwise)
+
+
+def operator(case):
+    """The operator of a case of the tests of operators, which begins with its name or has it as ``op``."""
+    return case["op"] if isinstance(case, dict) else case[0]
+
+
+def _joined(parts):
+    """One case of several decorators."""
+    return "-".join(name for name, _ in parts), {key: value for _, given in parts for key, value in given.items()}
+
+
+def _asked(by, arguments):
+    """The arguments that ``by`` has parameters for."""
+    return {name: arguments[name] for name in inspect.signature(by).parameters}
