@@ -45,9 +45,10 @@ def configure(
 def seconds_of(work: Callable[[], object], contexts: Sequence[Context]) -> float:
     """Virtual seconds from the beginning of ``work`` until these simulated devices have done all it gave them.
 
-    All of them begin at the same time, whatever ran on them before. ``work`` waits for its own operations (as with
-    ``weftplan.nd.waitall``), so that none of them is still on its way to a device when it returns. Operations that need
-    nothing of each other take one device's time one after another or at once: each worker thread has a stream.
+    All of them begin at the same time, whatever ran on them before. What was pushed before is waited for before the
+    call, and ``work`` waits for its own operations (``weftplan.nd.waitall`` does both), so that nothing else is on its
+    way to a device. Operations that need nothing of each other may run one after another or at once, since each worker
+    thread has a stream.
 
     Raises:
         DeviceError: a context that is no simulated device, or none at all.
@@ -56,6 +57,7 @@ def seconds_of(work: Callable[[], object], contexts: Sequence[Context]) -> float
         >>> import weftplan as mx
         >>> _ = configure(7, cost=CostModel(launch=2e-3))
         >>> x = mx.nd.ones((4,), ctx=mx.sim(7))
+        >>> mx.nd.waitall()
         >>> def two_in_a_row():
         ...     ((x + 1) * 3).wait_to_read()
         >>> round(seconds_of(two_in_a_row, [mx.sim(7)]), 9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,16 @@ from tests.standin_cupy.cuda.syntax import CompileException
 _RANKS = ["int32", "uint32", "int64", "uint64", "float32", "float64"]
 
 
+_name = cache(str)
+"""NumPy writes the name of a type anew each time, which took a sixth of the time of a kernel."""
+
+
 def kind_of(value: Any) -> str:
     """The name of a value's type."""
-    return str(value.dtype)
+    return _name(value.dtype)
 
 
+@cache
 def meeting(a: str, b: str) -> str:
     """The type in which two operands meet: at least int; whole numbers as wide as the wider, floats above all."""
     for kind in (a, b):
@@ -51,6 +57,13 @@ def convert(value: Any, kind: str) -> Any:
 
 def number(text: str) -> Any:
     """A literal: 1, 1u, 1ll, 0x1ull are whole; 1.0 is double, 1.0f is float."""
+    found = _number(text)
+    found.flags.writeable = False
+    return found
+
+
+@cache
+def _number(text: str) -> Any:
     low = text.lower()
     if low.startswith("0x") or not any(c in low for c in ".e"):
         digits = low.rstrip("ul")
