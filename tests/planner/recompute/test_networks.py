@@ -17,7 +17,10 @@ from weftplan.planner.recompute.segments import square_root
 from weftplan.planner.symbolic.cost import node_seconds
 
 QUICK = ("mlp", "lenet", "alexnet", "vgg16", "resnet18", "mobilenet")
-SLOW = ("resnet50", "resnet152", "inception_v3", "densenet121", "lstm")
+SLOW = ("mobilenet", "resnet50", "resnet152", "inception_v3", "densenet121", "lstm")
+
+
+SEARCHED_LONG = {("resnet18", "cheap"), ("mobilenet", "cheap")}
 
 
 def check_network(name: str, policies: Any) -> None:
@@ -35,8 +38,8 @@ def check_network(name: str, policies: Any) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_no_policy_raises_the_peak_of_a_network(name: str) -> None:
-    """All policies on the smaller networks."""
-    check_network(name, RECOMPUTE[1:])
+    """All policies on the smaller networks, but for the longest two searches: one is below, one among the slow."""
+    check_network(name, [policy for policy in RECOMPUTE[1:] if (name, policy) not in SEARCHED_LONG])
 
 
 def test_projections_written_before_the_state_do_not_matter() -> None:
@@ -76,6 +79,9 @@ def test_cheap_saves_a_quarter(name: str) -> None:
     symbol, shapes = models.get(name), models.input_shapes(name, 16)
     off = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(workspaces=False))
     on = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(workspaces=False, recompute="cheap"))
+    validate(on)
+    assert on.memory.peak <= off.memory.peak
+    assert on.notes[-1].startswith("recompute cheap: ")
     assert on.memory.lower_bound < 0.75 * off.memory.lower_bound
 
 
