@@ -10,7 +10,8 @@ from tests.contract.devices import place
 from tests.gpu_counts import counted
 from tests.standin_cupy.memory import default_pool
 from weftplan import device, models, planner
-from weftplan.ops import grain
+from weftplan.ops import grain, registry
+from weftplan.ops.schema import TensorSpec
 
 LAUNCHES = {"mlp": (64, 3), "lenet": (64, 4), "vgg16": (16, 6), "resnet50": (32, 5)}
 """Networks: batch, most launches per node in a training step."""
@@ -85,7 +86,7 @@ def test_sizes_are_those_of_the_thread():
             thread = threading.Thread(target=lambda: seen.append(grain.block()))
             thread.start()
             thread.join()
-            seen.append((grain.block(), grain.tile_bytes()))
+            seen.append((grain.block(), grain.tile_bytes(), grain.share(1)))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -93,3 +94,14 @@ def test_sizes_are_those_of_the_thread():
     assert seen == [grain.HOST.block, grain.GPU]
     assert grain.block() == grain.HOST.block
     assert grain.bound(grain.HOST, work) is work
+
+
+def test_scratch_of_a_small_prelu():
+    """Beside a small array, prelu takes scratch of a quarter; on a GPU one launch's worth, so the whole."""
+    op = registry.get("LeakyReLU")
+    params = {"act_type": "prelu"}
+    specs = [TensorSpec(shape, np.dtype("float32")) for shape in ((1, 28, 22, 22), (28,))]
+    nbytes = 4 * 28 * 22 * 22
+    assert op.workspace_bytes(params, specs, specs[:1]) <= nbytes // 3
+    with grain.using(grain.GPU):
+        assert op.workspace_bytes(params, specs, specs[:1]) == nbytes

@@ -22,16 +22,18 @@ class Grain(NamedTuple):
     Attributes:
         block: elements of one block of an elementwise formula, a reduction or a row-wise operator.
         tile_bytes: bytes of the columns of one tile of a convolution, beyond which a larger tile gains nothing.
+        least: elements below which cutting a small array costs more in calls than it saves in scratch.
     """
 
     block: int
     tile_bytes: int
+    least: int = 1 << 12
 
 
 HOST = Grain(block=1 << 16, tile_bytes=2 << 20)
 """A few arrays of a block, and the columns of a tile, fit a second-level cache."""
 
-GPU = Grain(block=1 << 27, tile_bytes=1 << 30)
+GPU = Grain(block=1 << 27, tile_bytes=1 << 30, least=1 << 27)
 """What one launch works on must fit the memory beside the network, nothing else. Larger tiles than
 ``Convolution``'s default ``workspace`` of 1024 MiB do not occur."""
 
@@ -57,6 +59,15 @@ def of(device_type: str) -> Grain:
 def block() -> int:
     """Elements of one block for the device that this thread works for."""
     return _thread.grain.block
+
+
+def share(size: int) -> int:
+    """Elements of one block of an array of ``size`` whose scratch may hold the peak of a small network: a quarter.
+
+    >>> share(10_000), share(100_000), share(10**9) == block()
+    (4096, 25000, True)
+    """
+    return min(_thread.grain.block, max(_thread.grain.least, size // 4))
 
 
 def tile_bytes() -> int:

@@ -183,18 +183,18 @@ def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
     return tuple(tuple(dims) or (1,) for dims in joined)
 
 
-def rows_per_block(out: Shape) -> int:
-    """Leading rows of a tensor of shape ``out`` that make one block (at least one row)."""
-    return min(out[0], max(1, grain.block() // max(1, math.prod(out[1:]))))
+def rows_per_block(out: Shape, limit: int | None = None) -> int:
+    """Leading rows of a tensor of shape ``out`` that make one block of ``limit`` elements (at least one row)."""
+    return min(out[0], max(1, (limit or grain.block()) // max(1, math.prod(out[1:]))))
 
 
-def row_blocks(shape: Shape) -> Iterator[slice]:
+def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
     """The leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
 
     >>> list(row_blocks((5, grain.block() // 2)))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    step = rows_per_block(shape)
+    step = rows_per_block(shape, limit)
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
 

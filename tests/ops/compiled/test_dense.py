@@ -249,6 +249,7 @@ def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, st
     )
     s = sizes.sizes(geo)
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
+    monkeypatch.setattr(scratch, "NEAR_BYTES", 0)
     monkeypatch.setattr(scratch, "SLICE_BYTES", 1 << 40)
     whole, needed = run(geo, x, w, b, dy), (forward_scratch(s).packed, data_scratch(s).packed)
     monkeypatch.setattr(scratch, "SLICE_BYTES", 1)
@@ -256,4 +257,24 @@ def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, st
     assert forward_scratch(s).packed * 5 == needed[0] * 2  # a tile of 32 in place of 80 rows
     assert data_scratch(s).packed * 2 == needed[1]
     for one, other in zip(whole, run(geo, x, w, b, dy), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(("image", "kernel"), [((6, 5), (3, 2)), ((2, 2), (1, 1)), ((12, 12), (5, 5))])
+def test_panels_have_the_bits_of_the_whole(monkeypatch, image, kernel):
+    """Where images are small, filters are taken a panel at a time, in the scratch of one, and give the same bits."""
+    grid = tuple(output_extent(e, k, 1, 0, 1) for e, k in zip(image, kernel, strict=True))
+    geo = geometry((1, 20, *image), 50, kernel, (1, 1), (1, 1), (0, 0), grid, 1, np.dtype(np.float32), 1)
+    random = np.random.RandomState(8)
+    x, w, b, dy = (
+        random.standard_normal(shape).astype(np.float32)
+        for shape in ((1, 20, *image), (50, 20, *kernel), (50,), (1, 50, *grid))
+    )
+    s = sizes.sizes(geo)
+    found, packed = run(geo, x, w, b, dy), forward_scratch(s).packed
+    panel = 16 * 20 * int(np.prod(kernel)) * 4
+    assert packed <= max(x.nbytes + dy.nbytes, panel)
+    monkeypatch.setattr(scratch, "NEAR_BYTES", 0)
+    assert forward_scratch(s).packed == 4 * panel
+    for one, other in zip(found, run(geo, x, w, b, dy), strict=True):
         assert one.tobytes() == other.tobytes()

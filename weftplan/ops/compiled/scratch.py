@@ -17,6 +17,9 @@ from weftplan.ops.products import MOST
 SLICE_BYTES = 384 << 10
 """Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
 the weights of the last layers need more than everything else in a network that runs on one image."""
+NEAR_BYTES = 32 << 10
+"""Bytes of images and results together that stay in the nearest cache, where reading them for each panel costs little:
+there packed filters take no more than these, or one panel, since they are most of what such a network takes."""
 HEAVY = 4
 """How many elements of a weight cost as much to pack without help as one of an image costs to read in every part."""
 COPIES_BYTES = SLICE_BYTES // 4
@@ -57,11 +60,15 @@ def _work(s: Sizes) -> int:
 
 
 def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
-    """How many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles."""
+    """How many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles, or
+    whole panels where images are near."""
     if s.groups > 1:
         return rows
-    most = SLICE_BYTES * s.batch // (reduced * s.itemsize)
-    return min(rows, max(most // _tile(s) * _tile(s), _tile(s)))
+    unit, most = _tile(s), SLICE_BYTES * s.batch
+    images = s.batch * (s.channels * math.prod(s.image) + s.filters * s.pixels) * s.itemsize
+    if images <= NEAR_BYTES:
+        unit, most = unit // 2, images
+    return min(rows, max(most // (reduced * s.itemsize) // unit * unit, unit))
 
 
 def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int) -> Cut:

@@ -18,7 +18,15 @@ from weftplan.ops import grain
 from weftplan.ops.erf import erf
 from weftplan.ops.forms import ChosenKernel, context_kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, BlockKernel, accumulator, block_bytes, blocks
-from weftplan.ops.nn.prelu import prelu_backward, prelu_block, prelu_forward, prelu_gamma_shape, prelu_part, prelu_rows
+from weftplan.ops.nn.prelu import (
+    prelu_backward,
+    prelu_block,
+    prelu_forward,
+    prelu_forward_block,
+    prelu_gamma_shape,
+    prelu_part,
+    prelu_rows,
+)
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
@@ -124,7 +132,7 @@ def _forward_step(xp: Any, params: Params, x: Any, out: Any, *scratch: Any) -> N
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     (shape, dtype) = inputs[0]
     if params["act_type"] == "prelu":
-        return take_bytes((prelu_block(prelu_rows(shape, inputs[1].shape)[0]), dtype))
+        return take_bytes((prelu_forward_block(prelu_rows(shape, inputs[1].shape)[0]), dtype))
     size = math.prod(shape)
     if params["act_type"] == "rrelu":
         return block_bytes(size, [np.dtype(np.float32), BOOL, dtype])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops import grain
 from weftplan.ops.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
 from weftplan.ops.rules import merge_shape
 from weftplan.ops.schema import Shape, Workspace
@@ -39,8 +41,13 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
     return shape, slopes
 
 
+def prelu_forward_block(shape: Shape) -> Shape:
+    """Shape of the block that the forward pass works on together: of a small array a quarter."""
+    return rows_per_block(shape, grain.share(math.prod(shape))), *shape[1:]
+
+
 def prelu_block(shape: Shape) -> Shape:
-    """Shape of the block that is worked on together."""
+    """Shape of the block that the backward pass works on together; its sums follow from it."""
     return rows_per_block(shape), *shape[1:]
 
 
@@ -53,9 +60,9 @@ def prelu_forward(ctx: Workspace, data: Any, gamma: Any, out: Any) -> None:
     """``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
-    scratch = ctx.take(prelu_block(shape), out.dtype)
+    scratch = ctx.take(prelu_forward_block(shape), out.dtype)
     data, out, slope = data.reshape(shape), out.reshape(shape), gamma.reshape(slopes)
-    for here in row_blocks(shape):
+    for here in row_blocks(shape, grain.share(math.prod(shape))):
         x, y = data[here], out[here]
         low = scratch[: x.shape[0]]
         xp.minimum(x, 0, out=low)
