@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files that stand for others.
+"""Files that appear whole or not at all, and what a file is that was given for another.
 
 A writer gets a temporary file beside the target, which takes the target's name at the end or not at all. Nothing is
 kept; any thread may write, and where two write one file the later one wins whole.
@@ -15,17 +15,26 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 
-def stands_for_another(start: bytes) -> str:
-    """What to do about a file that begins so, where it is a pointer of Git LFS; empty where it is none.
+def other_kind(start: bytes) -> str:
+    """What a file is that begins so, and what to do, where it could not be read as what it was given for; empty where
+    it is nothing that often lies in such a place.
 
-    >>> stands_for_another(b"version https://git-lfs.github.com/spec/v1").partition(",")[0]
+    >>> other_kind(b"version https://git-lfs.github.com/spec/v1").partition(",")[0]
     'it is a pointer of Git LFS'
-    >>> stands_for_another(b"{")
+    >>> other_kind(b"{")
     ''
     """
-    if not start.startswith(b"version https://git-lfs"):
-        return ""
-    return "it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` there"
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` there"
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        return "it is a page of HTML, as servers send one for a download that failed; fetch the file again"
+    if start.startswith(b"\x1f\x8b"):
+        return "it is a gzip file; unpack it first"
+    if start.startswith(b"PK\x03\x04"):
+        return "it is a zip archive; unpack it first"
+    if start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return "it is a pickle, such as MXNet writes for optimizer states; it is not read, which could run any code"
+    return ""
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def test_parameters_of_another_network_with_the_same_names() -> None:
     args["fc_weight"] = mx.nd.ones((7, 4))
     found = inspect(network(), args=args, aux=aux)
     assert found.wrong == ["fc_weight: stored (7, 4), the network needs (5, ?)"]
-    assert "1 have another shape" in found.verdict
+    assert "but 1 parameter is of another shape; it has" in found.verdict
     args["fc_weight"], args["conv_weight"] = mx.nd.ones((5, 4)), mx.nd.ones((4, 3, 3, 3))
     args["bn_gamma"] = mx.nd.ones((9,))
     found = inspect(network(), args=args, aux=aux)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,11 @@ def test_a_wrong_epoch_says_which_there_are(saved: Path) -> None:
     assert "large" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="no parameters with this prefix"):
         mx.model.load_params(saved.parent / "other", 0)
+    with pytest.raises(FileNotFoundError, match=r"beside it there are \['net-symbol\.json'\]"):
+        mx.model.load_checkpoint(saved.parent / "other", 0)
+    (saved.parent / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no other -symbol\.json"):
+        mx.model.load_checkpoint(saved.parent / "empty" / "other", 0)
 
 
 @pytest.mark.parametrize(
@@ -45,21 +51,36 @@ def test_a_wrong_epoch_says_which_there_are(saved: Path) -> None:
         (mx.sym.load, "net-0003.params", "a file of parameters, which mx.nd.load opens"),
         (mx.nd.load, "short.pickle", "it is a pickle.*any code"),
         (mx.nd.load, "long.pickle", "it is a pickle.*any code"),
-        (mx.sym.load, "long.pickle", "not UTF-8 text"),
+        (mx.sym.load, "long.pickle", "it is a pickle.*any code"),
+        (mx.sym.load, "page.json", "a page of HTML.*fetch the file again"),
+        (mx.nd.load, "page.params", "a page of HTML.*fetch the file again"),
+        (mx.nd.load, "page.safetensors", "a page of HTML"),
+        (lambda path: mx.recordio.MXRecordIO(path, "r").read(), "page.rec", "a page of HTML"),
+        (mx.image.imread, "page.png", "a page of HTML"),
+        (mx.sym.load, "packed.json", "a gzip file; unpack it first"),
+        (mx.nd.load, "packed.params", "a gzip file; unpack it first"),
+        (mx.sym.load, "noise.json", "not UTF-8 text"),
         (mx.nd.load, "pointer.params", "pointer of Git LFS.*git lfs pull"),
         (mx.sym.load, "pointer.json", "pointer of Git LFS.*git lfs pull"),
         (mx.nd.load, "pointer.safetensors", "pointer of Git LFS.*git lfs pull"),
         (lambda path: mx.recordio.MXRecordIO(path, "r").read(), "pointer.rec", "pointer of Git LFS.*git lfs pull"),
-        (mx.image.imread, "pointer.png", "no image"),
+        (mx.image.imread, "pointer.png", "pointer of Git LFS"),
     ],
 )
 def test_files_that_are_something_else(saved: Path, read: Callable[[str], Any], name: str, says: str) -> None:
-    """Symbol and parameters the wrong way round, pickles, and what Git leaves in place of a file."""
+    """Symbol and parameters the wrong way round, pickles, what Git leaves in place of a file or servers send for it,
+    and what has not been unpacked."""
     path = saved.parent / name
     if name.endswith("pickle"):
         path.write_bytes(pickle.dumps({"a": 1} if name.startswith("short") else {"a": list(range(100))}))
     elif name.startswith("pointer"):
         path.write_text(POINTER)
+    elif name.startswith("page"):
+        path.write_text("\n<!DOCTYPE html><html><body>Not found</body></html>")
+    elif name.startswith("packed"):
+        path.write_bytes(gzip.compress(b"{}"))
+    elif name.startswith("noise"):
+        path.write_bytes(bytes(range(128, 256)))
     with pytest.raises(FormatError, match=says):
         read(str(path))
 

@@ -21,7 +21,7 @@ from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, number
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, FormatError, ShapeError, did_you_mean, listed
-from weftplan.files import replacing, stands_for_another
+from weftplan.files import other_kind, replacing
 from weftplan.ops.rules import is_known
 from weftplan.report.input_forms import form_of, usual_shape
 from weftplan.report.inspection import input_names
@@ -224,7 +224,7 @@ def _read(
     with path.open("rb") as file:
         start = file.read(64)
     if not start.startswith((b"\x93NUMPY", b"PK\x03\x04")):
-        what = stands_for_another(start) or "neither an array (.npy, .npz) nor an image by its name and its first bytes"
+        what = other_kind(start) or "neither an array (.npy, .npz) nor an image by its name and its first bytes"
         raise FormatError(f"{path}: {what}")
     try:
         value = np.load(path, allow_pickle=False)
@@ -267,9 +267,8 @@ def image(
             pixels = np.asarray(picture, np.float32)
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
         with contextlib.suppress(OSError), path.open("rb") as file:
-            pointer = stands_for_another(file.read(64))
-            if pointer:
-                raise FormatError(f"{path}: {pointer}") from None
+            if what := other_kind(file.read(64)):
+                raise FormatError(f"{path}: {what}") from None
         raise FormatError(f"{path}: no image that can be read: {error}") from error
     for numbers, work, what in ((mean, np.subtract, "mean"), (std, np.divide, "std")):
         if numbers is not None:

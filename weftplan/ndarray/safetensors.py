@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError
-from weftplan.files import replacing, stands_for_another
+from weftplan.files import other_kind, replacing
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,17 +63,15 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]
     where = os.fspath(path)
     with open(path, "rb") as file:
         content = file.read()
-    if pointer := stands_for_another(content[:64]):
-        raise FormatError(f"{where}: {pointer}")
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MOST_HEADER):
-        raise FormatError(
-            f"{where}: no safetensors file: the header is said to have {size:,} of {len(content):,} bytes"
-        )
+        what = other_kind(content[:64]) or f"the header is said to have {size:,} of {len(content):,} bytes"
+        raise FormatError(f"{where}: no safetensors file: {what}")
     try:
         header = json.loads(content[8 : 8 + size])
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where}: no safetensors file: its header is no JSON ({error})") from error
+        what = other_kind(content[:64]) or f"its header is no JSON ({error})"
+        raise FormatError(f"{where}: no safetensors file: {what}") from error
     if not isinstance(header, dict):
         raise FormatError(f"{where}: no safetensors file: its header is no object")
     metadata = header.pop("__metadata__", {})

@@ -23,12 +23,11 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, FormatError
-from weftplan.files import replacing, stands_for_another
+from weftplan.files import other_kind, replacing
 from weftplan.ndarray.array import NDArray, from_host, verbs
 from weftplan.ops.params import dtype_code
 
 _LIST_MAGIC = 0x112
-_PICKLE = b"\x80"
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _MAX_DIMS = 32
 _MAX_ELEMENTS = 1 << 59
@@ -154,7 +153,7 @@ verbs.record = load_record
 
 
 def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:
-    if len(data) < 24 and (_text(bytes(data)) or bytes(data[:1]) == _PICKLE):
+    if len(data) < 24 and (_text(bytes(data)) or other_kind(bytes(data))):
         raise FormatError(f"{where}: no .params file: {_instead(bytes(data), 0)}")
     reader = _Reader(data, where)
     magic, _, count = reader.unpack("<QQQ", "header")
@@ -195,18 +194,12 @@ def _text(start: bytes) -> str:
 def _instead(start: bytes, magic: int) -> str:
     """What a file is that begins so."""
     text = _text(start)
-    if pointer := stands_for_another(start):
-        return pointer
+    if found := other_kind(start):
+        return found
     if text.lstrip().startswith("{"):
         return "it is JSON text; a symbol file is opened with mx.sym.load"
-    if text.lstrip().lower().startswith(("<!doctype", "<html")):
-        return "it is a page of HTML, as servers send one for a download that failed; fetch the file again"
     if text:
         return f"it is text, beginning with {text[:40]!r}"
-    if start[:2] == b"\x1f\x8b" or start[:2] == b"PK":
-        return f"it is a {'gzip file' if start[:1] != b'P' else 'zip archive'}; unpack it first"
-    if start[:1] == _PICKLE:
-        return "it is a pickle, such as MXNet writes for optimizer states; it is not read, which could run any code"
     return f"it begins with {magic:#x} instead of {_LIST_MAGIC:#x}"
 
 

@@ -345,10 +345,10 @@ def _verdict(
             f"another shape and {len(found['unused'])} are unused."
         )
     if stored is not None and (found["missing"] or found["wrong"]):
-        return (
-            f"It can be opened, but {len(found['missing'])} parameters are missing and {len(found['wrong'])} have "
-            f"another shape; it has to be trained on, or given the rest, before its outputs mean anything."
-        )
+        numbers = ((len(found["missing"]), "missing"), (len(found["wrong"]), "of another shape"))
+        named = " and ".join(f"{n} {'parameter is' if n == 1 else 'parameters are'} {what}" for n, what in numbers if n)
+        needed = "it has to be trained on, or given the rest, before its outputs mean anything"
+        return f"It can be opened, but {named}; {needed}."
     parts = ["All its operators are supported"]
     if stored is not None:
         parts.append(f"all its {len(found['matched'])} parameters are there")

@@ -8,7 +8,7 @@ from typing import Any
 
 from weftplan.collector import resting
 from weftplan.errors import FormatError, UnknownOperatorError, listed
-from weftplan.files import stands_for_another
+from weftplan.files import other_kind
 from weftplan.ops import registry
 from weftplan.symbol import placeholder, upgrade
 from weftplan.symbol.node import Entry, Node
@@ -92,15 +92,14 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
         FormatError: the text is truncated or malformed, refers to what does not exist, or the graph has a cycle.
         ParameterError: an operator's parameters do not parse.
     """
-    if pointer := stands_for_another(text[:64].encode("utf-8", "replace")):
-        raise FormatError(f"{where}: {pointer}")
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise FormatError(
-            f"{where}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
+        what = other_kind(text[:64].encode("utf-8", "replace")) or (
+            f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
             "the file is truncated or not a symbol"
-        ) from error
+        )
+        raise FormatError(f"{where}: {what}") from error
     except RecursionError as error:
         raise FormatError(f"{where}: nested too deeply to be a symbol") from error
     if not isinstance(data, dict):

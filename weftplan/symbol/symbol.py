@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
-from weftplan.files import replacing
+from weftplan.files import other_kind, replacing
 from weftplan.ops import registry
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
@@ -307,7 +307,7 @@ def load(fname: str | os.PathLike[str]) -> Symbol:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        what = f"not UTF-8 text ({error}); expected a -symbol.json file"
+        what = other_kind(content[:64]) or f"not UTF-8 text ({error}); expected a -symbol.json file"
         if content.startswith(_PARAMS):
             what = "it is a file of parameters, which mx.nd.load opens; the symbol is in a -symbol.json file"
         raise FormatError(f"{os.fspath(fname)}: {what}") from error

@@ -17,7 +17,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
-from weftplan.errors import FormatError, ParameterError
+from weftplan.errors import FormatError, ParameterError, listed
 from weftplan.keywords import known_keywords
 from weftplan.ndarray import NDArray
 from weftplan.ndarray import safetensors as file_format
@@ -110,9 +110,18 @@ def parameter_files(prefix: str | os.PathLike[str]) -> list[Path]:
 
 @known_keywords()
 def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:
-    """(symbol, arg_params, aux_params) of an epoch."""
-    symbol = sym.load(f"{os.fsdecode(prefix)}-symbol.json")
-    return (symbol, *load_params(prefix, epoch))
+    """(symbol, arg_params, aux_params) of an epoch.
+
+    Raises:
+        FileNotFoundError: no symbol with this prefix, or no parameters of this epoch; names those that there are.
+        FormatError: one of the files is damaged, or something else.
+    """
+    path = Path(f"{os.fsdecode(prefix)}-symbol.json")
+    if not path.exists():
+        there = sorted(other.name for other in path.parent.glob("*-symbol.json"))
+        hint = f"; beside it there are {listed(there)}" if there else "; there is no other -symbol.json beside it"
+        raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
+    return (sym.load(path), *load_params(prefix, epoch))
 
 
 def parameter_metadata(aux_names: Iterable[str], besides: Iterable[str] = ()) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.files import other_kind
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,7 +55,8 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
                 opened.load()
                 picture = ImageOps.exif_transpose(opened)
     except module.UnidentifiedImageError:
-        raise FormatError(f"{what}: no image that can be read; it begins with {content[:12]!r}") from None
+        reason = other_kind(content[:64]) or f"it begins with {content[:12]!r}"
+        raise FormatError(f"{what}: no image that can be read; {reason}") from None
     except module.DecompressionBombWarning as error:
         raise FormatError(f"{what}: {error}") from None
     except Exception as error:  # a damaged file may raise anything inside its decoder

@@ -678,7 +678,11 @@ class Module(BaseModule):
         Raises:
             FormatError: damaged, or states of other parameters. Nothing is changed then.
         """
-        self._set_states(read_states(fname))
+        data = read_states(fname)
+        try:
+            self._set_states(data)
+        except FormatError as error:
+            raise FormatError(f"{os.fspath(fname)}: {error}") from error
 
     def _set_states(self, data: bytes) -> None:
         names = sorted(self._numbers, key=self._numbers.__getitem__)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
-from weftplan.files import stands_for_another
+from weftplan.files import other_kind
 from weftplan.locks import Lock
 from weftplan.training.image_files import decode, encode
 
@@ -130,7 +130,7 @@ class MXRecordIO:
             if not head and not parts:
                 return None
             if len(head) < 8 or head[:4] != _MAGIC:
-                what = stands_for_another(head + file.read(64)) if not start else ""
+                what = other_kind(head + file.read(64)) if not start else ""
                 raise FormatError(
                     f"{os.fspath(self.uri)}: {what or f'no record at byte {start:,}: damaged, or no record file'}"
                 )

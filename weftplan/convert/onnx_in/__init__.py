@@ -24,7 +24,7 @@ from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
-from weftplan.files import stands_for_another
+from weftplan.files import other_kind
 from weftplan.ndarray import NDArray
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Symbol
@@ -49,8 +49,6 @@ def import_model(
     where = os.fspath(path)
     with open(path, "rb") as file:
         content = file.read()
-    if pointer := stands_for_another(content[:64]):
-        raise FormatError(f"{where}: {pointer}")
     try:
         model = onnx.load_model_from_string(content)
         opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0)
@@ -59,7 +57,8 @@ def import_model(
     except FormatError:
         raise
     except Exception as error:  # protobuf's own classes, which differ between its versions
-        raise FormatError(f"{where}: no ONNX model, or a damaged one: {error}") from error
+        what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
+        raise FormatError(f"{where}: {what}") from error
     try:
         return _read(onnx, model.graph, shapes or {}, opset, where)
     except MXNetError:
