@@ -11,9 +11,10 @@ exchange without data), exchanges of ``dist_sync`` are *measured*, and what the 
     python bench/bench_scale.py --simgrid-python PATH
 
 The second runs real training on this machine, in 2 and 4 processes: in each job the links are *measured*, and a step of
-all processes at once without exchanges; a step with exchanges is *modelled* from both, with the store's buckets, and
-*measured*. The third asks SimGrid instead, which simulates every message: PATH is a Python that imports ``simgrid``
-(Debian: python3-simgrid). Closed forms and SimGrid get the same links.
+all processes at once without exchanges, and what the store does for each key, updates included; a step with exchanges
+is *modelled* from these, with the store's buckets, and *measured*. The third asks SimGrid instead, which simulates
+every message: PATH is a Python that imports ``simgrid`` (Debian: python3-simgrid). Closed forms and SimGrid get the
+same links.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def main():
             command = mpiexec_command(workers, None, (PEER, str(args.rounds), *map(str, SIZES)))
             found = said_by(hosts.across(command))
             link = Link(**found["link"])
-            topology = Topology("measured", link, link, 1, found["fixed"])
+            topology = Topology("measured", link, link, 1, found["fixed"], found["per_key"])
             for nbytes in SIZES:
                 measured = found["exchange"][str(nbytes)]
                 modelled = seconds("one_step", nbytes, workers, topology)
@@ -91,15 +92,16 @@ def said_by(command):
 def training(counts, rounds):
     """Print steps of training, two jobs for each network and number of workers."""
     print(f"{os.cpu_count()} cores, {rounds} rounds of ten steps, medians\n")
-    print("| network | workers | alone, ms | exchanges, modelled ms | step, modelled ms | measured ms | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    print("| network | workers | alone, ms | a key, us | exchanges, modelled | step, modelled | measured, ms | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
     for network in NETWORKS:
         for workers in counts:
             for _ in range(2):
                 found = said_by(mpiexec_command(workers, None, (TRAINING, network, str(rounds))))
                 modelled, measured = found["modelled"], found["measured"]
                 print(
-                    f"| {network} | {workers} | {found['alone'] * 1e3:.2f} | {found['exchanges'] * 1e3:.2f} "
+                    f"| {network} | {workers} | {found['alone'] * 1e3:.2f} | {found['key'] * 1e6:.0f} "
+                    f"| {found['exchanges'] * 1e3:.2f} "
                     f"| {modelled * 1e3:.2f} | {measured * 1e3:.2f} | {modelled / measured:.2f} |",
                     flush=True,
                 )

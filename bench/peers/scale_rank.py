@@ -17,7 +17,7 @@ def main(rounds, sizes):
     """Measure."""
     kv = mx.kv.create("dist_sync")
     found = measure(kv, rounds=rounds)
-    result = {"link": asdict(found.outer), "fixed": found.fixed, "exchange": {}}
+    result = {"link": asdict(found.outer), "fixed": found.fixed, "per_key": found.per_key, "exchange": {}}
     for nbytes in sizes:
         gradient, out = mx.nd.ones((nbytes // 4,)), mx.nd.empty((nbytes // 4,))
         kv.init(str(nbytes), mx.nd.zeros((nbytes // 4,)))

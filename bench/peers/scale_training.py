@@ -14,6 +14,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.scaling import measure, seconds, slowest
+from weftplan.kvstore.updater import Updater
 
 BATCH, STEPS = 64, 10
 
@@ -45,13 +46,16 @@ def main(network, rounds):
     alone_module, alone_steps = trained(network, None)
     parameters, _ = alone_module.get_params()
     items = [(array.nbytes, array.nbytes, array.dtype) for array in reversed(list(parameters.values()))]
-    buckets = [sum(bucket) for bucket in BucketRule.from_environment().cut(items)]
+    buckets = BucketRule.from_environment().cut(items)
+    update = Updater(mx.optimizer.create("sgd", learning_rate=0.01, momentum=0.9))
     _, steps = trained(network, kv)
-    alone, measured, modelled, exchanges = [], [], [], []
+    alone, measured, modelled, exchanges, keys = [], [], [], [], []
     steps()
     for _ in range(rounds):  # in turn: what else the machine does is the same for all of them
-        topology = measure(probe, rounds=3)
-        exchanges.append(sum(seconds("one_step", nbytes, kv.num_workers, topology) for nbytes in buckets))
+        topology = measure(probe, rounds=3, update=update)
+        workers = kv.num_workers
+        exchanges.append(sum(seconds("one_step", sum(one), workers, topology, len(one)) for one in buckets))
+        keys.append(topology.per_key)
         alone.append(slowest(alone_steps, kv, rounds=2) / STEPS)
         kv.barrier()
         start = time.perf_counter()
@@ -60,7 +64,7 @@ def main(network, rounds):
         measured.append((time.perf_counter() - start) / STEPS)
         modelled.append(alone[-1] + exchanges[-1])
     if kv.rank == 0:
-        columns = {"alone": alone, "exchanges": exchanges, "modelled": modelled, "measured": measured}
+        columns = {"alone": alone, "exchanges": exchanges, "key": keys, "modelled": modelled, "measured": measured}
         print(json.dumps({name: statistics.median(found) for name, found in columns.items()}), flush=True)
     kv.barrier()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from math import ceil, log2
@@ -9,6 +10,7 @@ from math import ceil, log2
 import pytest
 
 from tests.together import together
+from weftplan import engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import Compression
 from weftplan.kvstore.scaling import (
@@ -145,6 +147,57 @@ def test_nothing_hides_where_all_cores_compute() -> None:
     assert found.exchanging == pytest.approx(20 * seconds("one_step", 1 << 20, 4, busy))
     assert found.seconds == pytest.approx(0.03 + found.exchanging)
     assert step(GRADIENTS, 0.03, 1, busy, bucket=1).seconds == 0.03
+
+
+def test_every_gradient_of_a_bucket_costs_something() -> None:
+    """Beside what the exchange costs: once for each key, whatever bucket it is in; nothing without other workers."""
+    link = Link(0.0, 5e9, 0.0)
+    free, costly = (Topology("", link, link, 1, fixed=1e-4, per_key=each, busy=True) for each in (0.0, 5e-5))
+    assert seconds("ring", 1e6, 4, costly, 7) == pytest.approx(seconds("ring", 1e6, 4, free) + 7 * 5e-5)
+    assert cheapest(1e6, 4, costly, 7)[1] == pytest.approx(cheapest(1e6, 4, free)[1] + 7 * 5e-5)
+    for bucket in (1, 3 << 20, 1 << 40):
+        for compression in (None, Compression()):
+            without, found = (
+                step(GRADIENTS, 0.03, 4, one, bucket=bucket, compression=compression) for one in (free, costly)
+            )
+            assert found.seconds == pytest.approx(without.seconds + 20 * 5e-5)
+    assert step(GRADIENTS, 0.03, 1, costly, bucket=1).seconds == 0.03
+
+
+@pytest.mark.parametrize(("one", "more"), [(3e-4, 1e-4), (3e-4, 0.0), (0.0, 2e-4)])
+def test_a_key_costs_what_each_further_one_takes(monkeypatch, one, more) -> None:
+    """Of a store that takes so long for an exchange and for each key beyond the first, while gradients are pending."""
+    clock, counts = [0.0], []
+
+    class Store:
+        _rule, _stored, updaters = "the rule", {}, []
+
+        def init(self, keys, values):
+            self._stored.update(zip(keys, values, strict=True))
+
+        def barrier(self):
+            pass
+
+        def set_updater(self, updater):
+            self.updaters.append(updater)
+
+        @contextlib.contextmanager
+        def together(self):
+            assert self._rule.cut([(key, 10**9, "f4") for key in range(100)]) == [list(range(100))]
+            counts.append(0)
+            yield
+            clock[0] += one + more * counts[-1]
+
+        def pushpull(self, key, value, out):
+            assert value.var.write is not None
+            counts[-1] += 1
+
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
+    store, update = Store(), lambda key, merged, stored: None
+    with engine.using(engine.create("ThreadedEnginePerDevice")):
+        assert measured._per_key(store, 3, update) == pytest.approx(more)
+    assert set(counts) == {1, len(store._stored)}
+    assert (store._rule, store.updaters) == ("the rule", [update, None])
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,12 @@ def command(
                 {
                     "model": model,
                     "topology": topology.name,
-                    "links": {**asdict(topology.outer), "fixed": topology.fixed, "how": links},
+                    "links": {
+                        **asdict(topology.outer),
+                        "fixed": topology.fixed,
+                        "per_key": topology.per_key,
+                        "how": links,
+                    },
                     "computation_s": computation,
                     "computation": how,
                     "exchange": "modelled",
@@ -154,7 +159,7 @@ def command(
     if links != "given":
         said += (
             f" with links {links}: {topology.outer.latency * 1e6:,.0f} us, {topology.outer.bandwidth / 1e9:.3f} GB/s, "
-            f"{topology.fixed * 1e6:,.0f} us for an exchange without data"
+            f"{topology.fixed * 1e6:,.0f} us for an exchange without data, {topology.per_key * 1e6:,.0f} us for a key"
         )
     click.echo("\n".join([*paragraph(said, width), "", *_rows(steps, width), "", *_curve(steps)]))
 

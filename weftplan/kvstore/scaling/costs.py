@@ -64,10 +64,11 @@ ALGORITHMS: dict[str, Callable[[float, int, Link], float]] = {
 """Ways to make the same sum everywhere."""
 
 
-def seconds(algorithm: str, nbytes: float, workers: int, topology: Topology) -> float:
+def seconds(algorithm: str, nbytes: float, workers: int, topology: Topology, keys: int = 1) -> float:
     """Seconds of one exchange of ``nbytes`` from each of ``workers``.
 
     Args:
+        keys: how many gradients these bytes are.
         algorithm: one of :data:`ALGORITHMS`, ``"gather"``, or ``"within+"`` and one of :data:`ALGORITHMS`: sums within
             each machine first.
 
@@ -79,7 +80,9 @@ def seconds(algorithm: str, nbytes: float, workers: int, topology: Topology) -> 
     >>> round(seconds("ring", 1e6, 4096, one) * 1e3), round(seconds("halving", 1e6, 4096, one) * 1e3, 2)
     (49, 0.3)
     """
-    return 0.0 if workers <= 1 else topology.fixed + _moving(algorithm, nbytes, workers, topology)
+    if workers <= 1:
+        return 0.0
+    return topology.fixed + keys * topology.per_key + _moving(algorithm, nbytes, workers, topology)
 
 
 def _moving(algorithm: str, nbytes: float, workers: int, topology: Topology) -> float:
@@ -104,9 +107,9 @@ def _divided(link: Link, count: int) -> Link:
     return Link(link.latency, link.bandwidth / count, link.overhead, link.shared)
 
 
-def cheapest(nbytes: float, workers: int, topology: Topology) -> tuple[str, float]:
-    """The algorithm with the least time, and that time."""
+def cheapest(nbytes: float, workers: int, topology: Topology, keys: int = 1) -> tuple[str, float]:
+    """The algorithm with the least time, and that time; arguments as of :func:`seconds`."""
     names = list(ALGORITHMS)
     if 1 < topology.per_machine < workers:
         names += [f"within+{name}" for name in ALGORITHMS]
-    return min(((name, seconds(name, nbytes, workers, topology)) for name in names), key=lambda found: found[1])
+    return min(((name, seconds(name, nbytes, workers, topology, keys)) for name in names), key=lambda found: found[1])

@@ -1,4 +1,4 @@
-"""The links of a job, measured where it runs: between its processes, with the cores that they share.
+"""The links of a job, and what its store does for each key, measured where it runs: with the cores that it has there.
 
 :func:`measure` is called by every process of a job of ``dist_sync`` at the same time, and takes about a second on fast
 links. All processes send at once, as they do in an exchange, so what they take from each other is part of the result.
@@ -6,16 +6,20 @@ links. All processes send at once, as they do in an exchange, so what they take 
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.blas import usable_cpus
+from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.scaling.topology import Link, Topology
 
 _SHORT, _LONG, _LONGEST = 64, 2 << 20, 32 << 20
@@ -28,15 +32,21 @@ are almost equal is noise, and the bandwidth that follows from it could be anyth
 _OVERHEAD = 2e-6
 """Seconds that a message keeps its sender busy."""
 
+_KEYS = 17
+"""Keys that are exchanged as one, beside one alone: what each of them takes is a part of the difference."""
+
 _KEY = "weftplan: a measurement"
 
+Update = Callable[[Any, nd.NDArray, nd.NDArray], None]
 
-def measure(store: Any, *, rounds: int = 7) -> Topology:
-    """Latency, bandwidth and the cost of an exchange without data, as this process sees them.
+
+def measure(store: Any, *, rounds: int = 7, update: Update | None = None) -> Topology:
+    """Latency, bandwidth, the cost of an exchange without data and that of a key, as this process sees them.
 
     Args:
         store: of type ``dist_sync``, without an optimizer; every process calls this. It gets a few keys more.
         rounds: of long messages; the median is taken.
+        update: what the store is to do with each sum, as for ``set_updater``; it counts as part of what a key takes.
 
     Raises:
         KVStoreError: the store has no other processes.
@@ -58,8 +68,11 @@ def measure(store: Any, *, rounds: int = 7) -> Topology:
         per_byte, short = _line(MPI, comm, short, lambda nbytes: _everybody(MPI, comm, nbytes, rounds))
         link = Link(short, 1 / per_byte, _OVERHEAD)
     comm.Free()
+    bare = _per_key(store, 6 * rounds)
+    per_key = bare if update is None else _per_key(store, 6 * rounds, update)
     busy = bool(store.shares_memory) and usable_cpus() < 2 * workers
-    return Topology("measured", link, link, 1, fixed=fixed, busy=busy)
+    # The exchanges above were of one key each, and without an update.
+    return Topology("measured", link, link, 1, fixed=max(0.0, fixed - bare), per_key=per_key, busy=busy)
 
 
 def slowest(work: Callable[[], object], store: Any, *, rounds: int = 7) -> float:
@@ -119,6 +132,53 @@ def _exchanges(store: Any, nbytes: int, rounds: int) -> float:
         out.wait_to_read()
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
+
+
+def _per_key(store: Any, rounds: int, update: Update | None = None) -> float:
+    """Seconds that one more key takes in an exchange of several small ones: to push, update and pull it.
+
+    As in training, gradients come from operations that end when the program has pushed them all.
+    """
+    keys = [f"{_KEY} of key {index}" for index in range(_KEYS)]
+    values, outs = ([nd.ones((_SHORT // 4,)) for _ in keys] for _ in range(2))
+    if keys[0] not in store._stored:
+        store.init(keys, [nd.zeros((_SHORT // 4,)) for _ in keys])
+    times: dict[int, list[float]] = {1: [], _KEYS: []}
+    rule, store._rule = store._rule, BucketRule(-1, None)  # one exchange, however many keys
+    store.set_updater(update)
+    try:
+        for _ in range(rounds + 1):
+            for count, found in times.items():
+                nd.waitall()
+                store.barrier()
+                start = time.perf_counter()
+                with _making(values[:count]), store.together():
+                    for key, value, out in zip(keys[:count], values, outs, strict=False):
+                        store.pushpull(key, value, out)
+                nd.waitall()
+                found.append(time.perf_counter() - start)
+    finally:
+        store._rule = rule
+        store.set_updater(None)
+    one, all_keys = (statistics.median(found[1:]) for found in times.values())
+    return max(0.0, (all_keys - one) / (_KEYS - 1))
+
+
+@contextlib.contextmanager
+def _making(values: list[nd.NDArray]) -> Iterator[None]:
+    """A block behind which operations write ``values`` one by one: what is pushed within waits for them."""
+    engine, pushed = get_engine(), threading.Event()
+    engine.push(pushed.wait, (), [value.var for value in values], name="backward")
+    for value in values:
+        engine.push(_nothing, (), (value.var,), name="gradient")
+    try:
+        yield
+    finally:
+        pushed.set()
+
+
+def _nothing() -> None:
+    """The operation that writes a value."""
 
 
 def _everybody(mpi: Any, comm: Any, nbytes: int, rounds: int) -> float:

@@ -1,8 +1,9 @@
 """A training step of many workers: backward makes gradients one by one, and full buckets are exchanged meanwhile.
 
 Exchanges take turns, in the order in which backward ends with their buckets, as the stores do it. A step ends when both
-backward and the last exchange have ended; the update is part of neither. Where processes share all their cores, as on
-one machine, an exchange takes time from the computation instead of running beside it (:attr:`Topology.busy`).
+backward and the last exchange have ended; the update is part of neither, unless :attr:`Topology.per_key` counts it.
+Where processes share all their cores, as on one machine, an exchange takes time from the computation instead of running
+beside it (:attr:`Topology.busy`).
 """
 
 from __future__ import annotations
@@ -69,31 +70,33 @@ def step(
         computation: seconds of forward and backward.
     """
     free = exchanging = largest = 0.0
-    algorithm, filled, count = "none", 0, 0
+    algorithm, filled, keys, count = "none", 0, 0, 0
     for index, gradient in enumerate(gradients):
-        filled += gradient.nbytes
+        filled, keys = filled + gradient.nbytes, keys + 1
         if filled < bucket and index < len(gradients) - 1:
             continue
-        name, taken = _exchange(filled, workers, topology, compression)
+        name, taken = _exchange(filled, keys, workers, topology, compression)
         if filled > largest:
             algorithm, largest = name, filled
         free = max(free, gradient.ready) + taken
         exchanging += taken
-        filled, count = 0, count + 1
+        filled, keys, count = 0, 0, count + 1
     end = computation
     if workers > 1:
         end = computation + exchanging if topology.busy else max(computation, free)
     return Step(workers, end, exchanging, end - computation, bucket, count, algorithm if workers > 1 else "none")
 
 
-def _exchange(nbytes: int, workers: int, topology: Topology, compression: Compression | None) -> tuple[str, float]:
+def _exchange(
+    nbytes: int, keys: int, workers: int, topology: Topology, compression: Compression | None
+) -> tuple[str, float]:
     if workers <= 1:
         return "none", 0.0
     if compression is None:
-        return cheapest(nbytes, workers, topology)
+        return cheapest(nbytes, workers, topology, keys)
     # Packed gradients cannot be added, so everybody gets everybody's, and expands them one after the other.
     sent = compression.packed_size(nbytes // 4)
-    return "gather", seconds("gather", sent, workers, topology) + (1 + workers) * nbytes / CODEC
+    return "gather", seconds("gather", sent, workers, topology, keys) + (1 + workers) * nbytes / CODEC
 
 
 def best_step(

@@ -34,7 +34,8 @@ class Link:
 class Topology:
     """Machines of ``per_machine`` workers each: ``inner`` joins those of one machine, ``outer`` the machines.
 
-    ``fixed``: seconds that each exchange takes before any data moves, where they have been measured.
+    ``fixed``: seconds that each exchange takes before any data moves, where they have been measured, and ``per_key``
+    those that each gradient takes beside it: to be pushed and pulled, and to update its weight where that is counted.
     ``busy``: exchanges need the cores that compute, so that nothing is exchanged beside backward.
     """
 
@@ -43,6 +44,7 @@ class Topology:
     outer: Link
     per_machine: int
     fixed: float = 0.0
+    per_key: float = 0.0
     busy: bool = False
 
 
