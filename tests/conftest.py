@@ -1,9 +1,11 @@
 """What holds for all tests."""
 
+import contextlib
 import faulthandler
 import gc
 import multiprocessing
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +37,8 @@ def pytest_collection_finish(session):
 def pytest_runtest_teardown(item, nextitem):
     """Nor through what the files before it keep: plans, networks, results that fixtures hold."""
     if nextitem is None or nextitem.path != item.path:
+        if "weftplan.device.simulated_device" in sys.modules:
+            put_back()
         set_aside()
 
 
@@ -89,6 +93,32 @@ def four_cores(monkeypatch):
     monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
     yield
     config._reset_for_tests()
+
+
+def put_back():
+    """What a file's tests have left in the whole process ends with the file, or another file could depend on it: work
+    that nobody has waited for, links between devices, the hardware that simulated devices stand for, the profiler."""
+    from weftplan import profiler
+    from weftplan.device import registry
+    from weftplan.device.interconnect import declare
+    from weftplan.device.links import connect
+    from weftplan.device.simulated_device import CostModel, SimDevice
+    from weftplan.engine import factory
+
+    if factory._current is not None:
+        factory._current.settle(60)
+    connect(None)
+    declare(None)
+    for place in list(registry._devices.values()):
+        if isinstance(place, SimDevice):
+            with contextlib.suppress(Exception):  # of work that failed on purpose
+                place.synchronize()
+            place.configure(
+                cost=CostModel(), order="lazy", seed=0, capacity=max(place.used, SimDevice(place.context).capacity)
+            )
+    profiler.set_state("stop")
+    profiler.recorder.clear()
+    profiler._config.update(profiler._KNOWN)
 
 
 def set_aside():

@@ -76,11 +76,11 @@ def test_calls_of_two_threads_end_with_the_collector_on():
         @resting
         def slow(begun=begun, may_end=may_end):
             begun.set()
-            assert may_end.wait(30)
+            assert may_end.wait(60)
 
         thread = threading.Thread(target=slow)
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
 
         @resting
         def other(thread=thread, may_end=may_end, first_ends_first=first_ends_first):

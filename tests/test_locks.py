@@ -149,7 +149,7 @@ def in_child(check):
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks of processes with threads
         pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(60)
         os._exit(int(check()))
     status = os.waitpid(pid, 0)[1]
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None

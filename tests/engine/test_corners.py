@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -149,11 +150,10 @@ def test_destructors_push(eng):
             eng.push(lambda: log.append("destroyed"), (), [var])
 
     eng.push(Last(), (), [var])
-    for _ in range(200):
+    end = time.monotonic() + 60
+    while len(log) < 2 and time.monotonic() < end:
         eng.wait_for_all()
-        if len(log) == 2:
-            break
-        threading.Event().wait(0.01)
+        time.sleep(0.001)
     assert log == ["run", "destroyed"]
 
 

@@ -35,7 +35,7 @@ def in_child(check):
             traceback.print_exc()
         finally:
             os._exit(status)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not (found := os.waitpid(pid, os.WNOHANG))[0]:
         if time.monotonic() > end:
             os.kill(pid, signal.SIGKILL)

@@ -166,7 +166,7 @@ def fork(eng, a, b, promises):
         finally:
             if os.getpid() != before:
                 stop()
-                signal.alarm(20)
+                signal.alarm(60)
                 status = 1
                 try:
                     check(eng, (a, b))

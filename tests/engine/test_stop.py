@@ -65,7 +65,7 @@ def test_stop_under_load(kind, switch_often):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert waited == [True, True]
     eng.stop()

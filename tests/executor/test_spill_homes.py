@@ -279,7 +279,7 @@ def test_finalizers_wait_for_nobody_who_counts_bytes_of_homes(folder):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         alive = [thread for thread in threads if thread.is_alive()]
     assert not alive, "they wait for the one that counts"
     assert (homes.taken(home), homes.waiting_bytes()) == (before, waited)
