@@ -242,6 +242,12 @@ _PLANNER = (
         "what was joined; a monitor sees the joined node's outputs",
     ),
     _planner(
+        name="WEFTPLAN_DROP_DEAD_OUTPUTS",
+        default=True,
+        meaning="Leave out outputs of nodes that nobody reads: they have no memory and are not computed.",
+        effect=_BIND_NOW,
+    ),
+    _planner(
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weftplan.cli import plan_output
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import epochs, load_model
 from weftplan.cli.options import FILE, json_option, model_argument, shape_option
@@ -29,8 +30,19 @@ COLUMNS = ("layer", "operator", "output", "parameters", "operations", "bytes")
 @shape_option()
 @click.option("--html", "html_path", type=FILE, help="Write a page to read in a browser.")
 @json_option("Print what was found as JSON.")
+@click.option(
+    "--kernels",
+    "want_kernels",
+    is_flag=True,
+    help="Print who computes each node of inference, and the passes that ran.",
+)
 def command(
-    model: str, params: str | None, shape_texts: tuple[str, ...], html_path: Path | None, as_json: bool
+    model: str,
+    params: str | None,
+    shape_texts: tuple[str, ...],
+    html_path: Path | None,
+    as_json: bool,
+    want_kernels: bool,
 ) -> None:
     """Look into MODEL, a symbol file or a checkpoint's prefix, and its parameters PARAMS, a file or an epoch.
 
@@ -53,6 +65,11 @@ def command(
         click.echo(json.dumps(found.as_dict(), indent=1))
     else:
         _show(found, console)
+        if want_kernels:
+            lines = ["kernels and passes: the shapes of inputs are not known; add --shape"]
+            if found.plan is not None:
+                lines = plan_output.kernels(found.plan, output_width())
+            click.echo("\n" + "\n".join(lines))
         beside = [path.name for path in epochs(Path(model))] if params is None else []
         if beside:
             for line in paragraph(f"parameters beside it: {', '.join(beside)}", output_width()):

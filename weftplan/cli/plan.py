@@ -114,7 +114,10 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option("--save", type=FILE, help="Write the whole plan as JSON.")
 @json_option("Print the figures as JSON.")
 @click.option(
-    "--kernels", "want_kernels", is_flag=True, help="Print which kernel computes each node, and why it was chosen."
+    "--kernels",
+    "want_kernels",
+    is_flag=True,
+    help="Print which kernel computes each node, why it was chosen, and the passes over the graph that ran.",
 )
 @click.option("--compare", "want_compare", is_flag=True, help="Print strategies, policies and budgets side by side.")
 @click.option(

@@ -8,6 +8,7 @@ from typing import Any
 from weftplan.cli.columns import Column, paragraph, table
 from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
+from weftplan.planner.passes import Pass
 from weftplan.report.plan_html import facts
 from weftplan.report.plan_text import reuse
 
@@ -44,6 +45,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
             for item in plan.alive_at_peak(ROWS)
         ],
         "notes": list(plan.notes),
+        "passes": [one._asdict() for one in plan.passes],
         "kernels": dict(plan.kernels),
         "left_out": plan.left_out,
     }
@@ -114,7 +116,7 @@ def peak(plan: MemoryPlan, width: int | None) -> list[str]:
 
 
 def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
-    """Nodes that could be computed in several ways, equal ones together: operator, kernel, number, scratch."""
+    """Nodes that could be computed in several ways, equal ones together, and the passes that made them."""
     labels = plan.labels
     found: dict[tuple[str, str], list[int]] = {}
     for nid in labels.steps:
@@ -128,7 +130,18 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
         Column("largest scratch", [amount(max(scratch)) for _, scratch in rows], right=True, leave=1),
         Column("kernel", [text for (_, text), _ in rows], name_like=True),
     ]
-    return ["kernels (nodes for which there are several)", *table(columns, width)]
+    lines = ["kernels (nodes for which there are several)", *table(columns, width)]
+    columns = [
+        Column("pass", [one.name for one in plan.passes]),
+        Column("what it changed", [one.changed or "nothing" for one in plan.passes]),
+        Column("what switches it off", [switched_off(one) for one in plan.passes], name_like=True),
+    ]
+    return [*lines, "", "passes that ran, the first one first", *table(columns, width)]
+
+
+def switched_off(one: Pass) -> str:
+    """What to do so that a pass does not run."""
+    return f"{one.switch}=0" if one.switch.isupper() else f"no call of {one.switch}"
 
 
 def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from weftplan.device.context import cpu
 from weftplan.ndarray import NDArray
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.symbol import Symbol
 from weftplan.symbol.traversal import followed, rewired, topological_order
 from weftplan.training.checkpoint import Params
@@ -54,7 +54,7 @@ def fold_constants(
         while name in taken:
             name += "_folded"
         taken.add(name)
-        variables[entry] = Node(None, name)
+        variables[entry] = Node(None, name, attrs={FOLDED: entry.node.name})
         arguments[name] = value
     moved: dict[Node, Node] = {}
     for node in order:

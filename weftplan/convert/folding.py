@@ -19,7 +19,7 @@ import numpy as np
 
 from weftplan.ndarray import NDArray, array
 from weftplan.symbol.compose import parse_interned
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.symbol import Symbol
 from weftplan.symbol.traversal import followed, rewired, topological_order
 from weftplan.training.checkpoint import Params
@@ -61,11 +61,12 @@ def fold_batch_norm(
         changed[weight.name], changed[bias.name] = _folded(node, layer, values)
         attrs = {**layer.attrs, "no_bias": "False"}
         assert layer.op is not None
+        params = parse_interned(layer.op, attrs, node=node.name)
         moved[node] = Node(
             layer.op,
             node.name,
-            attrs=attrs,
-            params=parse_interned(layer.op, attrs, node=node.name),
+            attrs={**attrs, FOLDED: node.name},
+            params=params,
             inputs=[followed(layer.inputs[0], moved), Entry(weight), Entry(bias)],
             created_at=layer.created_at,
         )

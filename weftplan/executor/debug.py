@@ -9,9 +9,10 @@ from weftplan.planner import PlannedGraph
 
 
 def debug_str(planned: PlannedGraph) -> str:
-    """Outputs, nodes in depth-first order, then ``Total <MB> MB allocated`` and MXNet's constant second line.
+    """Outputs, nodes in depth-first order, passes, then ``Total <MB> MB allocated`` and MXNet's constant second line.
 
-    The megabytes are those of the plan, cut to whole ones.
+    Passes are those that ran, what each changed, and what switches it off. The megabytes are those of the plan, cut to
+    whole ones.
     """
     graph = planned.graph
     lines = ["Symbol Outputs:"]
@@ -38,6 +39,7 @@ def debug_str(planned: PlannedGraph) -> str:
         chosen = planned.kernels.get(nid)
         if chosen is not None and chosen.several:
             lines.append(f"Kernel: {chosen.text}")
+    lines += [f"Pass: {one.text}" for one in planned.memory.passes]
     lines.append(f"Total {planned.memory.peak >> 20} MB allocated")
     lines.append("Total 11 TempSpace resource requested")
     return "\n".join(lines) + "\n"

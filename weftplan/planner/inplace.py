@@ -64,6 +64,7 @@ def assign(
     *,
     enable_inplace: bool = True,
     keep_unused: bool = False,
+    compute_unused: bool = False,
     rule: Rule | None = None,
     never: Container[str] = (),
 ) -> Assignment:
@@ -74,6 +75,7 @@ def assign(
         pool: the allocator.
         enable_inplace: let outputs take the memory of inputs at all.
         keep_unused: give memory also to outputs that nobody reads, as MXNet does.
+        compute_unused: the same, and let them be written.
         rule: decides in place of MXNet's rule (the input's memory is read no more, or the pair is an identity); where
             it is given, outputs are allocated in their order, not the largest first.
         never: labels of works that compute nothing in place.
@@ -87,6 +89,7 @@ def assign(
     inplace = [-1] * graph.num_entries
     own, shared, in_place, unused, outside = map(int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL))
     kind = bytearray(outside if given else unused for given in external)
+    keeps = keep_unused or compute_unused
     live: list[int] = []  # per storage, reads still to come of all entries in it
 
     for nid in program.order:
@@ -106,7 +109,7 @@ def assign(
                     inplace[out] = i
                     kind[out] = in_place
                     group[out] = group[source]
-        todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keep_unused)]
+        todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keeps)]
         if len(todo) > 1 and not rule:
             todo.sort(key=lambda e: (-elements[e], -e))
         for e in todo:
@@ -128,7 +131,8 @@ def assign(
                     pool.release(block, nid)
         for e in range(start, end):
             if not refs[e] and storage[e] >= 0:
-                kind[e] = unused
+                if not compute_unused:
+                    kind[e] = unused
                 pool.release(storage[e], nid)
     return Assignment(storage, group, kind, inplace, len(live), num_groups, set(), set())
 

@@ -37,6 +37,7 @@ from weftplan.planner.graph import IntArray
 from weftplan.planner.hooks import hook
 from weftplan.planner.labels import Labels
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.passes import Pass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,6 +107,8 @@ class MemoryPlan:
     devices with memory of their own were named; a budget does not count them."""
     notes: tuple[str, ...] = ()
     """What the planner decided and a user may want to know, in words."""
+    passes: tuple[Pass, ...] = ()
+    """What changed the graph before it was planned, in the order in which it ran."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Name of a node -> who computes it, and why no other: ``native``, ``numpy (depthwise …)``. Only nodes for which
     there is a choice."""

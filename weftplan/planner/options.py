@@ -49,6 +49,8 @@ class PlanOptions:
     """On a host, compute a relu in the layer before it, and its gradient in that of the layer: no array between the
     two, and the same bits. Not with :attr:`compat` or several devices. A :attr:`budget` below the peak is met with both
     apart, since one of them may be repeated; :attr:`recompute` cheap takes the smaller plan."""
+    drop_dead_outputs: bool = True
+    """Leave out outputs that nobody reads: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"
@@ -162,6 +164,7 @@ class PlanOptions:
             inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
             eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
             fusion=config.get("MXNET_USE_FUSION"),
+            drop_dead_outputs=config.get("WEFTPLAN_DROP_DEAD_OUTPUTS"),
             spill=_switch(config.get("WEFTPLAN_SPILL")),
             kernels=config.get("WEFTPLAN_KERNELS"),
             autotune=config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT"),

@@ -119,6 +119,7 @@ def _whole_blocks(
             pool,
             enable_inplace=options.enable_inplace,
             keep_unused=options.compat == "mxnet",
+            compute_unused=not options.drop_dead_outputs,
             never=options.inplace_blacklist,
         )
         if best is None or sum(pool.block_bytes) < sum(best[0].block_bytes):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -75,6 +75,8 @@ class Inspection:
     training_bytes: int | None = None
     scratch_free_bytes: int | None = None
     """The inference plan without scratch memory, as MXNet counts."""
+    plan: planner.MemoryPlan | None = field(default=None, repr=False)
+    """The inference plan; None where shapes are not known."""
     warnings: list[str] = field(default_factory=list)
     verdict: str = ""
 
@@ -92,7 +94,11 @@ class Inspection:
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
-        return {**asdict(self), "parameters": self.parameters, "flops": self.flops}
+        found = {**asdict(replace(self, plan=None)), "parameters": self.parameters, "flops": self.flops}
+        del found["plan"]
+        if self.plan is not None:
+            found |= {"kernels": dict(self.plan.kernels), "passes": [one._asdict() for one in self.plan.passes]}
+        return found
 
 
 def inspect(
@@ -319,9 +325,10 @@ def _finite(value: NDArray) -> bool:
     return bool(np.isfinite(value.asnumpy()).all())
 
 
-def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warnings: list[str]) -> dict[str, int]:
-    """Bytes that inference and a training step need, parameters and gradients included."""
-    found = {"inference_bytes": planner.plan(symbol, sizes, train=False).total}
+def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warnings: list[str]) -> dict[str, Any]:
+    """The plan for inference, and bytes that it and a training step need, parameters and gradients included."""
+    plan = planner.plan(symbol, sizes, train=False)
+    found: dict[str, Any] = {"plan": plan, "inference_bytes": plan.total}
     found["scratch_free_bytes"] = planner.plan(symbol, sizes, train=False, workspaces=False).total
     requests = {name: "null" if name in fed else "write" for name in symbol.list_arguments()}
     try:

@@ -20,6 +20,7 @@ from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import Labels
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.passes import Pass
 
 FORMAT = "weftplan-plan"
 VERSION = 1
@@ -120,6 +121,7 @@ def dumps(plan: MemoryPlan) -> str:
         "more_time": plan.more_time,
         "elsewhere": plan.elsewhere,
         "notes": list(plan.notes),
+        "passes": [one._asdict() for one in plan.passes],
         "kernels": dict(plan.kernels),
         "devices": [[c.device_type, c.device_id] for c in plan.contexts],
         "slabs": [
@@ -203,6 +205,9 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
         more_time=float(document.get("more_time", 0.0)),
         elsewhere=int(document.get("elsewhere", 0)),
         notes=tuple(str(note) for note in document["notes"]),
+        passes=tuple(
+            Pass(str(one["name"]), str(one["changed"]), str(one["switch"])) for one in document.get("passes", ())
+        ),
         kernels={str(name): str(text) for name, text in document.get("kernels", {}).items()},
     )
     for name, rows, low, limit in (

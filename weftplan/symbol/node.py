@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from weftplan.ops.schema import Op
 
+FOLDED = "__folded__"
+"""Attribute of a node that stands for others, which were computed before or became part of it: their names."""
+
 
 class Entry(NamedTuple):
     """Output ``index`` of ``node``; ``version`` counts mutations of a variable (third number in MXNet's JSON)."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from weftplan.device.amounts import counted
 from weftplan.ops import chains
 from weftplan.ops.schema import DType, Shape, TensorSpec
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.passes import joined_chains
 from weftplan.symbol.chaining import chained
 from weftplan.symbol.joining import alike
 from weftplan.symbol.node import Node
@@ -45,7 +45,7 @@ def with_chains(
         heads, graph.nodes, is_large, lambda a, b: devices[nid[a]] == devices[nid[b]] and alike(a, b)
     )
     if not moved:
-        return found, shapes, dtypes
+        return replace(found, passes=(*found.passes, joined_chains(0))), shapes, dtypes
     joined = IndexedGraph(entries)
     before = {new: old for old, new in moved.items()}  # of a chain the last node, whose output it makes
     numbers = [nid[before.get(node, node)] for node in joined.nodes]
@@ -56,6 +56,6 @@ def with_chains(
         graph=joined,
         devices=[devices[number] for number in numbers],
         joined=found.joined + less,
-        notes=(*found.notes, f"joined {counted(less, 'elementwise node')} with those behind them (MXNET_USE_FUSION)"),
+        passes=(*found.passes, joined_chains(less)),
     )
     return made, [shapes[e] for e in kept], [dtypes[e] for e in kept]

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.device.amounts import counted
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.passes import Pass
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.passes import folded, joined_with_relu, merged
 from weftplan.symbol import placeholder
 from weftplan.symbol.gradient import GRAD_REQS, INHERITED, Gradients, add_gradients, read_grad_req
 from weftplan.symbol.joining import join
@@ -46,7 +47,8 @@ class Differentiated:
     """What the caller wants of the gradient of each argument."""
     joined: int
     """Pairs of nodes that became one."""
-    notes: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    """Those that ran, in their order."""
 
     @property
     def outputs(self) -> list[int]:
@@ -83,12 +85,12 @@ def differentiate(
     placeholder.require_known(order, "plan")
     arguments, states = _variables(order)
     requests = _requests(grad_req, arguments)
-    notes: tuple[str, ...] = ()
+    passes = folded(order)
     if options.eliminate_common_expr:
         heads, removed = eliminate(heads, order)
         if removed:
             forward = None
-            notes = (f"merged {counted(removed, 'node')} into others that compute the same",)
+        passes.append(merged(removed))
     wanted = [name for name in arguments if requests[name] != Req.NULL]
     gradients = Gradients([], [])
     if wanted:
@@ -111,7 +113,7 @@ def differentiate(
         entries, joined = join(entries, found[0])
         if joined:
             found = None
-            notes = (*notes, f"joined {counted(joined, 'pair')} of nodes that follow one another (MXNET_USE_FUSION)")
+        passes.append(joined_with_relu(joined))
     where: dict[Node, Context] = {}
     if group2ctx or variable_contexts:
         found = None
@@ -139,7 +141,7 @@ def differentiate(
         states=states,
         requests=requests,
         joined=joined,
-        notes=notes,
+        passes=tuple(passes),
     )
 
 

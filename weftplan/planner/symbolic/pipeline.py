@@ -29,6 +29,7 @@ from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
 from weftplan.planner.symbolic.kernels import operator_choices
+from weftplan.planner.symbolic.passes import dropped, notes_of
 from weftplan.planner.symbolic.planned_graph import PlannedGraph
 from weftplan.planner.symbolic.realise import realised
 
@@ -184,13 +185,17 @@ class SizedGraph:
                 mode=chosen.kernels,
                 tune=chosen.autotune,
             )
-        notes = (*found.notes, *draft.notes)
+        passes = found.passes
+        if chosen.drop_dead_outputs and chosen.compat != "mxnet":
+            passes = (*passes, dropped(steps.memory, draft.program.nbytes))
+        notes = (*notes_of(found.passes), *draft.notes)
         memory = replace(
             steps.memory,
             options=chosen,
             outputs=tuple(outputs),
             num_forward=draft.program.num_forward,
             notes=notes,
+            passes=passes,
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
         return PlannedGraph(

@@ -1,0 +1,130 @@
+"""The list of passes that a network went through: what each changed, where it is shown, how it is switched off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import weftplan as mx
+from weftplan import sym
+from weftplan.cli.inspect import command as inspect_command
+from weftplan.cli.plan import command as plan_command
+from weftplan.convert import fold_batch_norm, fold_constants
+from weftplan.planner import MemoryPlan, plan_symbol, validate
+from weftplan.planner.passes import Pass
+
+SHAPES: Any = {"data": (2, 3, 20, 20)}
+
+
+def network() -> Any:
+    """A layer with batch norm and relu; two nodes behind it that compute the same; a chain of elementwise nodes."""
+    net = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=64, no_bias=True, name="layer")
+    net = sym.Activation(sym.BatchNorm(net, name="norm"), act_type="relu")
+    return sym.tanh(net) * sym.tanh(net) * 2 + 1
+
+
+def passes(symbol: Any) -> dict[str, Pass]:
+    """Those of a plan, by name."""
+    return {one.name: one for one in plan_symbol(symbol, SHAPES).memory.passes}
+
+
+def test_each_pass_says_what_it_changed() -> None:
+    """In the order in which they ran, with what switches each off."""
+    found = list(passes(network()).values())
+    assert found == [
+        ("equal expressions merged", "merged 1 node into others that compute the same", "MXNET_ELIMINATE_COMMON_EXPR"),
+        ("layers joined with a relu", "joined 1 pair of nodes that follow one another", "MXNET_USE_FUSION"),
+        ("chains joined", "joined 2 elementwise nodes with those behind them", "MXNET_USE_FUSION"),
+        (
+            "dead outputs dropped",
+            "left out 2 outputs that nobody reads: 512 B",
+            "WEFTPLAN_DROP_DEAD_OUTPUTS",
+        ),
+    ]
+    assert found[0].text.endswith("that compute the same (MXNET_ELIMINATE_COMMON_EXPR)")
+
+
+@pytest.mark.parametrize("variable", ["MXNET_ELIMINATE_COMMON_EXPR", "MXNET_USE_FUSION", "WEFTPLAN_DROP_DEAD_OUTPUTS"])
+def test_a_variable_switches_a_pass_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is not in the list, and the others are."""
+    names = {one.switch for one in passes(network()).values()}
+    monkeypatch.setenv(variable, "0")
+    assert {one.switch for one in passes(network()).values()} == names - {variable}
+
+
+def test_a_pass_that_finds_nothing_says_so() -> None:
+    """It ran all the same."""
+    found = passes(sym.tanh(sym.Variable("data")))["dead outputs dropped"]
+    assert found.changed == ""
+    assert "nothing to change" in found.text
+
+
+@pytest.mark.shows("WEFTPLAN_DROP_DEAD_OUTPUTS")
+def test_dead_outputs_are_computed_where_the_pass_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have memory that the plan counts, and their values; results are the same."""
+    net = sym.BatchNorm(sym.Variable("data"), name="norm", fix_gamma=False)
+    found = {}
+    for drop in (True, False):
+        monkeypatch.setenv("WEFTPLAN_DROP_DEAD_OUTPUTS", str(int(drop)))
+        bound = net.simple_bind(mx.cpu(), grad_req="null", **SHAPES)
+        validate(bound.planned)
+        assert bound.allocated_bytes == bound.memory_plan.peak
+        bound.arg_dict["data"][:] = np.arange(2400.0).reshape(SHAPES["data"])
+        bound.arg_dict["norm_gamma"][:] = 1
+        bound.aux_dict["norm_moving_var"][:] = 1
+        found[drop] = bound.forward()[0].asnumpy(), bound.memory_plan.peak
+    np.testing.assert_array_equal(found[True][0], found[False][0])
+    assert found[True][1] < found[False][1]
+
+
+def test_folding_before_is_in_the_list() -> None:
+    """The functions that fold mark what they made, so a plan of their result says that they ran, and so does a file."""
+    rng = np.random.default_rng(0)
+    data, weight = sym.Variable("data"), sym.Variable("w") * 2
+    net = sym.BatchNorm(sym.Convolution(data, weight, kernel=(3, 3), num_filter=4, no_bias=True, name="c"), name="n")
+    args, _, aux = net.infer_shape(**SHAPES, w=(4, 3, 3, 3))
+    values = {
+        name: mx.nd.array(rng.uniform(0.5, 1, shape))
+        for name, shape in zip(net.list_arguments(), args or [], strict=True)
+    }
+    del values["data"]
+    states = {
+        name: mx.nd.array(rng.uniform(0.5, 1, shape))
+        for name, shape in zip(net.list_auxiliary_states(), aux or [], strict=True)
+    }
+    once, values, states = fold_constants(net, values, states)
+    twice, values, states = fold_batch_norm(once, values, states)
+    for symbol in (twice, mx.sym.load_json(twice.tojson())):
+        found = passes(symbol)
+        assert found["constants folded"].switch == "convert.fold_constants"
+        assert found["constants folded"].changed == "1 result of parameters alone became parameters"
+        assert found["batch norm folded"].changed == "1 node became part of the layers before them"
+        assert list(found)[:2] == ["constants folded", "batch norm folded"]
+
+
+def test_the_list_is_shown(tmp_path: Path) -> None:
+    """By `debug_str`, both commands, their JSON, and a plan that was saved and read again."""
+    net = network()
+    bound = net.simple_bind(mx.cpu(), grad_req="null", **SHAPES)
+    assert "\nPass: layers joined with a relu: joined 1 pair" in bound.debug_str()
+    net.save(str(tmp_path / "net-symbol.json"))
+    shape = ["--shape", "data=2,3,20,20", "--kernels"]
+    runner = CliRunner()
+    for command, more in ((plan_command, ["--inference"]), (inspect_command, [])):
+        arguments = [str(tmp_path / "net-symbol.json"), *shape, *more]
+        shown = runner.invoke(command, arguments, catch_exceptions=False)
+        assert shown.exit_code == 0, shown.output
+        assert "WEFTPLAN_DROP_DEAD_OUTPUTS=0" in shown.output
+        assert "BatchNorm+relu" in shown.output
+        as_json = json.loads(runner.invoke(command, [*arguments, "--json"], catch_exceptions=False).stdout)
+        assert [one["name"] for one in as_json["passes"]][:2] == [
+            "equal expressions merged",
+            "layers joined with a relu",
+        ]
+    plan = bound.memory_plan
+    assert MemoryPlan.from_json(plan.to_json()).passes == plan.passes != ()
