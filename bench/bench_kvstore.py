@@ -12,10 +12,12 @@ Every framework runs in a process of its own, in turn; medians over the rounds.
 
 Then a key of 10 elements: microseconds until the call returns, and until its work is done. Last, virtual seconds of a
 push and a pull between eight simulated devices, for each way over their links and for the way that the store takes; and
-gradients of two bits and one bit: GB/s of what is read and written, beside the same copies as for the sums.
+gradients of two bits and one bit: GB/s of what is read and written, beside the same copies as for the sums, and beside
+``memset`` on all threads: what is unpacked is hardly read, so it can be no faster than memory is written.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -23,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import blas_setting
@@ -34,6 +37,7 @@ REPEAT = {10: 2000, 10_000: 300, 1_000_000: 40, 10_000_000: 8}
 SMALL = 10
 SUMS = (2, 4, 8, 16)
 SUM_ELEMENTS = 1 << 24
+WAYS = ("fill", "pack", "NumPy", "one", "four")
 STEPS = ("push", "pull", "push+pull")
 
 
@@ -174,8 +178,15 @@ def codecs(rounds):
     size, threads = SUM_ELEMENTS, os.cpu_count() or 1
     gradient = np.random.default_rng(0).standard_normal(size, np.float32)
     residual, out = np.zeros(size, np.float32), np.empty(size, np.float32)
+    pool = ThreadPoolExecutor(threads)
     print(f"float32 gradient of {4 * size >> 20} MB, {threads} threads, {rounds} rounds: GB/s (part of copy)\n")
-    print("| | copy | pack | pack, NumPy | unpack one | sum of four | bytes |\n|---|---|---|---|---|---|---|")
+    print("| | copy | fill | pack | pack, NumPy | unpack one | sum of four | bytes |")
+    print("|---|---|---|---|---|---|---|---|")
+    parts = [array.ctypes.data for array in np.array_split(out, threads)]
+
+    def fill():
+        list(pool.map(lambda address: ctypes.memset(address, 1, 4 * (size // threads)), parts))
+
     for kind in ("2bit", "1bit"):
         rule = Compression(0.5, kind)
         packed = [np.zeros(rule.packed_size(size), np.uint8) for _ in range(4)]
@@ -183,6 +194,7 @@ def codecs(rounds):
         ways = {
             "copy": (8 * size, partial(np.copyto, out, gradient)),
             "copy on all": (8 * size, partial(spread_array, gradient, [out], threads=threads, bound=1)),
+            "fill": (4 * size, fill),
             "pack": (12 * size + bits, partial(rule.pack, gradient, residual, packed[0], threads=threads)),
             "NumPy": (12 * size + bits, partial(rule.pack, gradient, residual, packed[0], compiled=False)),
             "one": (4 * size + bits, partial(rule.unpack_sum, packed[:1], out, threads=threads)),
@@ -196,7 +208,7 @@ def codecs(rounds):
                 times[name].append(time.perf_counter() - start)
         speed = {name: ways[name][0] / statistics.median(found[1:]) / 1e9 for name, found in times.items()}
         copy = max(speed["copy"], speed["copy on all"])
-        cells = [f"{speed[name]:.1f} ({100 * speed[name] / copy:.0f} %)" for name in ("pack", "NumPy", "one", "four")]
+        cells = [f"{speed[name]:.1f} ({100 * speed[name] / copy:.0f} %)" for name in WAYS]
         print(f"| {kind} | {copy:.1f} | {' | '.join(cells)} | 1/{4 * size / bits:.0f} |", flush=True)
     print()
 

@@ -47,9 +47,10 @@ def arrays(count, shape=(3,), dtype="float32"):
     return made
 
 
+@pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("form", [list, tuple, lambda outs: outs[0]])
-def test_a_pull_that_repeats_gives_the_value_of_now(kv, eng, form, monkeypatch):
-    """One array, a list or a tuple of them; no worker is asked, and no check is made again."""
+def test_a_pull_that_repeats_gives_the_value_of_now(kv, eng, form, listed, monkeypatch):
+    """One array, a list or a tuple of them, the key in a list or not; no worker is asked, nothing checked again."""
     outs, checked = form(arrays(3)), kv._checked
     assert pulled(kv, outs)[0] == [1, 2, 3]
     gradients = [mx.nd.full((3,), value) for value in (5.0, 7.0)]
@@ -60,7 +61,7 @@ def test_a_pull_that_repeats_gives_the_value_of_now(kv, eng, form, monkeypatch):
     )
     for value, gradient in zip((5.0, 7.0), gradients, strict=True):
         kv.push("w", gradient)
-        kv.pull("w", outs)
+        kv.pull(*((["w"], [outs]) if listed else ("w", outs)))
         assert eng.statistics().pending == 0
         assert sum(queue.completed for queue in eng.statistics().queues) == workers
         assert (outs if isinstance(outs, mx.nd.NDArray) else outs[-1]).asnumpy().tolist() == [value] * 3
@@ -103,6 +104,9 @@ def test_only_a_key_is_a_key(eng):
     with pytest.raises(KVStoreError, match="Mixed key types"):
         kv.pull("1", out)
     assert pulled(kv, [out], [1]) == [[1, 1, 1]]
+    for key, outs in (([1, 1], [out]), ([1], [out, out]), ([1], []), ([], [out]), ([[1]], [out]), (["1"], [out])):
+        with pytest.raises(KVStoreError):
+            kv.pull(key, outs)
 
 
 def test_a_store_keeps_no_array_of_its_user(kv):

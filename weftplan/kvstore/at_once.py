@@ -7,13 +7,14 @@ thread that may push may call everything here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
 
 from weftplan.engine import get as get_engine
 from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import BlockSum, sum_as_one_block
 from weftplan.ndarray import NDArray, pushing
 
@@ -85,6 +86,20 @@ class SmallCopies:
         """Copy into these, its targets; False: nothing is done, and the copies are to be pushed."""
         work = partial(_fill_at_once, self._source, tuple(targets))
         return get_engine().write_at_once(work, self._reads, self._writes)
+
+
+def pulled_again(kept: Mapping[Key, SmallCopies], stored: Mapping[Key, NDArray], key: Any, out: Any) -> bool:
+    """Make a pull that is one of those ``kept``, by key; False: it is another one, or is to be pushed.
+
+    Args:
+        key, out: of a user, anything; one key may stand in a list.
+    """
+    if key.__class__ is list and len(key) == 1 and out.__class__ is list and len(out) == 1:
+        key, out = key[0], out[0]
+    if key.__class__ is not str and key.__class__ is not int:
+        return False
+    known = kept.get(key)
+    return known is not None and known.again(stored[key], out)
 
 
 def _fill_at_once(source: NDArray, targets: tuple[NDArray, ...]) -> None:

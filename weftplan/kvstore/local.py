@@ -23,7 +23,7 @@ from weftplan import config
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.at_once import SmallCopies, sum_at_once
+from weftplan.kvstore.at_once import SmallCopies, pulled_again, sum_at_once
 from weftplan.kvstore.copies import HOST, copy, copy_to_all
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
@@ -136,16 +136,18 @@ class KVStoreLocal(UpdatingStore):
         Raises:
             KVStoreError: unknown key, ``out`` missing, or shapes or dtypes that differ from the stored value's.
         """
-        if not priority and (key.__class__ is str or key.__class__ is int):
-            known = self._copies.get(key)
-            if known is not None and known.again(self._stored[key], out):
-                return
+        self._before_pull()
+        if not priority and pulled_again(self._copies, self._stored, key, out):
+            return
         if out is None:
             raise KVStoreError("pull needs out=: the array or arrays to fill")
         groups = self._checked(key, out, "out", "pull")
         if ignore_sparse:
             groups = [(k, dense) for k, arrays in groups if (dense := without_rows(arrays))]
         self._pull(groups, priority)
+
+    def _before_pull(self) -> None:
+        """What may bring values nearer that are about to be pulled."""
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
@@ -183,6 +185,7 @@ class KVStoreLocal(UpdatingStore):
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
         self._push(pushed, priority)
+        self._before_pull()
         self._pull(pulled, priority)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:

@@ -23,7 +23,7 @@ from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
 from weftplan.kvstore.distributed.shared import SharedMemory
 from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
 
 
 class Group(Meeting):
@@ -180,11 +180,12 @@ class Group(Meeting):
                 piece[...] = summed[place - start : place - start + piece.size]
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
+        """Make ``totals`` the sums of what came in messages."""
         if len(totals) == 1:
-            self._add(rows, totals[0].reshape(-1))
+            sum_as_one_block(rows, totals[0].reshape(-1), sum_sequential_block)
             return
         total = np.empty(rows[0].size, rows[0].dtype)
-        self._add(rows, total)
+        sum_as_one_block(rows, total, sum_sequential_block)
         for place, piece in pieces(totals, 0, total.size):
             piece[...] = total[place : place + piece.size]
 

@@ -68,9 +68,9 @@ class KVStoreDist(KVStoreLocal):
             for k, _ in made:
                 self._from(0, "init", k, self._stored[k])
 
-    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        self._sequencer.hurry()  # what is there is copied at once
-        super()._pull(groups, priority)
+    def _before_pull(self) -> None:
+        """What is small and ready is exchanged now, so that it can be copied at once."""
+        self._sequencer.hurry()
 
     def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         try:
@@ -91,10 +91,10 @@ class KVStoreDist(KVStoreLocal):
         reads = (sources[0].var,) if len(sources) == 1 else tuple(dict.fromkeys(source.var for source in sources))
 
         def start(on_complete: OnComplete) -> None:
-            failure = next((var.failure for var in reads or (wire.var,) if var.failure is not None), None)
-            if failure is not None:
-                part.arrive(None, None, failure.exception(), on_complete)
-                return
+            for var in reads or (wire.var,):
+                if var.failure is not None:
+                    part.arrive(None, None, var.failure.exception(), on_complete)
+                    return
             try:
                 here(on_complete)
             except OutOfMemoryError as error:
