@@ -1,5 +1,8 @@
 """Recurrent cells: values against formulas in NumPy, fused against single steps, names, modifiers, checkpoints."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -234,3 +237,26 @@ def test_words_as_numbers():
     with pytest.raises(ParameterError, match="'z' is not in vocab"):
         mx.rnn.encode_sentences([["z"]], vocab={"a": 1})
     assert mx.rnn.encode_sentences([["a", "b"]], invalid_label=0)[0] == [[1, 2]]
+
+
+def test_a_file_may_name_fused_rnn_before_the_cells_are_imported():
+    """A symbol that was saved names the initializer of packed weights: a process that only loads it knows it, too.
+
+    It runs in a process of its own, since this one has imported the cells.
+    """
+    rule = mx.init.FusedRNN(None, 4, 1, "lstm").dumps()
+    script = f"""
+import sys, weftplan as mx
+start = mx.sym.zeros((1, 2, 4))
+weights = mx.sym.Variable("weights", attr={{"__init__": {rule!r}}})
+net = mx.sym.RNN(mx.sym.Variable("data"), weights, start, start, mode="lstm", state_size=4, num_layers=1)
+assert "weftplan.rnn" not in sys.modules
+module = mx.mod.Module(mx.sym.load_json(net.tojson()), label_names=None)
+module.bind([("data", (3, 2, 5))], for_training=False)
+module.init_params(mx.init.Xavier())
+print(module.get_params()[0]["weights"].asnumpy().tolist().count(1.0))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 4  # biases of the four gates that forget
+    assert mx.init.FusedRNN.__name__ == "FusedRNN"

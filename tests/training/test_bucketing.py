@@ -183,3 +183,55 @@ def test_a_checkpoint_of_buckets(tmp_path):
     np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), again.get_outputs()[0].asnumpy())
     with pytest.raises(BindError, match="sym_gen and default_bucket_key"):
         mx.mod.BucketingModule.load(prefix, 3)
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_states_and_gradients_of_the_current_bucket(contexts):
+    """States are those of the current bucket; gradients of data come merged, or one for each context."""
+
+    def of(length):
+        data, state = mx.sym.Variable("data"), mx.sym.Variable("state")
+        last = mx.sym.Reshape(mx.sym.slice_axis(data, axis=1, begin=length - 1, end=length), shape=(-1, 3))
+        return mx.sym.FullyConnected(last, num_hidden=2, name="fc") + state, ["data"], None
+
+    module = mx.mod.BucketingModule(of, 5, context=[mx.cpu(i) for i in range(contexts)], state_names=["state"])
+    module.bind([("data", (4, 5, 3))], inputs_need_grad=True)
+    module.init_params(mx.init.One())
+    for key in (5, 2):
+        batch = mx.io.DataBatch([mx.nd.ones((4, key, 3))], bucket_key=key, provide_data=[("data", (4, key, 3))])
+        module.forward(batch, is_train=True)
+        module.set_states(value=key)
+        assert [state.shape for state in module.get_states()] == [(4, 2)]
+        assert module.get_states()[0].asnumpy().tolist() == [[key, key]] * 4
+        assert len(module.get_states(merge_multi_context=False)[0]) == contexts
+        want = np.zeros((4, key, 3))
+        want[:, -1] = module.get_params()[0]["fc_weight"].asnumpy().sum(0)
+        module.backward([mx.nd.ones((4, 2))])
+        np.testing.assert_allclose(module.get_input_grads()[0].asnumpy(), want)
+        parts = module.get_input_grads(merge_multi_context=False)
+        np.testing.assert_allclose(np.concatenate([part.asnumpy() for part in parts[0]]), want)
+
+
+def test_networks_and_parameters_in_memory():
+    """``load_dict`` takes the networks that it is given, those of other buckets from the function; parameters come with
+    bind. Without one of its arguments it says which."""
+    trained = ready()
+    args, aux = trained.get_params()
+    renamed = mx.sym.Group([network(2)[0]])
+    calls = []
+
+    def generate(length):
+        calls.append(length)
+        return network(length)
+
+    networks = {5: network(5)[0], 2: renamed}
+    module = mx.mod.BucketingModule.load_dict(networks, generate, 5, args, aux)
+    assert module.symbol is networks[5]
+    module.bind(Sentences().provide_data, Sentences().provide_label, for_training=False)
+    for batch in Sentences():
+        module.forward(batch, is_train=False)
+        trained.forward(batch, is_train=False)
+        assert module.get_outputs()[0].asnumpy().tobytes() == trained.get_outputs()[0].asnumpy().tobytes()
+        assert (module.symbol is renamed) == (batch.bucket_key == 2)
+    with pytest.raises(BindError, match="default_bucket_key, aux_params not given"):
+        mx.mod.BucketingModule.load_dict(networks, generate, None, args)

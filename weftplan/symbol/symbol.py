@@ -239,7 +239,11 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     # ------------------------------------------------------------------------------------------------------- files
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """The graph as JSON text, as MXNet 1.9.1 writes it (``remove_amp_cast`` is accepted; no such nodes exist)."""
+        """The graph as JSON text, as MXNet 1.9.1 writes it.
+
+        ``remove_amp_cast`` is accepted and has no effect: ``amp_cast`` nodes, which MXNet leaves out, are kept, so that
+        what is read again computes the same.
+        """
         return json_io.dumps(self.entries)
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
-from weftplan.errors import MXNetError, ShapeTypeError
+from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
 from weftplan.keywords import Constructed, known_keywords
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
@@ -95,6 +95,17 @@ class BaseModule(Constructed):
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """Outputs of the last forward."""
         raise NotImplementedError
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """States that ``forward`` reads and no iterator gives: none, but in modules of one network."""
+        self._need("get_states", binded=True, params=True)
+        return []
+
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+        """Give the states values; raises ParameterError for states of a module that has none."""
+        self._need("set_states", binded=True, params=True)
+        if states:
+            raise ParameterError(f"set_states: {len(states)} states given, {type(self).__name__} has none")
 
     def update_metric(self, eval_metric: metrics.EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
         """Let ``eval_metric`` take in the outputs of the last forward; the last ``pad`` samples do not count."""

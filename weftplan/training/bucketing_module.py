@@ -51,6 +51,7 @@ class BucketingModule(BaseModule):
         self._settings = {"logger": logger, **settings}
         self.default_bucket_key = default_bucket_key
         self._buckets: dict[Any, Module] = {}
+        self._symbols: Mapping[Any, Symbol] = {}
         self._default = self._make(default_bucket_key)
         self._use(default_bucket_key, self._default)
         self._bind_options: dict[str, Any] = {}
@@ -59,13 +60,14 @@ class BucketingModule(BaseModule):
     def _make(self, key: Any) -> Module:
         with NameManager():
             symbol, data_names, label_names = self._sym_gen(key)
-        return Module(symbol, data_names, label_names, **self._settings)
+        return Module(self._symbols.get(key, symbol), data_names, label_names, **self._settings)
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int) -> Path:
+    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, remove_amp_cast: bool = True) -> Path:
         """Write the parameters, the network of each bucket (``<prefix>-<key>-symbol.json``) and their keys
-        (``<prefix>.buckets``); returns the parameter file's path.
+        (``<prefix>.buckets``); returns the parameter file's path. ``remove_amp_cast``: see
+        :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
 
         Raises:
             BindError: a key that is no whole number, which the file of keys cannot hold.
@@ -76,7 +78,7 @@ class BucketingModule(BaseModule):
             raise BindError(f"save_checkpoint: the keys of buckets must be whole numbers, got {listed(strange)}")
         name = os.fsdecode(prefix)
         for key, module in self._buckets.items():
-            module.symbol.save(f"{name}-{key}-symbol.json")
+            module.symbol.save(f"{name}-{key}-symbol.json", remove_amp_cast)
         path = params_path(prefix, epoch)
         write_params(path, *self.get_params())
         nd.save(f"{name}.buckets", [nd.array(list(self._buckets), dtype="int32")])
@@ -100,6 +102,35 @@ class BucketingModule(BaseModule):
             raise BindError("BucketingModule.load needs sym_gen and default_bucket_key, as the constructor does")
         made = BucketingModule(sym_gen, default_bucket_key, **settings)
         made._default._arg_params, made._default._aux_params = load_params(prefix, epoch)
+        return made
+
+    @staticmethod
+    def load_dict(
+        sym_dict: Mapping[Any, Symbol] | None = None,
+        sym_gen: SymbolGenerator | None = None,
+        default_bucket_key: Any = None,
+        arg_params: Params | None = None,
+        aux_params: Params | None = None,
+        **settings: Any,
+    ) -> BucketingModule:
+        """A module of networks and parameters in memory, which are assigned at bind.
+
+        Args:
+            sym_dict: bucket key -> network; other buckets, and the names of data and labels, are ``sym_gen``'s.
+
+        Raises:
+            BindError: one of the arguments is missing.
+        """
+        given = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key,
+                 "arg_params": arg_params, "aux_params": aux_params}  # fmt: skip
+        absent = [name for name, value in given.items() if value is None]
+        if sym_dict is None or sym_gen is None or absent:
+            raise BindError(f"BucketingModule.load_dict needs {', '.join(given)}; {', '.join(absent)} not given")
+        made = BucketingModule(sym_gen, default_bucket_key, **settings)
+        made._symbols = dict(sym_dict)
+        made._default = made._make(default_bucket_key)
+        made._use(default_bucket_key, made._default)
+        made._default._arg_params, made._default._aux_params = dict(arg_params or {}), dict(aux_params or {})
         return made
 
     @property
@@ -322,9 +353,17 @@ class BucketingModule(BaseModule):
         """Outputs of the current bucket's last forward."""
         return self._current.get_outputs(merge_multi_context)
 
-    def get_input_grads(self) -> list[NDArray]:
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         """Gradients of the current bucket's data."""
-        return self._current.get_input_grads()
+        return self._current.get_input_grads(merge_multi_context)
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """States of the current bucket; see :meth:`Module.get_states <weftplan.training.module.Module.get_states>`."""
+        return self._current.get_states(merge_multi_context)
+
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+        """Give the current bucket's states values."""
+        self._current.set_states(states, value)
 
     def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
         self._current.update_metric(eval_metric, labels, pad)

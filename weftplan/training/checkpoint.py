@@ -47,11 +47,15 @@ def save_checkpoint(
     symbol: Symbol | None,
     arg_params: Mapping[str, NDArray],
     aux_params: Mapping[str, NDArray],
+    remove_amp_cast: bool = True,
 ) -> Path:
-    """Write symbol and parameters (each file whole or not at all); returns the parameter file's path."""
+    """Write symbol and parameters (each file whole or not at all); returns the parameter file's path.
+
+    ``remove_amp_cast``: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+    """
     path = params_path(prefix, epoch)
     if symbol is not None:
-        symbol.save(f"{os.fsdecode(prefix)}-symbol.json")
+        symbol.save(f"{os.fsdecode(prefix)}-symbol.json", remove_amp_cast)
     write_params(path, arg_params, aux_params)
     return path
 

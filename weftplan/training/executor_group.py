@@ -212,7 +212,13 @@ class ExecutorGroup:
 
     def merged_input_grads(self) -> list[NDArray]:
         """Gradients of the data arrays for the whole batch."""
-        return [_merge([e.grad_dict[d.name] for e in self.executors], d.batch_axis) for d in self.data_shapes]
+        pairs = zip(self.input_grad_arrays, self.data_shapes, strict=True)
+        return [_merge(parts, desc.batch_axis) for parts, desc in pairs]
+
+    @property
+    def input_grad_arrays(self) -> list[list[Any]]:
+        """Of each data array: the gradients on each context."""
+        return [[e.grad_dict[desc.name] for e in self.executors] for desc in self.data_shapes]
 
     def merged_states(self) -> list[NDArray]:
         """Each state of the whole batch, whose samples are axis 0."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.late_imports import late_import
 from weftplan.ndarray import NDArray
 from weftplan.training.initializer_base import (
     Host,
@@ -30,6 +31,15 @@ from weftplan.training.initializer_base import (
 )
 
 log = logging.getLogger("weftplan")
+
+
+def __getattr__(name: str) -> Any:
+    """``FusedRNN``, which stands with the cells whose parameters it fills."""
+    if name != "FusedRNN":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    late_import("weftplan.rnn")
+    return Initializer.registry["fusedrnn"]
+
 
 __all__ = [
     "Bilinear",

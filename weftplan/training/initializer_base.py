@@ -21,6 +21,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.keywords import Constructed
+from weftplan.late_imports import late_import
 from weftplan.ndarray import NDArray, random
 from weftplan.training.keyword_checks import construct
 
@@ -132,6 +133,8 @@ def alias(*names: str) -> Callable[[K], K]:
     return also
 
 
+_ELSEWHERE = {"fusedrnn": "weftplan.rnn"}
+"""Initializers that a package further up registers: files name them, whether it has been imported or not."""
 Rule = Callable[[InitDesc, NDArray], None]
 """Anything that fills an array for a parameter: an initializer, or a function."""
 
@@ -162,6 +165,8 @@ def create(spec: Any) -> Rule:
                 f'an initializer as JSON reads ["name", {{"setting": value}}], got {spec!r}: {error}'
             ) from error
     key = str(name).lower()
+    if key in _ELSEWHERE and key not in Initializer.registry:
+        late_import(_ELSEWHERE[key])
     klass = Initializer.registry.get(key)
     if klass is None:
         hint = did_you_mean(key, Initializer.registry)

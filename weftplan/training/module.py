@@ -603,11 +603,12 @@ class Module(BaseModule):
             raise MXNetError("get_outputs: there are none yet; call forward first")
         return self.group.merged_outputs() if merge_multi_context else self.group.outputs()
 
-    def get_input_grads(self) -> list[NDArray]:
-        """Gradients of the data arrays (bind with ``inputs_need_grad=True``)."""
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        """Gradients of the data arrays (bind with ``inputs_need_grad=True``): of the whole batch, or of each a
+        list with one per context."""
         if not self._bind_options.get("inputs_need_grad"):
             raise MXNetError("get_input_grads: bind with inputs_need_grad=True")
-        return self.group.merged_input_grads()
+        return self.group.merged_input_grads() if merge_multi_context else self.group.input_grad_arrays
 
     def get_states(self, merge_multi_context: bool = True) -> Any:
         """The states: of the whole batch, or per state a list with one array per context."""
@@ -641,10 +642,16 @@ class Module(BaseModule):
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> Path:
+    def save_checkpoint(
+        self,
+        prefix: str | os.PathLike[str],
+        epoch: int,
+        save_optimizer_states: bool = False,
+        remove_amp_cast: bool = True,
+    ) -> Path:
         """Write symbol, parameters and, if asked, the optimizer's states; returns the parameter file's path."""
         args, aux = self.get_params()
-        path = save_checkpoint(prefix, epoch, self.symbol, args, aux)
+        path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
         if save_optimizer_states:
             self.save_optimizer_states(params_path(prefix, epoch).with_suffix(".states"))
         return path
