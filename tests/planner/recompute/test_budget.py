@@ -74,7 +74,7 @@ def test_a_budget_that_fits_anyway_changes_nothing(nets: Any) -> None:
 
 def test_budgets_over_two_devices(nets: Any) -> None:
     """The peak is a sum over devices, each fullest at another step: budgets hold all the same, down to the smallest."""
-    symbol, groups = nets.two_devices(5)
+    symbol, groups = nets.two_devices(4)
     shapes = {"data": (256, 32)}
 
     def planned(**options: Any) -> Any:

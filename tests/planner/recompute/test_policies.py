@@ -47,7 +47,7 @@ def twins(plan: Any) -> list[str]:
 @pytest.mark.parametrize("policy", [*RECOMPUTE[1:], "budget"])
 def test_every_policy_computes_the_same_bits(nets: Any, same: Any, policy: str) -> None:
     """Batch norm, dropout (same random bits) and moving statistics (moved once) with each policy against none."""
-    symbol = nets.conv()
+    symbol = nets.conv(3)
     want, off = one_step(symbol, SHAPES, PlanOptions())
     if policy == "budget":
         options = PlanOptions(budget=int(off.memory_plan.peak * 0.8))
@@ -218,7 +218,7 @@ def test_two_devices(nets: Any) -> None:
 def test_nodes_stay_apart_where_one_of_them_may_be_repeated(nets: Any) -> None:
     """The policy cheap takes the smaller of the plans with and without joined nodes; a budget that needs repetition is
     met as without them, down to the smaller of both least budgets, and one that everything fits keeps them."""
-    symbol = nets.conv(4, filters=32, dropout=0)
+    symbol = nets.conv(2, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
 
     def plan(**options: Any) -> Any:
