@@ -4,8 +4,9 @@ The built-in networks are written as pairs of files, with the symbol in a form t
 or 1.9, in turn, or --format), and so are chains of 2,000 and 20,000 nodes. Each framework opens them in a process of
 its own; every job is done in both, one directly after the other, and the ratio is the median of the pairs: load, bind
 for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two. Calls
-are prepared by the first run here and by the bind in MXNet, so a bind with its first run is timed, too; a bind is of
-a symbol that has just been opened, and "again" of one that was bound for the same shapes before, whose plan is kept.
+are prepared by the first run here and by the bind in MXNet, so a bind with its first run is timed, too; both return
+while other threads still fill new arrays with zeros, so a bind that waits for them is timed, too. A bind is of a symbol
+that has just been opened, and "again" of one that was bound for the same shapes before, whose plan is kept.
 Planned bytes at batch 1 stand beside: MXNet's figure leaves its own scratch out, and is the sixteenth part of that at a
 batch of 16, since it is said in whole mebibytes; its second one is without its fused operators.
 
@@ -187,7 +188,8 @@ def main():
         for threads in args.threads:
             print(f"\n### {threads} thread{'s' * (threads > 1)}\n")
             columns = ("load", "bind, inference", "bind again", "run, batch 1", "bind, training",
-                       "bind again, training", "step", "bind and first run, inference")  # fmt: skip
+                       "bind again, training", "step", "bind with its fills, training",
+                       "bind and first run, inference")  # fmt: skip
             print(f"| network | format | {' | '.join(columns)} | planned bytes, with scratch (MXNet's, unfused) |")
             print("|---" * (len(columns) + 3) + "|")
             for k, name in enumerate(names):
@@ -217,6 +219,8 @@ def main():
                         values = [peer.do("outputs") for peer in peers]
                         if "error" not in values[0] and "error" not in values[1]:
                             assert np.isclose(values[0]["mean"], values[1]["mean"], rtol=1e-3), (name, values)
+                filled = {"before": paths, "mode": mode, "shapes": shapes(batch)}
+                cells.append(compare(ours, theirs, rounds, key, "bind_and_fill", **filled))
                 cells.append(compare(ours, theirs, rounds, key, "bind_and_run", mode="inference", shapes=shapes(1)))
                 for peer in peers:
                     peer.close()

@@ -1,8 +1,8 @@
 """Peer of ``bench_models.py``: opens, binds and runs model files in PACKAGE (``weftplan`` or ``mxnet``).
 
 Reads a line of JSON for each job and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and what
-the job found out. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``run``
-(once), ``bind_and_run``.
+the job found out. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``bind_and_fill``
+(until all arrays are filled), ``run`` (once), ``bind_and_run``.
 """
 
 import gc
@@ -42,6 +42,13 @@ def bind(job):
     }  # fmt: skip
     executor = held["symbol"].simple_bind(mx.cpu(), grad_req=reqs, **shapes)
     held.update(executor=executor, training=job["mode"] == "training", shapes=shapes)
+    return {}
+
+
+def bind_and_fill(job):
+    """A bind, and what it leaves to threads: both frameworks return while arrays are being filled with zeros."""
+    bind(job)
+    mx.nd.waitall()
     return {}
 
 
@@ -87,7 +94,10 @@ def outputs(job):
     return {"largest": float(np.abs(value).max()), "mean": float(np.abs(value).mean())}
 
 
-JOBS = {"load": load, "bind": bind, "bind_and_run": bind_and_run, "facts": facts, "run": run, "outputs": outputs}
+JOBS = {
+    "load": load, "bind": bind, "bind_and_fill": bind_and_fill, "bind_and_run": bind_and_run, "facts": facts,
+    "run": run, "outputs": outputs,
+}  # fmt: skip
 for line in sys.stdin:
     job = json.loads(line)
     gc.collect()

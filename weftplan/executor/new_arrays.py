@@ -24,7 +24,7 @@ Groups = Mapping[str, Context] | None
 _AT_ONCE = 1 << 16
 """Most bytes that are filled where they are made: to push an operation takes as long as to fill so many."""
 _TOGETHER = 1 << 22
-"""Bytes from which neighbours have an operation of their own that fills them, so that several workers take part."""
+"""Bytes from which arrays have an operation of their own that fills them, so that several workers take part."""
 
 
 def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:
@@ -63,8 +63,21 @@ def arrays_like(
     """
     args: list[NDArray] = []
     grads: list[NDArray | None] = []
+    # Filled when all are made: until then no worker is awake, which would compete with this thread.
+    unfilled: list[NDArray] = []
     apart = shared_exec is not None or shared_buffer is not None
     beside = {} if apart else gradients_beside({name: wanted[name] for name in names if reqs[name] != "null"})
+    unfilled += beside.values()
+
+    def zero(shape: tuple[int, ...], place: Context, dtype: Any) -> NDArray:
+        unfilled.append(_new(shape, place, dtype))
+        return unfilled[-1]
+
+    def buffered(name: str, shape: tuple[int, ...], place: Context, dtype: Any) -> NDArray:
+        if shared_buffer is None:
+            return zero(shape, place, dtype)
+        return buffered_array(shared_buffer, name, shape, dtype, place)
+
     for name in names:
         shape, dtype, place = wanted[name]
         grad = beside.get(name)
@@ -72,16 +85,17 @@ def arrays_like(
             args.append(shared_array(shared[name], name, shape, dtype))
             if reqs[name] != "null":
                 grad = shared_exec.grad_dict.get(name)
-                grad = new_zeros(shape, place, dtype) if grad is None else grad
+                grad = zero(shape, place, dtype) if grad is None else grad
         else:
-            args.append(buffered_array(shared_buffer, name, shape, dtype, place))
+            args.append(buffered(name, shape, place, dtype))
             if reqs[name] != "null" and grad is None:
-                grad = buffered_array(shared_buffer, f"grad of {name}", shape, dtype, place)
+                grad = buffered(f"grad of {name}", shape, place, dtype)
         grads.append(grad)
     aux = []
     for name in aux_names:
         shape, dtype, place = wanted[name]
-        aux.append(shared_array(shared[name], name, shape, dtype) if name in shared else new_zeros(shape, place, dtype))
+        aux.append(shared_array(shared[name], name, shape, dtype) if name in shared else zero(shape, place, dtype))
+    _fill(unfilled)
     return args, grads, aux
 
 
@@ -96,17 +110,13 @@ def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dt
     return array  # type: ignore[no-any-return]
 
 
-def buffered_array(
-    pool: dict[str, NDArray] | None, name: str, shape: tuple[int, ...], dtype: Any, ctx: Context
-) -> NDArray:
+def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], dtype: Any, ctx: Context) -> NDArray:
     """An array cut from ``pool[name]``, which is made where it is missing and grows where it is too small.
 
     Arrays that were cut from it before stay valid, and keep their values. So the bytes that the pool holds do not
     depend on the order of the requests. An array that the caller put there cannot grow, and no array changes its dtype
     or context: it is replaced, with a warning.
     """
-    if pool is None:
-        return new_zeros(shape, ctx, dtype)
     have = pool.get(name)
     size = int(np.prod(shape, dtype=np.int64))
     if have is not None and have.dtype == dtype and have.context == ctx:
@@ -150,19 +160,50 @@ def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
 
     Shape and dtype are those of a plan, or of an array: they are not checked again.
     """
-    kind = np.dtype(dtype)
-    return _zeroed(NDArray.over(chunks.ArrayChunk(ctx, math.prod(shape) * kind.itemsize), shape, kind))
-
-
-def _zeroed(array: NDArray) -> NDArray:
-    if writes_of_zeros(array):
-        return zeros(array.shape, out=array)
-    array.chunk.raw.fill(0)  # nobody else knows the array yet, and its memory does not move
+    array = _new(shape, ctx, dtype)
+    _fill([array])
     return array
 
 
+def _new(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
+    """As :func:`new_zeros`, not filled yet."""
+    kind = np.dtype(dtype)
+    return NDArray.over(chunks.ArrayChunk(ctx, math.prod(shape) * kind.itemsize), shape, kind)
+
+
+def _fill(arrays: Sequence[NDArray]) -> None:
+    """Fill new arrays with zeros: small ones at once, the others in operations, several of them in one."""
+    groups: dict[Context, list[Chunk]] = {}
+    for array in arrays:
+        if not writes_of_zeros(array):
+            array.chunk.raw.fill(0)  # nobody else knows the array yet, and its memory does not move
+    for array in arrays:
+        if not writes_of_zeros(array):
+            continue
+        if type(array.chunk) is not Chunk or device.get(array.context).asynchronous:
+            zeros(array.shape, out=array)
+            continue
+        group = groups.setdefault(array.context, [])
+        group.append(array.chunk)
+        if sum(chunk.nbytes for chunk in group) >= _TOGETHER:
+            _push_fill(groups.pop(array.context))
+    for group in groups.values():
+        _push_fill(group)
+
+
+def _push_fill(group: list[Chunk]) -> None:
+    work = partial(_fill_each, [chunk.raw for chunk in group])
+    push(work, (), tuple(chunk.var for chunk in group), group[0].context, name="full")
+
+
+def _fill_each(parts: list[Any]) -> None:
+    for raw in parts:
+        raw.fill(0)
+
+
 def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:
-    """Zeros for gradients of (shape, dtype, context), those of a context and dtype side by side, the last one first.
+    """Memory, not filled yet, for gradients of (shape, dtype, context), those of a context and dtype side by side, the
+    last one first.
 
     Backward ends with the gradients of the last arguments first, and a store exchanges them in this order, several as
     one: they are then one range of memory already. Each has a var of its own. Those that cannot be parts of a whole, on
@@ -178,24 +219,10 @@ def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) ->
         if len(names) < 2 or not sum(sizes) or type(chunks.ArrayChunk(place, 1)) is not Chunk:
             continue
         whole, offset = Chunk(place, sum(sizes)), 0
-        begin, together = 0, []
         for name, nbytes in zip(names, sizes, strict=True):
-            part = whole.part(offset, nbytes)
-            found[name] = NDArray.over(part, wanted[name][0], dtype)
-            together.append(part)
+            found[name] = NDArray.over(whole.part(offset, nbytes), wanted[name][0], dtype)
             offset += nbytes
-            if offset - begin >= _TOGETHER or offset == whole.nbytes:
-                _fill_together(place, whole.raw[begin:offset], together)
-                begin, together = offset, []
     return found
-
-
-def _fill_together(place: Context, raw: Any, parts: list[Chunk]) -> None:
-    """Fill the bytes of neighbours with zeros: at once where they are few, else in one operation."""
-    if raw.nbytes <= _AT_ONCE:
-        raw.fill(0)
-    else:
-        push(partial(raw.fill, 0), (), tuple(part.var for part in parts), place, name="full")
 
 
 def writes_of_zeros(array: NDArray) -> int:

@@ -1,0 +1,78 @@
+"""Arrays that a bind makes: zeros, whatever their memory held before, filled by few operations."""
+
+from __future__ import annotations
+
+import pytest
+
+import weftplan as mx
+from weftplan import storage
+from weftplan.device import cpu, sim
+from weftplan.executor import new_arrays
+from weftplan.storage import NaivePool, PoisonResource, RawResource, RoundPool
+
+BELOW, ABOVE, LARGE = 100, 40_000, 1_500_000
+"""Elements: filled where they are made, filled together with others, filled by an operation of their own."""
+SIZES = (BELOW, ABOVE, LARGE, ABOVE, BELOW, ABOVE, LARGE)
+
+
+def bound(context: mx.Context, **more: object) -> mx.executor.Executor:
+    """An executor with arguments of all sizes, each with its gradient."""
+    variables = [mx.sym.Variable(f"x{k}") for k in range(len(SIZES))]
+    shapes = {f"x{k}": (size,) for k, size in enumerate(SIZES)}
+    return mx.sym.Group([2 * variable for variable in variables]).simple_bind(context, **shapes, **more)
+
+
+def all_zero(executor: mx.executor.Executor) -> bool:
+    """Whether every argument and gradient is."""
+    return not any(array.asnumpy().any() for array in (*executor.arg_arrays, *executor.grad_arrays))
+
+
+@pytest.mark.parametrize("make", [RawResource, NaivePool, RoundPool, lambda place: PoisonResource(NaivePool(place))])
+def test_reused_memory_is_zero(make):
+    """Arrays in memory that another executor has written to are zeros, those of every size and their gradients."""
+    with storage.using(make(mx.device.get(cpu(0)))):
+        for _ in range(2):
+            executor = bound(cpu())
+            assert all_zero(executor)
+            for array in (*executor.arg_arrays, *executor.grad_arrays):
+                array[:] = 7
+            mx.nd.waitall()
+            del executor, array
+
+
+def test_on_a_simulated_device_they_are_zero():
+    """Memory of a device that works asynchronously is poisoned as it comes, and filled in the order of its work."""
+    assert all_zero(bound(sim(0)))
+
+
+def test_operations_fill_several_arrays(monkeypatch):
+    """Large arrays are filled by operations of at least four mebibytes, small ones by none, after all are made."""
+    pushed = []
+    real = new_arrays.push
+
+    def push(work, reads, writes, *rest, **more):
+        pushed.append(len(writes))
+        real(work, reads, writes, *rest, **more)
+
+    monkeypatch.setattr(new_arrays, "push", push)
+    executor = bound(cpu())
+    assert all_zero(executor)
+    # Gradients come first, the last one first: 1.5 M elements are 6 MB, and 160 KB wait for what makes them 4 MiB. The
+    # gradients of the outputs are made one by one.
+    assert pushed == [1, 3, 3, 3, *[1] * 5]
+    pushed.clear()
+    bound(cpu(), grad_req="null")
+    assert pushed == [2, 3]
+
+
+def test_who_was_set_is_known_for_every_size():
+    """A parameter that nobody has given a value is found whatever filled it, and one with a value is not."""
+    executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=200, name="fc").simple_bind(
+        mx.cpu(), data=(2, 400)
+    )
+    assert executor.arg_dict["fc_weight"].nbytes > 1 << 16 > executor.arg_dict["fc_bias"].nbytes
+    executor.copy_params_from({"fc_bias": mx.nd.ones((200,))}, allow_missing=True, allow_extra_params=True)
+    assert new_arrays.writes_of_zeros(executor.arg_dict["fc_weight"]) == 1
+    executor.arg_dict["fc_weight"][:] = 1
+    executor.forward()
+    assert executor.outputs[0].asnumpy().tolist() == [[1.0] * 200] * 2
