@@ -157,3 +157,64 @@ def test_helpers() -> None:
         tu.compare_optimizer(mx.optimizer.SGD(), mx.optimizer.SGD(learning_rate=0.5), (3, 2), np.float32)
     with pytest.raises(MXNetError, match="fetch the file"):
         tu.get_mnist()
+
+
+def test_environment() -> None:
+    """One variable or several, set and unset, are what they were afterwards, whatever happens inside."""
+    os.environ.pop("WEFTPLAN_OF_A_TEST", None)
+    with tu.environment("WEFTPLAN_OF_A_TEST", "1"):
+        assert os.environ["WEFTPLAN_OF_A_TEST"] == "1"
+        with tu.environment({"WEFTPLAN_OF_A_TEST": None, "WEFTPLAN_OF_ANOTHER": 2}):
+            assert "WEFTPLAN_OF_A_TEST" not in os.environ
+            assert os.environ["WEFTPLAN_OF_ANOTHER"] == "2"
+        with pytest.raises(ZeroDivisionError), tu.environment("WEFTPLAN_OF_A_TEST", None):
+            raise ZeroDivisionError
+        assert os.environ["WEFTPLAN_OF_A_TEST"] == "1"
+    assert not {"WEFTPLAN_OF_A_TEST", "WEFTPLAN_OF_ANOTHER"} & set(os.environ)
+    with pytest.raises(ParameterError, match="a name and a value, or a dictionary"), tu.environment():
+        pass
+
+
+def test_generators_are_judged() -> None:
+    """The right distribution passes, continuous or discrete, drawn by NumPy or by MXNet's names; others fail."""
+    draw = np.random.default_rng(3)
+    ranges, probs = tu.gen_buckets_probs_with_ppf(lambda p: 2 * p - 1, 5)
+    mx.random.seed(3)
+    for uniform in (lambda n: draw.uniform(-1, 1, n), lambda n: mx.nd.random.uniform(-1, 1, shape=(n,))):
+        assert len(tu.verify_generator(uniform, ranges, probs, nsamples=5000)) == 5
+    with pytest.raises(AssertionError, match=r"above 0\.05"):
+        tu.verify_generator(lambda n: draw.uniform(-1, 1.2, n), ranges, probs, nsamples=5000)
+    p, found, expected = tu.chi_square_check(lambda n: draw.integers(0, 4, n), [0, 1, 2, 3], [0.25] * 4, nsamples=4000)
+    assert p > 0.01
+    assert found.sum() == expected.sum() == 4000
+    assert tu.chi_square_check(lambda n: draw.integers(0, 4, n), [0, 1, 2, 3], [0.2, 0.2, 0.3, 0.3], 4000)[0] < 1e-6
+    assert tu.mean_check(lambda n: draw.normal(1, 2, n), 1, 2, 5000)
+    assert not tu.mean_check(lambda n: draw.normal(1.3, 2, n), 1, 2, 5000)
+    assert tu.var_check(lambda n: draw.normal(1, 2, n), 2, 5000)
+    assert not tu.var_check(lambda n: draw.normal(1, 2.3, n), 2, 5000)
+    for buckets, shares in (([0, 1], [1.0]), ([(0, 2), (1, 3)], [0.5, 0.5]), ([0, 1], [0, 1.0])):
+        with pytest.raises(ParameterError, match="chi_square_check"):
+            tu.chi_square_check(lambda n: draw.integers(0, 2, n), buckets, shares, 100)
+
+
+def test_more_helpers() -> None:
+    """A share of elements may differ; tuples are compared through; sums undo broadcasting; names do not count."""
+    a = np.zeros(10, np.float32)
+    b = a.copy()
+    b[3] = 1
+    tu.assert_almost_equal_with_err(a, b, etol=0.1)
+    with pytest.raises(AssertionError, match="most at"):
+        tu.assert_almost_equal_with_err(a, b, etol=0.05)
+    tu.compare_ndarray_tuple((mx.nd.ones((2,)), (None, mx.nd.zeros((1,)))), (mx.nd.ones((2,)), (b, mx.nd.zeros((1,)))))
+    with pytest.raises(AssertionError):
+        tu.compare_ndarray_tuple((mx.nd.ones((2,)),), (mx.nd.zeros((2,)),))
+    assert tu.collapse_sum_like(mx.nd.ones((2, 3)), (3,)).asnumpy().tolist() == [2, 2, 2]
+    assert tu.assign_each2(np.array([1.0, 2.0]), np.array([3.0, 4.0]), lambda x, y: x * y).tolist() == [3, 8]
+    assert tu.assign_each(b, None).tolist() == b.tolist()
+    assert tu.create_2d_tensor(2, 3).asnumpy().tolist() == [[0, 0, 0], [1, 1, 1]]
+    low, high = tu.random_uniform_arrays((3, 2), (4,), low=2, high=3)
+    assert (low.shape, high.shape, low.dtype) == ((3, 2), (4,), np.float32)
+    assert ((low >= 2) & (low < 3)).all()
+    assert tu.effective_dtype(mx.nd.ones((1,), dtype="float16")) == np.float16
+    assert tu.same_symbol_structure(mx.sym.relu(X, name="a"), mx.sym.relu(Y, name="b"))
+    assert not tu.same_symbol_structure(mx.sym.relu(X), mx.sym.sigmoid(X))

@@ -16,6 +16,21 @@ from typing import Any, NoReturn
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.compat.array_helpers import (
+    assign_each,
+    assign_each2,
+    collapse_sum_like,
+    create_2d_tensor,
+    effective_dtype,
+    same_symbol_structure,
+)
+from weftplan.compat.distribution_checks import (
+    chi_square_check,
+    gen_buckets_probs_with_ppf,
+    mean_check,
+    var_check,
+    verify_generator,
+)
 from weftplan.compat.symbol_checks import (
     check_consistency,
     check_numeric_gradient,
@@ -37,23 +52,34 @@ __all__ = [
     "almost_equal_ignore_nan",
     "assert_almost_equal",
     "assert_almost_equal_ignore_nan",
+    "assert_almost_equal_with_err",
     "assert_exception",
+    "assign_each",
+    "assign_each2",
     "check_consistency",
     "check_numeric_gradient",
     "check_speed",
     "check_symbolic_backward",
     "check_symbolic_forward",
+    "chi_square_check",
+    "collapse_sum_like",
+    "compare_ndarray_tuple",
     "compare_optimizer",
+    "create_2d_tensor",
     "create_vector",
     "default_context",
     "default_dtype",
     "discard_stderr",
     "download",
+    "effective_dtype",
+    "environment",
     "find_max_violation",
+    "gen_buckets_probs_with_ppf",
     "get_atol",
     "get_mnist",
     "get_rtol",
     "list_gpus",
+    "mean_check",
     "np_reduce",
     "rand_coord_2d",
     "rand_ndarray",
@@ -62,12 +88,16 @@ __all__ = [
     "rand_shape_nd",
     "random_arrays",
     "random_sample",
+    "random_uniform_arrays",
     "retry",
     "same",
     "same_array",
+    "same_symbol_structure",
     "set_default_context",
     "set_env_var",
     "simple_forward",
+    "var_check",
+    "verify_generator",
 ]
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -191,6 +221,33 @@ def assert_almost_equal_ignore_nan(
     assert_almost_equal(*_without_nan(a, b), rtol, atol, names)
 
 
+def assert_almost_equal_with_err(
+    a: Any,
+    b: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    etol: float | None = None,
+    names: Sequence[str] = ("a", "b"),
+    equal_nan: bool = False,
+) -> None:
+    """:func:`assert_almost_equal` but for a share ``etol`` of the elements, which may be further apart."""
+    left, right = np.broadcast_arrays(_host(a), _host(b))
+    wrong = int((~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan)).sum())
+    if wrong > (etol or 0) * left.size:
+        assert_almost_equal(left, right, rtol, atol, names, equal_nan)
+
+
+def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    """:func:`assert_almost_equal` of each two arrays in tuples of arrays and tuples; what is None is not compared."""
+    if t1 is None or t2 is None:
+        return
+    if not isinstance(t1, tuple):
+        assert_almost_equal(t1, t2, rtol, atol)
+        return
+    for one, other in zip(t1, t2, strict=True):
+        compare_ndarray_tuple(one, other, rtol, atol)
+
+
 def assert_exception(f: Callable[..., Any], exception_type: type[BaseException], *args: Any, **kwargs: Any) -> None:
     """Raise AssertionError unless the call raises such an error."""
     try:
@@ -267,6 +324,11 @@ def random_arrays(*shapes: Sequence[int]) -> Any:
     return arrays[0] if len(arrays) == 1 else arrays
 
 
+def random_uniform_arrays(*shapes: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: Any = None) -> list[Host]:
+    """NumPy arrays of uniform numbers, one for each shape."""
+    return [np.random.uniform(low, high, tuple(shape)).astype(dtype or np.float32) for shape in shapes]
+
+
 def random_sample(population: Sequence[Any], k: int) -> list[Any]:
     """So many different ones, in the order in which they stand."""
     chosen = np.sort(np.random.permutation(len(population))[:k])
@@ -320,6 +382,33 @@ def set_env_var(key: str, val: str, default_val: str = "") -> str:
     before = os.environ.get(key, default_val)
     os.environ[key] = val
     return before
+
+
+@contextlib.contextmanager
+def environment(*args: Any) -> Iterator[None]:
+    """Within ``with`` environment variables have other values: ``(name, value)`` or a dictionary; None unsets one.
+
+    >>> with environment("MXNET_BACKWARD_DO_MIRROR", "1"):
+    ...     os.environ["MXNET_BACKWARD_DO_MIRROR"]
+    '1'
+    """
+    if len(args) not in (1, 2):
+        raise ParameterError(f"environment: give a name and a value, or a dictionary, got {len(args)} arguments")
+    wanted = dict(args[0]) if len(args) == 1 else {args[0]: args[1]}
+    before = {name: os.environ.get(name) for name in wanted}
+
+    def put(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = str(value)
+
+    put(wanted)
+    try:
+        yield
+    finally:
+        put(before)
 
 
 class EnvManager:
