@@ -184,7 +184,7 @@ def test_every_forward_node_runs_before_every_backward_node(network: str, chosen
     position = {nid: step for step, nid in enumerate(planned.order)}
     assert len(position) == len(planned.order)
     for nid, step in position.items():
-        needs = {int(graph.entry_node[e]) for e in graph.inputs[nid]} | set(graph.controls[nid])
+        needs = {graph.entry_node[e] for e in graph.inputs[nid]} | set(graph.controls[nid])
         assert all(position.get(other, -1) < step for other in needs)
 
 

@@ -55,11 +55,13 @@ def run_planned(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
 
     def view(e: int) -> Any:
         if e not in arrays:
-            place = plan.address(e)
-            if place is None:
+            storage = int(plan.entry_storage[e])
+            if storage < 0:
                 return None
-            slab, offset, nbytes = place
-            arrays[e] = slabs[slab][offset : offset + nbytes].view(planned.dtypes[e]).reshape(planned.shapes[e])
+            slab, offset = plan.storage_slab[storage], plan.storage_offset[storage]
+            arrays[e] = (
+                slabs[slab][offset : offset + plan.entry_nbytes[e]].view(planned.dtypes[e]).reshape(planned.shapes[e])
+            )
         return arrays[e]
 
     for nid in planned.order:

@@ -71,7 +71,6 @@ def program_of_steps(
         num_forward=len(steps) if forward is None else forward,
         shapes=[(size,) for size in sizes],
         dtypes=[BYTE] * len(names),
-        elements=sizes,
         nbytes=sizes,
         contexts=contexts,
         device=[0] * len(given) + [contexts.index(step.device) for step in steps],
@@ -102,6 +101,6 @@ def plan_steps(
         PlanOptions() if options is None else options,
         cost=lambda program: [seconds[origin] if origin >= 0 else 0.0 for origin in program.graph.origin],
     )
-    made: list[int] = draft.program.graph.outputs.tolist()
+    made: list[int] = draft.program.graph.outputs
     written = zip(gradients, made[len(outputs) :], strict=True)
     return planned_steps(draft, made[: len(outputs)], {name: (eid, Req.WRITE) for name, eid in written})

@@ -43,7 +43,7 @@ def test_a_chain_becomes_one_node_with_the_name_of_the_last():
     assert node.name == "r"
     assert len(members(node)) == 4
     assert [entry.node.name for entry in node.inputs] == ["a", "b", "c"]
-    assert any("joined 3 elementwise nodes" in note for note in found.notes)
+    assert any("joined 3 elementwise nodes" in note for note in found.memory.notes)
     text = net.simple_bind(mx.cpu(), grad_req="null", **dict.fromkeys("abc", LARGE)).debug_str()
     assert "Op:elementwise, Name=r" in text
     assert f"__members__={','.join(members(node))}" in text

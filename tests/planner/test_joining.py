@@ -39,7 +39,7 @@ def test_inference_joins_every_layer_with_its_relu():
         assert len(operators(net, fusion=False)) == 5
         planned = plan_symbol(net, {"x": (2, 3, 6, 6)})
         assert {"r1", "r2"} < {node.name for node in planned.graph.nodes}
-        assert any("joined 2 pairs" in note for note in planned.notes)
+        assert any("joined 2 pairs" in note for note in planned.memory.notes)
 
 
 def test_training_joins_batch_norm_in_both_directions():

@@ -105,7 +105,6 @@ def test_nested_lifetimes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("block", [1, 3, 64])
 def test_who_needs_whom_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of a few steps at a time answer as sets of all steps do."""
-    monkeypatch.setattr(reachability, "MOST_STEPS", block)
     rng = random.Random(block)
     for _ in range(50):
         count = rng.randrange(1, 30)
@@ -113,7 +112,9 @@ def test_who_needs_whom_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -
         rows = [sorted(rng.choices(range(count), k=rng.randrange(4))) for _ in range(20)]
         sets = reachability.ancestors(producers)
         expected = [not row or all(sets[row[-1]] >> step & 1 for step in row) for row in rows]
-        assert reachability.last_needs_others(producers, rows) == expected
+        with monkeypatch.context() as patch:
+            patch.setattr(reachability, "MOST_STEPS", block)
+            assert reachability.last_needs_others(producers, rows) == expected
 
 
 def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) -> None:

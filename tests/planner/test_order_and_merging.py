@@ -27,7 +27,7 @@ def test_late_consumers_are_pulled_forward() -> None:
     chosen = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False, reorder=True))
     validate(chosen)
     assert chosen.memory.peak < given.memory.peak / 2
-    assert any("another order" in note for note in chosen.notes)
+    assert any("another order" in note for note in chosen.memory.notes)
     assert sorted(chosen.order) == sorted(given.order)
 
 
@@ -56,7 +56,7 @@ def test_equal_expressions_are_computed_once(interpret: Any) -> None:
         for flag in (True, False)
     )
     assert merged.graph.num_nodes < plain.graph.num_nodes
-    assert merged.notes == ("merged 1 node into others that compute the same (MXNET_ELIMINATE_COMMON_EXPR)",)
+    assert merged.memory.notes == ("merged 1 node into others that compute the same (MXNET_ELIMINATE_COMMON_EXPR)",)
     values = {"x": np.linspace(-1, 1, 36, dtype=np.float32).reshape(6, 6)}
     assert np.array_equal(interpret.planned(merged, values)["output0"], interpret.planned(plain, values)["output0"])
 
@@ -80,7 +80,7 @@ def test_what_must_not_be_merged() -> None:
     for one, two in pairs:
         planned = plan_symbol(sym.Group([one, two]), {"x": (2, 2)})
         assert len({int(e) for e in planned.outputs}) == 2
-        assert not planned.notes
+        assert not planned.memory.notes
 
 
 def test_merged_outputs_stay_two_arrays() -> None:

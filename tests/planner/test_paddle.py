@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
-from weftplan.planner import Kind, MemoryPlan, PlannedGraph, PlanOptions, plan_symbol, validate
+from weftplan.planner import Kind, MemoryPlan, PlannedGraph, PlanOptions, plan_symbol, size_symbol, validate
 from weftplan.planner.paddle import order_edges
-from weftplan.planner.strategies import Draft
+from weftplan.planner.strategies import plan_graph
 from weftplan.symbol import Symbol
 
 sym = mx.sym
@@ -264,24 +262,11 @@ def test_nothing_is_used_again_where_the_range_is_zero() -> None:
 
 def test_edges_are_those_of_the_graph() -> None:
     """Inception, training: after adding the edges every user of a block comes before the next one's first writer."""
-    from weftplan.planner import drafts
-
-    caught: list[Draft] = []
-    original = drafts.plan_graph
-
-    def spy(*args: Any) -> Draft:
-        caught.append(original(*args))
-        return caught[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafts, "plan_graph", spy)
-        plan_symbol(
-            models.get("inception_v3"),
-            models.input_shapes("inception_v3", 2),
-            grad_req="write",
-            options=PlanOptions(compat="paddle", strategy="match_range"),
-        )
-    program, found, memory = caught[0].program, caught[0].assignment, caught[0].memory
+    options = PlanOptions(compat="paddle", strategy="match_range")
+    shapes = models.input_shapes("inception_v3", 2)
+    program = size_symbol(models.get("inception_v3"), shapes, grad_req="write", options=options).program
+    draft = plan_graph(program, options)
+    found, memory = draft.assignment, draft.memory
     edges = order_edges(program, found)
     assert memory.num_added_waits == len(edges) > 0
     position = {nid: step for step, nid in enumerate(program.order)}
@@ -292,7 +277,7 @@ def test_edges_are_those_of_the_graph() -> None:
         extra.setdefault(b, set()).add(a)
     users: dict[int, list[set[int]]] = {}
     last: dict[int, int] = {}
-    entry_node = program.graph.entry_node.tolist()
+    entry_node = program.graph.entry_node
     for nid in program.order:
         mine = {nid}
         for source in [entry_node[e] for e in program.reads[nid]] + list(extra.get(nid, ())):

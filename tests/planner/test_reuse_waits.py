@@ -32,7 +32,7 @@ def walked(graph: PlannedGraph, needs: dict[int, set[int]]) -> Iterator[tuple[in
         assert node.op is not None
         ignored = node.op.ignored(node.params)
         reads = [e for i, e in enumerate(index.inputs[nid]) if i not in ignored]
-        needs[nid] = {nid}.union(*(needs.get(int(index.entry_node[e]), set()) for e in reads))
+        needs[nid] = {nid}.union(*(needs.get(index.entry_node[e], set()) for e in reads))
         if nid not in graph.skipped:
             yield nid, reads
 

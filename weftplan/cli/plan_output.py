@@ -120,7 +120,7 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     labels = plan.labels
     found: dict[tuple[str, str], list[int]] = {}
     for nid in labels.steps:
-        text = plan.kernels.get(labels.node_name(nid))
+        text = plan.kernels.get(labels.node_names[nid])
         if text is not None:
             found.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
     rows = sorted(found.items())

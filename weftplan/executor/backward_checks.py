@@ -34,7 +34,7 @@ def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
     graph = planned.graph
     own = {step.nid for step in backward}
     return any(
-        array is not None and graph.nodes[node := int(graph.entry_node[e])].op is not None and node not in own
+        array is not None and graph.nodes[node := graph.entry_node[e]].op is not None and node not in own
         for step in backward
         for e, array in zip(graph.inputs[step.nid], step.inputs, strict=True)
     )

@@ -52,7 +52,7 @@ class DynamicMemory(PlannedMemory):
         names = ["workspace"] * plan.num_storages
         for eid in range(len(plan.entry_storage) - 1, -1, -1):
             if plan.entry_storage[eid] >= 0:
-                names[int(plan.entry_storage[eid])] = planned.graph.nodes[int(planned.graph.entry_node[eid])].name
+                names[int(plan.entry_storage[eid])] = planned.graph.nodes[planned.graph.entry_node[eid]].name
         self.chunks = []
         self.allocated_bytes = 0
         for number, (slab, nbytes) in enumerate(

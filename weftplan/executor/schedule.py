@@ -227,7 +227,7 @@ def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
     for nid in planned.order:
         op = graph.nodes[nid].op
         if op is not None and op.name == "_CrossDeviceCopy":
-            makers.add(int(graph.entry_node[graph.inputs[nid][0]]))
+            makers.add(graph.entry_node[graph.inputs[nid][0]])
             copied.add(graph.row[nid])
         elif copied:
             met = copied.intersection(graph.inputs[nid])

@@ -27,7 +27,7 @@ from weftplan.ops.binary_gradients import (
     sum_backward,
 )
 from weftplan.ops.forms import Call, workspace_kernel
-from weftplan.ops.kernels import BOOL, UfuncKernel, block_bytes, blocks, divide_integers
+from weftplan.ops.kernels import BOOL, COMPARISONS, UfuncKernel, block_bytes, blocks, divide_integers
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
     ADDITIVE_INPLACE,
@@ -237,21 +237,11 @@ _binary(
     elementwise=("_hypot", "_Hypot"),
     broadcast=("broadcast_hypot",),
 )
-for _short, _ufunc_name, _old, _what in (
-    ("equal", "equal", "_Equal", "lhs == rhs"),
-    ("not_equal", "not_equal", "_Not_Equal", "lhs != rhs"),
-    ("greater", "greater", "_Greater", "lhs > rhs"),
-    ("greater_equal", "greater_equal", "_Greater_Equal", "lhs >= rhs"),
-    ("lesser", "less", "_Lesser", "lhs < rhs"),
-    ("lesser_equal", "less_equal", "_Lesser_Equal", "lhs <= rhs"),
-    ("logical_and", "logical_and", "_Logical_And", "lhs and rhs are both not 0"),
-    ("logical_or", "logical_or", "_Logical_Or", "lhs or rhs is not 0"),
-    ("logical_xor", "logical_xor", "_Logical_Xor", "exactly one of lhs and rhs is not 0"),
-):
+for _short, _ufunc, _what in COMPARISONS:
     _binary(
-        UfuncKernel(_ufunc_name, 2),
+        UfuncKernel(_ufunc, 2),
         None,
-        f"1 where {_what}, else 0, in the dtype of the inputs.",
-        elementwise=(f"_{_short}", _old),
+        f"1 where {_what.format('lhs', 'rhs')}, else 0, in the dtype of the inputs.",
+        elementwise=(f"_{_short}", f"_{_short.title()}"),
         broadcast=(f"broadcast_{_short}",),
     )

@@ -36,6 +36,18 @@ from weftplan.ops.schema import (
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
+COMPARISONS = (
+    ("equal", "equal", "{} == {}"),
+    ("not_equal", "not_equal", "{} != {}"),
+    ("greater", "greater", "{} > {}"),
+    ("greater_equal", "greater_equal", "{} >= {}"),
+    ("lesser", "less", "{} < {}"),
+    ("lesser_equal", "less_equal", "{} <= {}"),
+    ("logical_and", "logical_and", "{} and {} are both not 0"),
+    ("logical_or", "logical_or", "{} or {} is not 0"),
+    ("logical_xor", "logical_xor", "exactly one of {} and {} is not 0"),
+)
+"""Operators that give 0 or 1: MXNet's word for it, NumPy's function, and when it is 1."""
 
 
 class _CopyKernel:

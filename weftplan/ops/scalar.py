@@ -17,6 +17,7 @@ from weftplan.ops.floats import is_float
 from weftplan.ops.forms import Call, ChosenKernel, kernel
 from weftplan.ops.kernels import (
     BOOL,
+    COMPARISONS,
     BlockKernel,
     Kind,
     block_bytes,
@@ -384,21 +385,11 @@ _scalar_op(
     infer_dtype=floats_only("smooth_l1"),
     params=SCALAR[:1],
 )
-for _name, _old, _ufunc, _what in (
-    ("_equal_scalar", "_EqualScalar", "equal", "data == scalar"),
-    ("_not_equal_scalar", "_NotEqualScalar", "not_equal", "data != scalar"),
-    ("_greater_scalar", "_GreaterScalar", "greater", "data > scalar"),
-    ("_greater_equal_scalar", "_GreaterEqualScalar", "greater_equal", "data >= scalar"),
-    ("_lesser_scalar", "_LesserScalar", "less", "data < scalar"),
-    ("_lesser_equal_scalar", "_LesserEqualScalar", "less_equal", "data <= scalar"),
-    ("_logical_and_scalar", "_LogicalAndScalar", "logical_and", "data and scalar are both not 0"),
-    ("_logical_or_scalar", "_LogicalOrScalar", "logical_or", "data or scalar is not 0"),
-    ("_logical_xor_scalar", "_LogicalXorScalar", "logical_xor", "exactly one of data and scalar is not 0"),
-):
+for _short, _ufunc, _what in COMPARISONS:
     _scalar_op(
-        _name,
-        _old,
+        f"_{_short}_scalar",
+        f"_{_short.title().replace('_', '')}Scalar",
         _ScalarKernel(_ufunc),
-        f"1 where {_what}, else 0, in the dtype of data.",
+        f"1 where {_what.format('data', 'scalar')}, else 0, in the dtype of data.",
         gradient=zero_gradient,
     )

@@ -1,12 +1,8 @@
 """Graph in, memory plan out: pure functions, no arrays, no threads.
 
-The README beside this file has the vocabulary, the invariants and an order of reading. Importing the package gives
-symbols their method ``plan``.
-
-One rule of threads holds for every module in here. Any thread may call any function, because modules keep nothing
-between calls, except ``hooks.py`` and ``stopping.py``, which say what. What is finished (a graph, a program, a plan) is
-never changed, so any thread may read it. What changes while it works (a search, a rewrite, a pool of blocks, kept
-drafts) belongs to the thread that made it.
+The README beside this file has the vocabulary, the invariants, an order of reading, and the rule of threads of every
+module in here: any thread may call any function; only ``hooks.py`` and ``stopping.py`` keep something between calls.
+Importing the package gives symbols their method ``plan``.
 """
 
 from __future__ import annotations
@@ -19,8 +15,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, pack
 from weftplan.planner.symbolic.estimate import plan
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.pipeline import SizedGraph, plan_symbol, size_symbol
-from weftplan.planner.symbolic.planned_graph import PlannedGraph
+from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, plan_symbol, size_symbol
 from weftplan.planner.validation import validate
 from weftplan.symbol.hooks import set_planner
 

@@ -117,20 +117,15 @@ def largest_fitting(
 
     def need(batch: int) -> int:
         """Bytes that a batch needs at least."""
-        if not recompute:
-            made[batch] = again(batch=batch, budget=None)
-            return int(made[batch].counted)
         try:
-            return int(again(batch=batch, budget=1).counted)
+            made[batch] = again(batch=batch, budget=1 if recompute else None)
+            nbytes = int(made[batch].counted)
         except BudgetError as error:
             if error.smallest is None:
                 raise
-            return error.smallest
-
-    def told(batch: int) -> int:
-        nbytes = need(batch)
+            nbytes = error.smallest
         tried(batch, nbytes)
         return nbytes
 
-    batch, _ = largest_batch(told, budget)
+    batch, _ = largest_batch(need, budget)
     return batch, again(batch=batch, budget=budget) if recompute else made[batch]

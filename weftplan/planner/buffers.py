@@ -34,7 +34,8 @@ class Buffers:
         self.entry_first = np.array(starts, dtype=np.int64)
         self.entry_last = np.array(ends, dtype=np.int64)
         self.entry_nbytes = np.array(program.nbytes, dtype=np.int64)
-        self.node_device = np.array(program.device, dtype=np.int64)
+        node_device = np.array(program.device, dtype=np.int64)
+        self.entry_device = node_device[program.graph.entry_node]
         group = np.array(found.group, dtype=np.int64)
         group[np.frombuffer(found.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
@@ -55,12 +56,12 @@ class Buffers:
         np.minimum.at(first, members, self.entry_first[held])
         np.maximum.at(last, members, self.entry_last[held])
         np.maximum.at(nbytes, members, self.entry_nbytes[held])
-        device[members] = self.node_device[program.graph.entry_node[held]]
+        device[members] = self.entry_device[held]
         self.first = np.concatenate([first, moments])
         """Per buffer: the groups that have entries, then one per node with scratch."""
         self.last = np.concatenate([last, moments + 1])
         self.nbytes = np.concatenate([nbytes, scratch])
-        self.device = np.concatenate([device, self.node_device[self.workspace_nodes]])
+        self.device = np.concatenate([device, node_device[self.workspace_nodes]])
 
     def live(self, nbytes: IntArray | None = None) -> IntArray:
         """Bytes alive at each step, one row per device, of buffers of these sizes (default: as they are)."""
@@ -111,11 +112,10 @@ class Buffers:
         """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
         program = self.program
         planned = np.flatnonzero(np.array(self.assignment.group, dtype=np.int64) >= 0)
-        places = self.node_device[program.graph.entry_node[planned]]
         largest = [0] * len(program.contexts)
         for nid, nbytes in self.workspace.items():
             largest[program.device[nid]] = max(largest[program.device[nid]], nbytes)
-        return int(self.rounded(self.entry_nbytes[planned], places).sum()) + sum(largest)
+        return int(self.rounded(self.entry_nbytes[planned], self.entry_device[planned]).sum()) + sum(largest)
 
 
 def _most(live: IntArray) -> int:

@@ -1,6 +1,6 @@
 """The graph that the planner's core plans: nodes and entries as numbers, and what each node does to memory.
 
-Nodes are numbered so that every one comes after what it needs. Entry ``k`` of node ``n`` has the id ``row_ptr[n] + k``;
+Nodes are numbered so that every one comes after what it needs. Entry ``k`` of node ``n`` has the id ``row[n] + k``;
 a variable, which holds what the caller gives, has one entry. The graph knows neither symbols nor operators: a front end
 such as :mod:`weftplan.planner.symbolic` says in one :class:`Work` per node what it may do.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,23 +73,18 @@ class Graph:
     """For a rewritten graph the front end's; for that one itself."""
     row: list[int] = field(init=False)
     """First entry of each node, and behind them the number of entries."""
-    row_ptr: IntArray = field(init=False)
-    """:attr:`row` as an array."""
-    entry_node: IntArray = field(init=False)
+    entry_node: list[int] = field(init=False)
     """Node id that makes each entry."""
-    is_variable: NDArray[np.bool_] = field(init=False)
-    outputs: IntArray = field(init=False)
+    is_variable: list[bool] = field(init=False)
+    outputs: list[int] = field(init=False)
     """Entry ids of the heads, in the order given (duplicates kept)."""
 
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
         """Number the entries."""
-        widths = np.array(counts, dtype=np.int64)
-        self.row_ptr = np.zeros(len(widths) + 1, dtype=np.int64)
-        np.cumsum(widths, out=self.row_ptr[1:])
-        self.row = self.row_ptr.tolist()
-        self.entry_node = np.repeat(np.arange(len(widths), dtype=np.int64), widths)
-        self.is_variable = np.array([work is VARIABLE for work in self.works], dtype=np.bool_)
-        self.outputs = np.array(list(heads), dtype=np.int64)
+        self.row = [0, *accumulate(counts)]
+        self.entry_node = [nid for nid, count in enumerate(counts) for _ in range(count)]
+        self.is_variable = [work is VARIABLE for work in self.works]
+        self.outputs = list(heads)
         self.origin = self.origin or range(len(self.works))
         self.base = self.base or self
 
@@ -104,7 +100,7 @@ class Graph:
 
     def entry_name(self, eid: int) -> str:
         """A variable's name, or ``<node>_<output>``."""
-        nid = int(self.entry_node[eid])
+        nid = self.entry_node[eid]
         name = self.names[nid]
         return name if self.works[nid] is VARIABLE else f"{name}_{self.output_name(nid, eid - self.row[nid])}"
 
@@ -116,7 +112,7 @@ class Graph:
 
     def variables(self) -> list[int]:
         """Node ids of the variables, in order."""
-        return [int(n) for n in np.flatnonzero(self.is_variable)]
+        return [nid for nid, given in enumerate(self.is_variable) if given]
 
     def __repr__(self) -> str:
         return (

@@ -50,8 +50,6 @@ class Assignment:
     """Entries of one group are computed in place of each other; groups of one storage follow each other in time."""
     kind: bytearray
     inplace: list[int]
-    num_storages: int
-    num_groups: int
     skipped: set[int]
     """Nodes that must not run: see :func:`add_in_place`."""
     added: set[int]
@@ -71,8 +69,6 @@ def assign(
     """Run the walk.
 
     Args:
-        program: the graph.
-        pool: the allocator.
         enable_inplace: let outputs take the memory of inputs at all.
         keep_unused: give memory also to outputs that nobody reads, as MXNet does.
         compute_unused: the same, and let them be written.
@@ -82,7 +78,7 @@ def assign(
     """
     graph, row, refs = program.graph, program.graph.row, program.refs
     inputs, reads, pairs, external = graph.inputs, program.reads, program.pairs, program.external
-    elements, device = program.elements, program.device
+    device = program.device
     storage = [-1] * graph.num_entries
     group = [-1] * graph.num_entries
     num_groups = 0
@@ -111,7 +107,7 @@ def assign(
                     group[out] = group[source]
         todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keeps)]
         if len(todo) > 1 and not rule:
-            todo.sort(key=lambda e: (-elements[e], -e))
+            todo.sort(key=lambda e: (-(program.nbytes[e] // program.dtypes[e].itemsize), -e))
         for e in todo:
             block = pool.allocate(e, device[nid], nid)
             if block == len(live):
@@ -134,7 +130,7 @@ def assign(
                 if not compute_unused:
                     kind[e] = unused
                 pool.release(storage[e], nid)
-    return Assignment(storage, group, kind, inplace, len(live), num_groups, set(), set())
+    return Assignment(storage, group, kind, inplace, set(), set())
 
 
 def add_in_place(program: Program, found: Assignment) -> Assignment:
@@ -152,7 +148,7 @@ def add_in_place(program: Program, found: Assignment) -> Assignment:
     found = replace(found, storage=found.storage[:], group=found.group[:], kind=found.kind[:], inplace=found.inplace[:])
     found.skipped, found.added = set(), set()
     position = {nid: step for step, nid in enumerate(program.order)}
-    entry_node: list[int] = graph.entry_node.tolist()
+    entry_node = graph.entry_node
     readers: dict[int, list[int]] = {}
     interesting = {found.group[row[n]] for n in sums}
     for step, nid in enumerate(program.order):

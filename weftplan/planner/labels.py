@@ -6,6 +6,7 @@ would take longer than planning them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from weftplan.ops.schema import DType, Shape
@@ -14,50 +15,37 @@ from weftplan.planner.inplace import Assignment
 
 
 class Labels:
-    """What a plan knows about its graph. A plan from a file has a subclass, which knows it from there.
+    """What a plan knows about its graph. A plan from a file has a subclass, which knows it from there."""
 
-    Attributes:
-        steps: node id of each step.
-    """
+    steps: Sequence[int]
+    """Node of each step."""
+    shapes: Sequence[Shape]
+    dtypes: Sequence[DType]
+    makers: Sequence[int]
+    """Node that makes each entry."""
+    node_names: Sequence[str]
 
     def __init__(
         self, graph: Graph, steps: list[int], *, shapes: list[Shape], dtypes: list[DType], found: Assignment
     ) -> None:
-        self.steps = steps
+        self.steps, self.shapes, self.dtypes = steps, shapes, dtypes
+        self.makers, self.node_names = graph.entry_node, graph.names
         self._graph = graph
-        self._shapes = shapes
-        self._dtypes = dtypes
         self._found = found
 
     def name(self, eid: int) -> str:
         """Name of an entry."""
         return self._graph.entry_name(eid)
 
-    def shape(self, eid: int) -> Shape:
-        """Shape of an entry."""
-        return self._shapes[eid]
-
-    def dtype(self, eid: int) -> DType:
-        """Dtype of an entry."""
-        return self._dtypes[eid]
-
-    def node_name(self, nid: int) -> str:
-        """Name of a node."""
-        return self._graph.names[nid]
-
     def node_op(self, nid: int) -> str:
         """Operator of a node; ``variable`` for a variable."""
         return self._graph.works[nid].label
-
-    def maker(self, eid: int) -> int:
-        """Node that makes an entry."""
-        return int(self._graph.entry_node[eid])
 
     def source(self, eid: int) -> int:
         """Entry whose memory an in-place or added-to entry takes over; -1 for others."""
         index = self._found.inplace[eid]
         if index >= 0:
-            return self._graph.inputs[self.maker(eid)][index]
+            return self._graph.inputs[self.makers[eid]][index]
         return self._totals.get(eid, -1)
 
     @cached_property

@@ -19,19 +19,18 @@ def dependencies(program: Program) -> list[list[int]]:
     the one before it in the given order: nodes that touch a state keep their order, since one of them writes it.
     """
     graph = program.graph
-    makers: list[int] = graph.entry_node.tolist()
-    variable = graph.is_variable.tolist()
+    makers = graph.entry_node
+    variable = graph.is_variable
     states = {inputs[slot] for work, inputs in zip(graph.works, graph.inputs, strict=True) for slot in work.writes}
     before: list[list[int]] = [[] for _ in range(graph.num_nodes)]
     touched: dict[int, int] = {}
     for nid in program.order:
         needs = dict.fromkeys([*(makers[e] for e in graph.inputs[nid]), *graph.controls[nid]])
-        if states:
-            for e in graph.inputs[nid]:
-                if e in states:
-                    if touched.get(e, nid) != nid:
-                        needs[touched[e]] = None
-                    touched[e] = nid
+        for e in graph.inputs[nid]:
+            if e in states:
+                needs[touched.get(e, nid)] = None
+                touched[e] = nid
+        needs.pop(nid, None)
         before[nid] = [n for n in needs if not variable[n]]
     return before
 
@@ -46,7 +45,6 @@ def scheduled(
     """``nodes`` in another order: of those that are ready, always the one of least value, then in the order given.
 
     Args:
-        nodes: what is to be ordered.
         needs: by number, what each node must follow; numbers that are not in ``nodes`` are passed over.
         value: of a node that is ready.
         changed: told each step; names the nodes whose value it has changed.
@@ -105,6 +103,6 @@ def lifetimes(program: Program) -> tuple[list[int], list[int]]:
         for e in range(row[nid], row[nid + 1]):
             first[e] = step
             last[e] = step + 1
-    for e in graph.outputs.tolist():
+    for e in graph.outputs:
         last[e] = end
     return first, last

@@ -20,10 +20,7 @@ Free = tuple[int, int, int]
 class BlockPool:
     """The allocator of the match-range strategy.
 
-    Args:
-        sizes: bytes requested per entry.
-        match_range: R; 0 never reuses.
-        color: per node; empty: one colour.
+    ``sizes`` are the bytes requested per entry; a range of 0 never reuses. ``color`` is per node; empty: one for all.
     """
 
     def __init__(self, sizes: Sequence[int], match_range: int, color: Sequence[int] = ()) -> None:
@@ -79,9 +76,9 @@ def colors(program: Program, count: int) -> list[int]:
     if count <= 1:
         return []
     nodes = graph.num_nodes
-    weight = [0 if given else 1 for given in graph.is_variable.tolist()]
+    weight = [not given for given in graph.is_variable]
     color = [count - 1] * nodes
-    makers = [[graph.entry_node[e].item() for e in ins] for ins in graph.inputs]
+    makers = [[graph.entry_node[e] for e in ins] for ins in graph.inputs]
     for shade in range(count - 1):
         best = [0] * nodes
         follow = [-1] * nodes
@@ -97,6 +94,6 @@ def colors(program: Program, count: int) -> list[int]:
             break
         while start >= 0:
             if weight[start]:
-                color[start], weight[start] = shade, 0
+                color[start], weight[start] = shade, False
             start = follow[start]
     return color

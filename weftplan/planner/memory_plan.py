@@ -1,16 +1,12 @@
 """A memory plan: where every entry lies and when it is alive, look-ups in its arrays, and what one asks of a plan.
 
-Words: an *entry* is one output of one node. A *storage* is what entries share, either because one is computed in place
-of another or because their lifetimes do not meet. A *slab* is one allocation on one device; a storage is a byte range
-of a slab. A *step* is a position in the execution order; lifetimes are half-open ranges of steps.
-
-Two ways to reuse memory, and what an executor has to honour:
+The README beside this file says what an entry, a storage, a slab, a step and a lifetime are. There are two ways to
+reuse memory, which an executor has to honour:
 
 * entries of one storage follow each other in execution order; one engine variable per storage orders them;
 * storages whose byte ranges overlap in one slab are listed in :attr:`MemoryPlan.after`: whoever first writes storage
   ``s`` must wait until all readers and writers of ``after(s)`` have finished. The next run of the same plan starts
-  over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run
-  (:meth:`MemoryPlan.overlapping` lists both directions).
+  over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run.
 
 Words, tables, pictures and files are made elsewhere and asked for here.
 """
@@ -172,13 +168,6 @@ class MemoryPlan:
         """Device of a storage."""
         return self.contexts[int(self.slab_device[self.storage_slab[storage]])]
 
-    def address(self, eid: int) -> tuple[int, int, int] | None:
-        """(slab, byte offset, bytes) of an entry, or None for an entry without planned memory."""
-        storage = int(self.entry_storage[eid])
-        if storage < 0:
-            return None
-        return int(self.storage_slab[storage]), int(self.storage_offset[storage]), int(self.entry_nbytes[eid])
-
     def after(self, storage: int) -> NDArray[np.int32]:
         """Storages that overlap ``storage`` and were in use before it: its first write waits for all their users."""
         return self.after_storages[self.after_ptr[storage] : self.after_ptr[storage + 1]]
@@ -187,19 +176,6 @@ class MemoryPlan:
     def num_reuse_edges(self) -> int:
         """How many (earlier storage, later storage) pairs :meth:`after` lists in all."""
         return len(self.after_storages)
-
-    def overlapping(self, storage: int) -> NDArray[np.int32]:
-        """Storages listed in ``after(storage)`` and those whose :meth:`after` lists ``storage``, ascending."""
-        ptr, rows = self._before
-        return np.union1d(self.after(storage), rows[ptr[storage] : ptr[storage + 1]]).astype(np.int32)
-
-    @cached_property
-    def _before(self) -> tuple[IntArray, NDArray[np.int32]]:
-        """The rows of :meth:`after` transposed."""
-        later = np.repeat(np.arange(self.num_storages, dtype=np.int32), np.diff(self.after_ptr))
-        by_earlier = np.argsort(self.after_storages, kind="stable")
-        counts = np.bincount(self.after_storages, minlength=self.num_storages)
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), later[by_earlier]
 
     def __repr__(self) -> str:
         return (

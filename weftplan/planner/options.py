@@ -17,6 +17,14 @@ from weftplan.ops.implementations import MODES
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
 RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
+LEGAL = {
+    "strategy": STRATEGIES,
+    "sizes": ("true", "mxnet"),
+    "compat": ("none", "mxnet", "paddle", "paddle_pir"),
+    "effort": ("auto", "fast", "normal", "max"),
+    "recompute": RECOMPUTE,
+    "kernels": MODES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +110,10 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
-        _one_of("strategy", self.strategy, STRATEGIES)
-        _one_of("sizes", self.sizes, ("true", "mxnet"))
-        _one_of("compat", self.compat, ("none", "mxnet", "paddle", "paddle_pir"))
+        for name, legal in LEGAL.items():
+            if getattr(self, name) not in legal:
+                text = ", ".join(legal)
+                raise PlanError(f"plan option {name} must be one of {text}; got {getattr(self, name)!r}")
         names = self.inplace_blacklist
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise PlanError(f"plan option inplace_blacklist must be a tuple of names of operators, got {names!r}")
@@ -130,9 +139,6 @@ class PlanOptions:
                 f"plan option links must list (device, home, bytes a second > 0, seconds >= 0), got {self.links!r}"
             )
         object.__setattr__(self, "links", links)
-        _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
-        _one_of("recompute", self.recompute, RECOMPUTE)
-        _one_of("kernels", self.kernels, MODES)
         if self.autotune not in (0, 1, 2) or isinstance(self.autotune, bool):
             raise PlanError(f"plan option autotune must be 0, 1 or 2; got {self.autotune!r}")
         for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):
@@ -196,25 +202,19 @@ class PlanOptions:
         if unknown:
             hint = did_you_mean(unknown[0], known)
             raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
-        new = {name: value for name, value in overrides.items() if not _holds(self, name, value)}
+        same = {  # 1 is no truth value
+            name
+            for name, value in overrides.items()
+            if type(now := getattr(self, name)) is type(value) and now == value
+        }
+        new = {name: value for name, value in overrides.items() if name not in same}
         return replace(self, **new) if new else self
 
 
 PlanOptions.__init__ = known_keywords()(PlanOptions.__init__)  # type: ignore[method-assign]
 
 
-def _holds(options: PlanOptions, name: str, value: object) -> bool:
-    """Whether a field has this value already, of this type: 1 is no truth value."""
-    now = getattr(options, name)
-    return type(now) is type(value) and bool(now == value)
-
-
 def _switch(text: str) -> bool | str:
     """The option of a variable: a truth value where it is one."""
     lowered = text.strip().lower()
     return text if lowered not in ("", "0", "1", "true", "false") else lowered in ("1", "true")
-
-
-def _one_of(name: str, value: str, legal: tuple[str, ...]) -> None:
-    if value not in legal:
-        raise PlanError(f"plan option {name} must be one of {', '.join(legal)}; got {value!r}")

@@ -6,13 +6,13 @@ of them writes it.
 
 Candidates: the given order; greedy list scheduling forwards in time (next is the ready node after which least is alive)
 and backwards (last is the node before which least is alive). The two parts are chosen one after the other, by the
-planner's own figure. The named networks gain nothing: they are written in their best order. Random graphs with wide and
-narrow branches need 6 % less in inference and 3.5 % less in training.
+planner's own figure. The named networks gain nothing: they are written in their best order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
@@ -51,22 +51,17 @@ class _Dependencies:
 
     def __init__(self, program: Program) -> None:
         graph = program.graph
-        self.program = program
         self.before = dependencies(program)
         # Bytes of each entry that count: not the caller's, and read by somebody.
         self.size = [0 if program.external[e] else program.nbytes[e] for e in range(graph.num_entries)]
         self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in program.reads]
-        outputs = set(graph.outputs.tolist())
         self.readers: list[list[int]] = [[] for _ in range(graph.num_entries)]
         for nid, reads in enumerate(self.reads):
             for e in reads:
                 self.readers[e].append(nid)
-        self.forever = [e in outputs for e in range(graph.num_entries)]
-
-    def outputs(self, nid: int) -> range:
-        """Entries that a node makes."""
-        row = self.program.graph.row
-        return range(row[nid], row[nid + 1])
+        self.forever = set(graph.outputs)
+        self.outputs = [range(start, end) for start, end in pairwise(graph.row)]
+        """Entries that each node makes."""
 
 
 def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
@@ -74,17 +69,17 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
     # Readers still to come per entry; an entry that a later part reads is never freed here.
-    made = {e for nid in nodes for e in graph.outputs(nid)}
+    made = {e for nid in nodes for e in graph.outputs[nid]}
     left: dict[int, int] = {}
     for nid in nodes:
         for e in reads[nid]:
             if e not in left:
                 here = sum(1 for r in readers[e] if r in inside)
-                kept = forever[e] or (e in made and here < len(readers[e]))
+                kept = e in forever or (e in made and here < len(readers[e]))
                 left[e] = -1 if kept else here
 
     def growth(nid: int) -> int:
-        gained = sum(size[e] for e in graph.outputs(nid) if readers[e] or forever[e])
+        gained = sum(size[e] for e in graph.outputs[nid] if readers[e] or e in forever)
         return gained - sum(size[e] for e in reads[nid] if left[e] == 1)
 
     def changed(nid: int) -> Iterator[int]:
@@ -107,11 +102,11 @@ def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
             if n in inside:
                 followers[n].append(nid)
     # Going backwards an entry becomes alive with the first reader met; those that a later part reads are alive.
-    alive = {e for nid in nodes for e in graph.outputs(nid) if forever[e] or any(r not in inside for r in readers[e])}
+    alive = {e for nid in nodes for e in graph.outputs[nid] if e in forever or any(r not in inside for r in readers[e])}
 
     def growth(nid: int) -> int:
         gained = sum(size[e] for e in reads[nid] if e not in alive)
-        return gained - sum(size[e] for e in graph.outputs(nid) if e in alive)
+        return gained - sum(size[e] for e in graph.outputs[nid] if e in alive)
 
     def changed(nid: int) -> Iterator[int]:
         for e in reads[nid]:

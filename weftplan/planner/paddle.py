@@ -41,19 +41,15 @@ def breadth_first(program: Program) -> list[int]:
 
 
 class InplaceRule:
-    """Whether an output may take an input's memory; asked node by node in execution order.
+    """Whether an output may take an input's memory (``pir``: by the rules of ``paddle_pir``), node by node as they run.
 
     That sizes agree, that both are on one device, and that neither is the caller's is judged by the walk that asks.
-
-    Args:
-        program: the graph.
-        pir: by the rules of ``paddle_pir``.
     """
 
     def __init__(self, program: Program, *, pir: bool) -> None:
         self._program = program
         self._pir = pir
-        self._fetched = frozenset(program.graph.outputs.tolist())
+        self._fetched = frozenset(program.graph.outputs)
         self._step = {nid: step for step, nid in enumerate(program.order)}
         self._taken: set[int] = set()
         readers: list[list[int]] = [[] for _ in range(program.graph.num_entries)]
@@ -67,12 +63,9 @@ class InplaceRule:
         """True when ``out`` of node ``nid`` is to take the memory of ``source``, which is then not taken again."""
         program = self._program
         place = program.contexts[program.device[nid]].device_type
-        if (
-            source in self._fetched
-            or source in self._taken
-            or place == "cpu_pinned"
-            or program.graph.inputs[nid].count(source) != 1
-        ):
+        if source in self._fetched or source in self._taken or place == "cpu_pinned":
+            return False
+        if program.graph.inputs[nid].count(source) != 1:
             return False
         allowed = self._last_reader[source] == self._step[nid]
         if self._pir:

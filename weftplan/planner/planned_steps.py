@@ -43,16 +43,13 @@ class PlannedSteps:
 
     def entry_device(self, eid: int) -> Context:
         """Device of an entry: that of the node that makes it."""
-        return self.devices[int(self.graph.entry_node[eid])]
+        return self.devices[self.graph.entry_node[eid]]
 
 
 def planned_steps(draft: Draft, outputs: list[int], gradients: Mapping[str, tuple[int, Req]]) -> PlannedSteps:
-    """A draft as steps.
+    """A draft as steps, of which the caller reads ``outputs``.
 
-    Args:
-        draft: a graph with its plan.
-        outputs: entries that the caller reads.
-        gradients: results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.
+    ``gradients`` are results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.
     """
     program, found = draft.program, draft.assignment
     by_kind = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}

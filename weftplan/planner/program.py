@@ -31,7 +31,6 @@ class Program:
     """How many steps of :attr:`order` are the forward part; the others are the backward part."""
     shapes: list[Shape]
     dtypes: list[DType]
-    elements: list[int]
     nbytes: list[int]
     contexts: tuple[Context, ...]
     device: list[int]
@@ -56,8 +55,8 @@ class Program:
     def __post_init__(self) -> None:
         """Work out what follows from the works of nodes, sizes and places."""
         graph = self.graph
-        makers: list[int] = graph.entry_node.tolist()
-        variable = graph.is_variable.tolist()
+        makers = graph.entry_node
+        variable = graph.is_variable
         self.external = bytearray(map(variable.__getitem__, makers))
         for e in self.gradients:
             self.external[e] = 1
@@ -77,7 +76,7 @@ class Program:
                         f"operator {work.label} ({graph.names[nid]!r}) writes to its input {slot}, which must be a "
                         f"variable but is an output of {graph.names[maker]!r}"
                     )
-        for e in graph.outputs.tolist():
+        for e in graph.outputs:
             self.refs[e] += 1
 
     def _allowed(self, nid: int, makers: Sequence[int]) -> tuple[InplacePair, ...]:
@@ -88,11 +87,11 @@ class Program:
         of execution and is asked by whoever walks it.
         """
         inputs, first, work = self.graph.inputs[nid], self.graph.row[nid], self.graph.works[nid]
-        external, elements, dtypes, device = self.external, self.elements, self.dtypes, self.device
+        external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
         allowed = []
         for pair in work.inplace:
             source, out = inputs[pair.input], first + pair.output
-            if external[source] or external[out] or elements[source] != elements[out] or pair.input in work.ignored:
+            if external[source] or external[out] or nbytes[source] != nbytes[out] or pair.input in work.ignored:
                 continue
             if device[makers[source]] != device[nid]:
                 continue
@@ -127,12 +126,11 @@ def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[
     Kernels only overwrite, so an output that must be *added* to its destination is computed in scratch first.
 
     Args:
-        program: the graph.
         added: entries that are added to a partial sum, besides the gradients that are added to their arrays.
         skipped: nodes that do not run.
     """
     total = dict(program.workspaces)
     for eid in (*program.added, *added):
-        nid = int(program.graph.entry_node[eid])
+        nid = program.graph.entry_node[eid]
         total[nid] = total.get(nid, 0) + aligned(program.nbytes[eid])
     return {nid: nbytes for nid, nbytes in total.items() if nid not in skipped}

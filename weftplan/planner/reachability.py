@@ -13,8 +13,10 @@ MOST_STEPS = 8192
 """For more steps than this the sets (together steps * steps / 16 bytes, here 4 MiB) are not worth their memory."""
 
 
-def ancestors(producers: Sequence[Iterable[int]]) -> list[int]:
+def ancestors(producers: Sequence[Iterable[int]], first: int = 0) -> list[int]:
     """For each step the set of steps whose results it needs, directly or through others, and itself.
+
+    Sets hold at most `MOST_STEPS` steps from ``first`` on, as bits from 0 on, and begin with that of step ``first``.
 
     Args:
         producers: for each step the earlier steps whose results it reads.
@@ -23,10 +25,11 @@ def ancestors(producers: Sequence[Iterable[int]]) -> list[int]:
     ['0b1', '0b10', '0b101', '0b1101']
     """
     found: list[int] = []
-    for step, sources in enumerate(producers):
-        mine = 1 << step
-        for source in sources:
-            mine |= found[source]
+    for step in range(first, len(producers)):
+        mine = 1 << (step - first) if step < first + MOST_STEPS else 0
+        for source in producers[step]:
+            if source >= first:
+                mine |= found[source - first]
         found.append(mine)
     return found
 
@@ -34,11 +37,8 @@ def ancestors(producers: Sequence[Iterable[int]]) -> list[int]:
 def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequence[int]]) -> list[bool]:
     """For each ascending list of steps whether the last one needs all the others, directly or through others.
 
-    Sets hold `MOST_STEPS` steps at a time, so that their memory grows with the number of steps, not with its square.
-
-    Args:
-        producers: as for :func:`ancestors`.
-        steps: the lists; one of at most one step is ordered.
+    Sets hold `MOST_STEPS` steps at a time, so that their memory grows with the number of steps, not with its square. A
+    list of at most one step is ordered.
 
     >>> last_needs_others([(), (), (0,), (2, 0)], [[0, 3], [1, 3], [1]])
     [True, False, True]
@@ -51,13 +51,7 @@ def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequen
                 asked.setdefault(step // MOST_STEPS, []).append((k, step))
     for block, questions in asked.items():
         first = block * MOST_STEPS
-        sets: list[int] = []
-        for step in range(first, max(steps[k][-1] for k, _ in questions) + 1):
-            mine = 1 << (step - first) if step < first + MOST_STEPS else 0
-            for source in producers[step]:
-                if source >= first:
-                    mine |= sets[source - first]
-            sets.append(mine)
+        sets = ancestors(producers[: max(steps[k][-1] for k, _ in questions) + 1], first)
         for k, step in questions:
             found[k] = found[k] and bool(sets[steps[k][-1] - first] >> (step - first) & 1)
     return found

@@ -31,7 +31,7 @@ class Rewrite:
         self._works = list(graph.works)
         self._controls = list(graph.controls)
         self._row = graph.row[:-1]
-        self.makers: list[int] = graph.entry_node.tolist()
+        self.makers = list(graph.entry_node)
         self._like: list[int] = list(range(graph.num_entries))
         self._twin_of: dict[int, int] = {}
         self._copied_to: dict[int, Context] = {}
@@ -69,7 +69,7 @@ class Rewrite:
             [*(makers[e] for e in inputs), *controls]
             for inputs, controls in zip(self.inputs, self._controls, strict=True)
         ]
-        kept = post_order([makers[e] for e in old.outputs.tolist()], needs)
+        kept = post_order([makers[e] for e in old.outputs], needs)
         number = [-1] * len(self._works)
         entry = [-1] * len(like)
         source: list[int] = []
@@ -80,23 +80,19 @@ class Rewrite:
                 source.append(like[e])
         # The node of the given graph whose work each node does; None for a copy.
         stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in kept]
-        contexts = list(program.contexts)
-        device: list[int] = []
-        for was, original in zip(kept, stands_for, strict=True):
-            if original is None:
-                context = self._copied_to[was]
-                if context not in contexts:
-                    contexts.append(context)
-                device.append(contexts.index(context))
-            else:
-                device.append(program.device[original])
+        homes = (self._copied_to[was] for was in kept if was in self._copied_to)
+        contexts = tuple(dict.fromkeys((*program.contexts, *homes)))
+        device = [
+            contexts.index(self._copied_to[was]) if original is None else program.device[original]
+            for was, original in zip(kept, stands_for, strict=True)
+        ]
         graph = Graph(
             names=[self._names[was] for was in kept],
             works=[self._works[was] for was in kept],
             inputs=[[entry[e] for e in self.inputs[was]] for was in kept],
             controls=[[number[n] for n in self._controls[was]] for was in kept],
             counts=[ends[was] - self._row[was] for was in kept],
-            heads=[entry[e] for e in old.outputs.tolist()],
+            heads=[entry[e] for e in old.outputs],
             origin=[-1 if original is None else old.origin[original] for original in stands_for],
             again=frozenset(nid for nid, was in enumerate(kept) if was in self._twin_of or was in old.again),
             base=old.base,
@@ -104,18 +100,17 @@ class Rewrite:
         # A copy writes nothing that the caller brought.
         gradients = frozenset(
             e
-            for e, (was, nid) in enumerate(zip(source, graph.entry_node.tolist(), strict=True))
+            for e, (was, nid) in enumerate(zip(source, graph.entry_node, strict=True))
             if was in program.gradients and stands_for[nid] is not None
         )
         return Program(
             graph=graph,
             order=[number[n] for n in order],
             num_forward=program.num_forward + more_forward,
-            contexts=tuple(contexts),
+            contexts=contexts,
             device=device,
             shapes=[program.shapes[e] for e in source],
             dtypes=[program.dtypes[e] for e in source],
-            elements=[program.elements[e] for e in source],
             nbytes=[program.nbytes[e] for e in source],
             gradients=gradients,
             added=frozenset(e for e in gradients if source[e] in program.added),

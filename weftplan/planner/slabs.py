@@ -27,19 +27,15 @@ WORTH_A_SEARCH = 1 << 20
 
 
 def blocks(
-    buffers: Buffers,
-    strategy: str,
-    *,
-    reported_bytes: int,
-    color: Sequence[int] = (),
-    one_slab: bool = False,
-    added_waits: int | None = None,
+    buffers: Buffers, strategy: str, *, reported_bytes: int, color: Sequence[int], added_waits: int | None
 ) -> MemoryPlan:
     """The plan in which storages do not overlap: each is an allocation of its own, or they lie side by side.
 
-    With ``one_slab`` they are stacked in one slab per device, so that executors with other shapes can use it too.
+    Where the best of several strategies is asked for, they are stacked in one slab per device, so that executors with
+    other shapes can use it too.
     """
     program, found = buffers.program, buffers.assignment
+    one_slab = buffers.options.strategy in ("auto", "arena")
     storage = np.array(found.storage, dtype=np.int64)
     held = np.flatnonzero(storage >= 0)
     used, renumbered = np.unique(storage[held], return_inverse=True)
@@ -47,7 +43,7 @@ def blocks(
     nbytes = np.zeros(len(used), dtype=np.int64)
     device = np.zeros(len(used), dtype=np.int64)
     np.maximum.at(nbytes, renumbered, buffers.entry_nbytes[held])
-    device[renumbered] = buffers.node_device[program.graph.entry_node[held]]
+    device[renumbered] = buffers.entry_device[held]
     # One workspace per device and colour, as large as its largest user needs.
     pools: dict[tuple[int, int], int] = {}
     sizes: list[int] = []
@@ -93,7 +89,7 @@ def blocks(
     )
 
 
-def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
+def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
     """The plan in which every buffer has an offset in one slab per device.
 
     With ``color`` (per node) reuse is to make branches wait for each other as little as it can in the memory that the

@@ -87,8 +87,7 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
         waits = None
         if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
             waits = len(paddle.order_edges(buffers.program, buffers.assignment))
-        one_slab = options.strategy in ("auto", "arena")
-        yield blocks(buffers, name, reported_bytes=reported, color=color, one_slab=one_slab, added_waits=waits)
+        yield blocks(buffers, name, reported_bytes=reported, color=color, added_waits=waits)
     if strategy in ("auto", "arena"):
         yield arena(buffers, color)
 
@@ -107,7 +106,9 @@ def _whole_blocks(
             rule=paddle.InplaceRule(program, pir=later),
             never=options.inplace_blacklist,
         )
-    sizes = [4 * n for n in program.elements] if options.sizes == "mxnet" else program.nbytes
+    sizes = program.nbytes
+    if options.sizes == "mxnet":
+        sizes = [4 * (nbytes // dtype.itemsize) for nbytes, dtype in zip(sizes, program.dtypes, strict=True)]
     ranges = [match_range]
     if options.auto_search and match_range:
         ranges = [1 << k for k in range(match_range.bit_length())]

@@ -28,7 +28,7 @@ def last_reader(plan: MemoryPlan, eid: int) -> str:
         return CALLER
     labels = plan.labels
     node = labels.steps[int(plan.entry_last[eid]) - 1]
-    return NOBODY if node == labels.maker(eid) else labels.node_name(node)
+    return NOBODY if node == labels.makers[eid] else labels.node_names[node]
 
 
 def scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
@@ -59,7 +59,7 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
         where, address = place(storage)
         if device is not None and where != device:
             continue
-        maker = labels.maker(eid)
+        maker = labels.makers[eid]
         found.append(
             Bar(
                 name=labels.name(eid),
@@ -69,13 +69,13 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
                 last=int(plan.entry_last[eid]),
                 address=address,
                 nbytes=int(plan.entry_nbytes[eid]),
-                shape=tuple(labels.shape(eid)),
-                dtype=str(labels.dtype(eid)),
+                shape=tuple(labels.shapes[eid]),
+                dtype=str(labels.dtypes[eid]),
                 op=labels.node_op(maker),
-                maker=labels.node_name(maker),
+                maker=labels.node_names[maker],
                 last_reader=last_reader(plan, eid),
                 storage=storage,
-                use=use_of(plan, labels.node_name(maker), int(plan.entry_first[eid])),
+                use=use_of(plan, labels.node_names[maker], int(plan.entry_first[eid])),
             )
         )
     for nid, step in zip(*(a.tolist() for a in scratch(plan)), strict=True):
@@ -83,7 +83,7 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
         where, address = place(storage)
         if device is not None and where != device:
             continue
-        name, nbytes = labels.node_name(nid), int(plan.workspace_nbytes[nid])
+        name, nbytes = labels.node_names[nid], int(plan.workspace_nbytes[nid])
         found.append(
             Bar(
                 name=f"{name} (workspace)",
@@ -190,20 +190,20 @@ def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Aliv
             Alive(
                 name=labels.name(eid),
                 nbytes=int(plan.entry_nbytes[eid]),
-                shape=labels.shape(eid),
-                dtype=labels.dtype(eid),
-                op=labels.node_op(labels.maker(eid)),
+                shape=labels.shapes[eid],
+                dtype=labels.dtypes[eid],
+                op=labels.node_op(labels.makers[eid]),
                 first=int(plan.entry_first[eid]),
                 last=last,
                 last_reader=last_reader(plan, eid),
-                use=use_of(plan, labels.node_name(labels.maker(eid)), int(plan.entry_first[eid])),
+                use=use_of(plan, labels.node_names[labels.makers[eid]], int(plan.entry_first[eid])),
             )
         )
     if 0 <= step < end:
         nid = labels.steps[step]
         nbytes = int(plan.workspace_nbytes[nid])
         if nbytes:
-            name = labels.node_name(nid)
+            name = labels.node_names[nid]
             rows.append(
                 Alive(f"{name} (workspace)", nbytes, (nbytes,), None, labels.node_op(nid), step, step + 1, name)
             )

@@ -43,25 +43,9 @@ class StoredLabels(Labels):
         """Name of an entry."""
         return self.names[eid]
 
-    def shape(self, eid: int) -> Shape:
-        """Shape of an entry."""
-        return self.shapes[eid]
-
-    def dtype(self, eid: int) -> DType:
-        """Dtype of an entry."""
-        return np.dtype(self.dtypes[eid])
-
-    def node_name(self, nid: int) -> str:
-        """Name of a node."""
-        return self.node_names[nid]
-
     def node_op(self, nid: int) -> str:
         """Operator of a node."""
         return self.node_ops[nid]
-
-    def maker(self, eid: int) -> int:
-        """Node that makes an entry."""
-        return self.makers[eid]
 
     def source(self, eid: int) -> int:
         """Entry whose memory this one takes over, or -1."""
@@ -74,9 +58,9 @@ def dumps(plan: MemoryPlan) -> str:
     entries = [
         {
             "name": labels.name(e),
-            "maker": labels.maker(e),
-            "shape": list(labels.shape(e)),
-            "dtype": str(labels.dtype(e)),
+            "maker": labels.makers[e],
+            "shape": list(labels.shapes[e]),
+            "dtype": str(labels.dtypes[e]),
             "nbytes": int(plan.entry_nbytes[e]),
             "kind": Kind(int(plan.entry_kind[e])).name,
             "storage": int(plan.entry_storage[e]),
@@ -89,7 +73,7 @@ def dumps(plan: MemoryPlan) -> str:
     ]
     nodes = [
         {
-            "name": labels.node_name(n),
+            "name": labels.node_names[n],
             "op": labels.node_op(n),
             "workspace": int(plan.workspace_nbytes[n]),
             "workspace_storage": int(plan.workspace_storage[n]),

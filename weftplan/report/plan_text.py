@@ -33,7 +33,7 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
     kinds = ", ".join(f"{counts[kind]} {kind.name.lower()}" for kind in Kind if counts[kind])
     lines.append(f"entries: {kinds}; {reuse(plan)}")
     if steps:
-        where = f"{plan.labels.node_op(plan.labels.steps[step])} ({plan.labels.node_name(plan.labels.steps[step])!r})"
+        where = f"{plan.labels.node_op(plan.labels.steps[step])} ({plan.labels.node_names[plan.labels.steps[step]]!r})"
         lines.append(f"alive at the peak, step {step} of {steps}, {where}:")
         for item in alive_at(plan, step, limit):
             kind = "scratch" if item.dtype is None else f"{item.dtype} {item.shape}"
@@ -73,7 +73,7 @@ results of the backward part (58 %); the largest buffer, fc2_backward_output0, i
     for item in buffers:
         by_use[item.use] = by_use.get(item.use, 0) + item.nbytes
     use, most = max(by_use.items(), key=lambda pair: pair[1])
-    where = plan.labels.node_name(plan.labels.steps[step])
+    where = plan.labels.node_names[plan.labels.steps[step]]
     return (
         f"The peak of {amount(top)} lasts {lasts:,} of {len(alive):,} steps: step {step:,}, which runs {where}. The "
         f"largest part of it is {_IN_WORDS.get(use, use)} ({100 * most / top:.0f} %); the largest buffer, "

@@ -23,10 +23,11 @@ from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.hooks import provide
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.symbolic.estimate import Question, is_parameter, trained_sizes
-from weftplan.planner.symbolic.planned_graph import PlannedGraph
+from weftplan.planner.symbolic.pipeline import PlannedGraph
 from weftplan.symbol import Symbol
 from weftplan.training import optimizer as optimizers
 from weftplan.training.kvstore_setup import choose_store
+from weftplan.training.placing import split_batch
 
 _ON_HOST = ("exchange", "wire", "residual", "server")
 """What stores of several processes hold in host memory."""
@@ -195,7 +196,7 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
     count, batch = len(contexts), batch_size(question.shapes)
     if batch < count:
         raise PlanError(f"a batch of {batch} samples cannot be split over {count} devices: make it larger")
-    parts = [batch * (i + 1) // count - batch * i // count for i in range(count)]  # as Module splits it
+    parts = [part.stop - part.start for part in split_batch(batch, count)]
     largest = replace(question, shapes=with_batch(question.shapes, max(parts)))
     plain = largest.sized(contexts[0]).plan()
     besides = besides_executors(

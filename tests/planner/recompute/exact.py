@@ -87,7 +87,7 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
             intervals.append(model.new_optional_interval_var(start, size, end, present, ""))
         demands.append(nbytes)
 
-    outputs = set(program.graph.outputs.tolist())
+    outputs = set(program.graph.outputs)
     for nid in forward:
         for e in tape.outputs[nid]:
             if tape.outside[e] or not (e in readers_forward or e in readers_backward or e in outputs):

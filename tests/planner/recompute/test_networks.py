@@ -32,7 +32,7 @@ def check_network(name: str, policies: Any) -> None:
         plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute=policy))
         validate(plan)
         assert plan.memory.peak <= off.memory.peak, f"{name}, {policy}"
-        assert plan.notes[-1].startswith(f"recompute {policy}: ")
+        assert plan.memory.notes[-1].startswith(f"recompute {policy}: ")
         assert plan.num_forward_nodes == off.num_forward_nodes
 
 

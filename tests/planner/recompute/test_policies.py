@@ -126,7 +126,7 @@ def test_a_policy_that_raises_the_peak_is_refused() -> None:
     off, on = planned(symbol, shapes), planned(symbol, shapes, recompute="mxnet")
     assert on.memory.peak == off.memory.peak
     assert not twins(on)
-    (note,) = on.notes
+    (note,) = on.memory.notes
     assert note.startswith("recompute mxnet: not used, it ")
     assert f"without it {off.memory.peak:,}" in note
 
@@ -141,7 +141,7 @@ def test_forced_mirroring_wins_over_the_switch() -> None:
     symbol = sym.sum(x, name="total")
     plan = planned(symbol, {"data": (64, 64)})
     assert set(twins(plan)) <= {f"sin{i}" for i in range(4)}
-    assert twins(plan) or "__force_mirroring__" in plan.notes[-1]
+    assert twins(plan) or "__force_mirroring__" in plan.memory.notes[-1]
     with mx.AttrScope(__force_mirroring__="perhaps"):
         bad = sym.sum(sym.sin(sym.Variable("data"), name="odd"))
     with pytest.raises(

@@ -55,7 +55,7 @@ def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(trainin
     node = realised(graph, after.graph).nodes[twin]
     assert node.mirror_of is graph.nodes[act0]
     assert [entry.node.name for entry in node.inputs] == ["fc0"]
-    assert twin in [int(after.graph.entry_node[e]) for e in after.graph.inputs[reader]]
+    assert twin in [after.graph.entry_node[e] for e in after.graph.inputs[reader]]
     # FullyConnected is not repeated, but its backward node reads its repeated input: the original dies early.
     assert after.graph.names[reader] == "fc1_backward"
 
@@ -111,7 +111,7 @@ def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
     assert "first_mirror" not in names(after)
     for nid in after.order:
         for slot in after.graph.works[nid].ignored:
-            assert int(after.graph.entry_node[after.graph.inputs[nid][slot]]) not in after.graph.again
+            assert after.graph.entry_node[after.graph.inputs[nid][slot]] not in after.graph.again
 
 
 @QUIET

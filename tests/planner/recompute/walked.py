@@ -19,7 +19,7 @@ def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
     # 1. Twins in front of their first readers; what every step reads.
     steps: list[tuple[int, int, list[int]]] = [(nid, 0, reads_of[nid]) for nid in tape.forward]
     refs = [0] * 2 * count
-    for e in (*(e for nid in tape.forward for e in reads_of[nid]), *program.graph.outputs.tolist()):
+    for e in (*(e for nid in tape.forward for e in reads_of[nid]), *program.graph.outputs):
         refs[e] += 1
     done: set[int] = set()
     twins: list[int] = []
@@ -109,7 +109,7 @@ def _trace(tape: Tape, steps: list[tuple[int, int, list[int]]], block: list[int]
         for e in tape.outputs[nid]:
             if block[e + shift] >= 0:
                 made[e + shift] = last[e + shift] = step
-    for e in tape.program.graph.outputs.tolist():
+    for e in tape.program.graph.outputs:
         if block[e] >= 0:
             last[e] = len(steps)
     return Trace(*(np.array(column, dtype=np.int64) for column in (made, last, block, needed)))

@@ -16,13 +16,10 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Asked in every loop that can take long.
-
-    Attributes:
-        moment: of `time.perf_counter`; None: never.
-    """
+    """Asked in every loop that can take long."""
 
     moment: float | None = None
+    """Of `time.perf_counter`; None: never."""
 
     def over(self) -> bool:
         """Whether the moment has come."""

@@ -43,16 +43,10 @@ def reuse_edges(
     later: list[int] = []
     earlier: list[int] = []
     for i in np.argsort(lo, kind="stable").tolist():
-        before = hold(i, first[i], last[i])
-        if len(before) == 1:
-            if before[0] >= 0:
-                later.append(i)
-                earlier.append(before[0])
-        else:
-            found = set(before)
-            found.discard(-1)
-            later.extend([i] * len(found))
-            earlier.extend(found)
+        before = set(hold(i, first[i], last[i]))
+        before.discard(-1)
+        later.extend([i] * len(before))
+        earlier.extend(before)
     return compressed_rows(np.array(later, np.int64), np.array(earlier, np.int64), len(lo))
 
 

@@ -92,7 +92,7 @@ def pack_outwards(
     offsets, sizes = placed.tolist(), size.tolist()
     short = float(np.median(hi - lo)) if variant.short_high else 0.0
     waits = 0
-    for chosen, begin, end, backwards in (
+    for chosen, begin, end, flip in (
         (lo > moment, lo, hi, False),
         (hi <= moment, problem.sections - hi, problem.sections - lo, True),
     ):
@@ -101,7 +101,7 @@ def pack_outwards(
         gone = np.concatenate([stack, late])
         deaths = gone[np.argsort(end[gone], kind="stable")].tolist()
         last = LastHolders(stack.tolist(), tops.tolist())
-        space = _Space(floor, last, int(tops[-1]), order=order, backwards=backwards, most=most_holes, patience=patience)
+        space = _Space(floor, last, int(tops[-1]), order=order, most=most_holes, patience=patience, flip=flip)
         born, died = begin.tolist(), end.tolist()
         dead = 0
         for k, i in enumerate(late.tolist()):
@@ -126,23 +126,13 @@ class _Space:
     """
 
     def __init__(
-        self,
-        floor: int,
-        last: LastHolders,
-        top: int,
-        *,
-        order: Precedence | None,
-        backwards: bool,
-        most: int,
-        patience: int,
+        self, floor: int, last: LastHolders, top: int, *, order: Precedence | None, most: int, patience: int, flip: bool
     ) -> None:
-        self._floor = floor
+        self._floor, self._most = floor, most
         self._last = last
         self._order = order
-        self._backwards = backwards
-        self._most = most
-        self._low = [top]
-        self._high = [FAR]
+        self._backwards = flip
+        self._low, self._high = [top], [FAR]
         self._tries = TRIES * patience
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT * patience)
 

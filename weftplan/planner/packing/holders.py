@@ -14,9 +14,7 @@ class LastHolders:
 
     Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: nobody).
 
-    Args:
-        stack: buffers that lie one on the other from address 0.
-        tops: where each of them ends.
+    At first the buffers of ``stack`` lie one on the other from address 0; ``tops`` says where each ends.
 
     >>> last = LastHolders([7], [8])
     >>> last.hold(9, 4, 12)

@@ -43,9 +43,7 @@ class Spending:
 class Incumbent:
     """The best packing of a part so far: the lowest, and of equally low ones one whose buffers wait for few others.
 
-    Args:
-        floor: a peak below which nothing is gained; at least the lower bound of the part.
-        order: that of all buffers of the problem that the user gave.
+    Below the peak ``floor`` nothing is gained. ``order`` is that of all buffers of the problem that the user gave.
     """
 
     def __init__(
@@ -116,12 +114,7 @@ class Incumbent:
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.hi, self.part.size, self.offsets))
         for variant in VARIANTS if least else ():
             found = pack_outwards(
-                self.part,
-                floor=self.floor,
-                limit=self.peak,
-                variant=variant,
-                order=self.order,
-                deadline=self.deadline,
+                self.part, floor=self.floor, limit=self.peak, variant=variant, order=self.order, deadline=self.deadline
             )
             if found is not None and found[1] < least:
                 self.offsets, self.peak = found[0], peak_of(self.part, found[0])

@@ -43,16 +43,16 @@ class Archive:
 
     def price(self, chosen: frozenset[int]) -> Price:
         """The price of a choice, remembered under what it really repeats."""
-        known = self.known.get(chosen)
-        if known is None:
-            known = self.tape.price(chosen)
-            self.known[chosen] = known
-            self._remember(known)
-        return known
+        if chosen not in self.known:
+            self.known[chosen] = self.look(chosen)[0]
+        return self.known[chosen]
 
-    def _remember(self, price: Price) -> None:
+    def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
+        """The price, and what each step asks of its peak; asked for in any case."""
+        price, live = self.tape.look(chosen)
         self.left = 0 if asked() else self.left - 1
         self.known[frozenset(price.twins)] = price
+        return price, live
 
     def frontier(self) -> list[Price]:
         """What is not dominated, fastest first."""
@@ -60,9 +60,3 @@ class Archive:
             self.known.values(), key=lambda price: (price.seconds, price.peak, len(price.twins), price.twins)
         )
         return undominated(ranked)
-
-    def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
-        """The price, and what each step asks of its peak."""
-        price, live = self.tape.look(chosen)
-        self._remember(price)
-        return price, live

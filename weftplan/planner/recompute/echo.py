@@ -42,7 +42,7 @@ class _Echo:
         for nid in tape.forward:
             for source in dict.fromkeys(self.before[nid]):
                 self.followers.setdefault(source, []).append(nid)
-        self.heads = list(dict.fromkeys(tape.makers[e] for e in graph.outputs.tolist() if tape.makers[e] in forward))
+        self.heads = list(dict.fromkeys(tape.makers[e] for e in graph.outputs if tape.makers[e] in forward))
         self.repeated: set[int] = set()
         self.stored: set[int] = set()
 

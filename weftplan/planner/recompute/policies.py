@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from weftplan.device.amounts import counted
 from weftplan.errors import BudgetError
@@ -62,10 +63,9 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost) -> Draft:
         return _cheapest(start, starts, options)
     if policy == "sqrt":
         proposals = _roots(starts)
-    elif policy == "echo":
-        proposals = [(tape, tape.price(chosen_echo(tape))) for tape in starts]
     else:
-        proposals = [(tape, tape.price(_chosen_v1(tape, everywhere=policy == "mxnet"))) for tape in starts]
+        rule = chosen_echo if policy == "echo" else partial(_chosen_v1, everywhere=policy == "mxnet")
+        proposals = [(tape, tape.price(rule(tape))) for tape in starts]
     return _try(start, options, proposals, policy if policy != "off" else "__force_mirroring__")
 
 
@@ -165,13 +165,18 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
         if draft.memory.peak <= budget:
             note = _saved("budget", start, draft=draft, tape=tape, price=point)
             return replace(draft.slowed(_share(tape, point)), notes=(note,))
+    needs = f"without recomputation and {smallest.memory.peak:,} with the most that was found"
+    raise nothing_fits(start, budget, smallest=smallest.memory.peak, needs=needs)
+
+
+def nothing_fits(start: Draft, budget: int, *, smallest: int, needs: str) -> BudgetError:
+    """The error for a budget below the ``smallest`` plan; ``needs`` goes on after the bytes of the plan ``start``."""
     outside = sum(start.program.external_bytes.values())
-    raise BudgetError(
-        f"the plan needs {start.memory.peak:,} bytes without recomputation and {smallest.memory.peak:,} with the most "
-        f"that was found, more than the budget of {budget:,}; the smallest budget found that works is "
-        f"{smallest.memory.peak}: raise the budget to that or use a smaller batch (arguments, gradients and states "
-        f"come on top: {outside:,} bytes)",
-        smallest=smallest.memory.peak,
+    return BudgetError(
+        f"the plan needs {start.memory.peak:,} bytes {needs}, more than the budget of {budget:,}; the smallest budget "
+        f"found that works is {smallest}: raise the budget to that or use a smaller batch (arguments, gradients and "
+        f"states come on top: {outside:,} bytes)",
+        smallest=smallest,
     )
 
 
@@ -181,9 +186,11 @@ def _share(tape: Tape, price: Price) -> float:
 
 
 def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, price: Price) -> str:
-    share = 100.0 * _share(tape, price)
-    less = 100.0 * (1.0 - draft.memory.peak / start.memory.peak)
-    return (
-        f"recompute {policy}: {counted(len(price.twins), 'node')} run twice, {draft.memory.peak:,} bytes instead of "
-        f"{start.memory.peak:,} (-{less:.1f} %) for {share:.1f} % more modelled time"
-    )
+    twice = f"recompute {policy}: {counted(len(price.twins), 'node')} run twice"
+    return f"{twice}, {gain(draft.memory.peak, start.memory.peak, more_time=_share(tape, price))}"
+
+
+def gain(nbytes: int, before: int, *, more_time: float) -> str:
+    """How many bytes a plan needs less than the one ``before``, and what that costs, in words."""
+    less = 100.0 * (1.0 - nbytes / before)
+    return f"{nbytes:,} bytes instead of {before:,} (-{less:.1f} %) for {100.0 * more_time:.1f} % more modelled time"

@@ -22,7 +22,7 @@ def repeatable(program: Program) -> list[int]:
     Losses and makers of the graph's outputs are left out: their results stay alive to the end in any case.
     """
     graph = program.graph
-    kept = {int(graph.entry_node[e]) for e in graph.outputs.tolist()}
+    kept = {graph.entry_node[e] for e in graph.outputs}
     return [nid for nid in program.forward if graph.works[nid].may_repeat and nid not in kept]
 
 
@@ -48,7 +48,7 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
     if not twins:
         return program
     graph = program.graph
-    makers: list[int] = graph.entry_node.tolist()
+    makers = graph.entry_node
     changed = Rewrite(program)
     made: dict[int, int] = {}
     first: dict[int, int] = {}

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +77,10 @@ def pressure(live: IntArray) -> IntArray:
 
 
 class Tape:
-    """A training graph prepared for many prices.
+    """A training graph, without recomputation, prepared for many prices.
 
-    Args:
-        program: the graph without recomputation.
-        found: the assignment of its plan: which gradient sums are accumulated in place.
-        options: the options of that plan.
-        seconds: cost of every node.
+    ``found`` is the assignment of its plan, which says what gradient sums are accumulated in place, ``options`` are
+    those of that plan, and ``seconds`` is the cost of every node.
     """
 
     def __init__(self, program: Program, *, found: Assignment, options: PlanOptions, seconds: Sequence[float]) -> None:
@@ -93,8 +91,8 @@ class Tape:
         self.backward = program.backward
         self.repeatable = repeatable(program)
         self.num_entries = count = graph.num_entries
-        self.makers: list[int] = graph.entry_node.tolist()
-        self.outputs = [range(graph.row[n], graph.row[n + 1]) for n in range(graph.num_nodes)]
+        self.makers = graph.entry_node
+        self.outputs = [range(start, end) for start, end in pairwise(graph.row)]
         self.place = {nid: step for step, nid in enumerate(self.forward)}
         self.step_seconds = sum(seconds[nid] for nid in program.order if nid not in found.skipped)
         """Seconds of one step (forward and backward) without recomputation."""

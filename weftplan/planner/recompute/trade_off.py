@@ -9,15 +9,13 @@ not dominated.
 2. Descents from target to target (:mod:`.ladder`), in four variants while prices are left.
 3. For small graphs, choices that differ in one node or two from one on the curve.
 
-Very small graphs are enumerated instead.
-
-The work is bounded by a number of prices that depends on the graph alone, never by a clock: equal graphs get equal
-plans.
+Very small graphs are enumerated instead. The work is bounded by a number of prices that depends on the graph alone.
 """
 
 from __future__ import annotations
 
 from itertools import combinations
+from math import inf
 
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.ladder import Ladder
@@ -35,7 +33,7 @@ SEEDS = 12
 """How many sizes of rooms are tried with each of them."""
 
 
-def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Price]:
+def curve(tape: Tape, *, most_seconds: float = inf) -> list[Price]:
     """Choices from the fastest (nothing repeated) to the smallest found; peaks fall strictly, seconds rise.
 
     ``most_seconds``: do not look for choices that take longer (the curve may have some all the same).
@@ -50,11 +48,10 @@ def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Price]:
     seed(archive)
     # Seeds come on top: they are few, and the only choices that reach the far end of a deep graph.
     archive.left = 0 if asked() else archive.allowance
-    limit = float("inf") if most_seconds is None else most_seconds
     ladder = Ladder(archive)
     for fine in (False, True):
         for jump in (False, True):
-            ladder.climb_down(jump=jump, fine=fine, most_seconds=limit)
+            ladder.climb_down(jump=jump, fine=fine, most_seconds=most_seconds)
     if len(can) <= SMALL:
         polish(archive)
     return archive.frontier()

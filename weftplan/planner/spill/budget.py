@@ -70,13 +70,9 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
         draft, choice = best
         more = choice.seconds / step if step else 0.0
         return replace(draft.slowed(more), notes=(_note(memory, draft, choice, more),))
-    outside = sum(program.external_bytes.values())
-    raise BudgetError(
-        f"the plan needs {memory.peak:,} bytes with everything on the device, and {smallest:,} with the most that was "
-        f"found to compute again or to send to the host, more than the budget of {options.budget:,}; the smallest "
-        f"budget found that works is {smallest}: raise the budget to that or use a smaller batch (arguments, gradients "
-        f"and states come on top: {outside:,} bytes)",
-        smallest=smallest,
+    most = f"{smallest:,} with the most that was found to compute again or to send to the host"
+    raise recompute.nothing_fits(
+        start, options.budget, smallest=smallest, needs=f"with everything on the device, and {most}"
     )
 
 
@@ -134,12 +130,9 @@ def _planned(start: Draft, options: PlanOptions, choice: Choice) -> Draft:
 
 def _note(plain: MemoryPlan, draft: Draft, choice: Choice, more: float) -> str:
     need = draft.memory.peak - draft.memory.in_homes
-    less = 100.0 * (1.0 - need / plain.peak)
     homes = sorted({str(spill.home) for spill in choice.spills})
     on_host = draft.memory.in_homes == draft.memory.on_host
     where = "on the host" if on_host else f"in {', '.join(homes)}"
     waits = f"{counted(len(choice.spills), 'result')} wait{'s' * (len(choice.spills) == 1)} {where}"
-    return (
-        f"budget: {waits} ({draft.memory.in_homes:,} bytes), {counted(len(choice.twins), 'node')} run twice, {need:,} "
-        f"bytes instead of {plain.peak:,} (-{less:.1f} %) for {100.0 * more:.1f} % more modelled time"
-    )
+    twice, gain = f"{counted(len(choice.twins), 'node')} run twice", recompute.gain(need, plain.peak, more_time=more)
+    return f"budget: {waits} ({draft.memory.in_homes:,} bytes), {twice}, {gain}"

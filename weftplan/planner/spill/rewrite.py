@@ -50,7 +50,7 @@ def spilled(program: Program, spills: Sequence[Spill]) -> Program:
     fetched: dict[int, int] = {}
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
-        name, device = graph.entry_name(e), program.contexts[program.device[int(graph.entry_node[e])]]
+        name, device = graph.entry_name(e), program.contexts[program.device[graph.entry_node[e]]]
         out, waiting = changed.copy(e, name + OUT, COPY_OUT, context=spill.home, like=e)
         back, fetched[e] = changed.copy(waiting, name + BACK, COPY_BACK, context=device, like=e)
         outs.setdefault(spill.out, []).append(out)

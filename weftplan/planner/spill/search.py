@@ -48,12 +48,7 @@ class Choice(Price):
 
 
 class Search:
-    """A training graph and what may leave its devices.
-
-    Args:
-        buffers: those of the graph with their lifetimes; their options say where results may wait.
-        seconds: cost of every node.
-    """
+    """A training graph with the seconds of its nodes; the options of ``buffers`` say where its results may wait."""
 
     def __init__(self, buffers: Buffers, seconds: Sequence[float]) -> None:
         program, options = buffers.program, buffers.options
@@ -75,7 +70,7 @@ class Search:
         """What may leave ``device``, in the order in which it is made."""
         turn, order = self._num_forward, program.order
         row = program.graph.row
-        kept = set(program.graph.outputs.tolist())
+        kept = set(program.graph.outputs)
         group = buffers.entry_group.tolist()
         made: dict[int, int] = {}
         used: dict[int, int] = {}

@@ -45,11 +45,7 @@ class Idle:
 
 
 class StepTimes:
-    """Seconds at which each step starts, and after them the end of the last; the same with time reversed.
-
-    Args:
-        seconds: of each step.
-    """
+    """Seconds at which each step starts, and after them the end of the last; the same with time reversed."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
         self.starts = [0.0, *accumulate(seconds)]

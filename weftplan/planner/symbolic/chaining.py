@@ -40,7 +40,7 @@ def with_chains(
         assert node.op is not None
         return chains.may_be_link(node.op, node.params, ins, outs)
 
-    heads = [graph.entry(eid) for eid in graph.outputs.tolist()]
+    heads = [graph.entry(eid) for eid in graph.outputs]
     entries, moved = chained(
         heads, graph.nodes, is_large, lambda a, b: devices[nid[a]] == devices[nid[b]] and alike(a, b)
     )

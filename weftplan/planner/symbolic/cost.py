@@ -40,16 +40,14 @@ ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
 
 
 def node_seconds(program: Program, measured: Mapping[str, float] | None = None) -> list[float]:
-    """Seconds of every node of a graph (0 for variables).
+    """Seconds of every node of a graph (0 for variables): ``measured`` ones by node name, where there are, or modelled.
 
-    Args:
-        program: the graph of a symbol with sizes, or what the core made of it.
-        measured: seconds by node name; other nodes are modelled. A twin costs what its original costs.
+    A twin costs what its original costs.
 
     Raises:
         PlanError: a measured time is negative or not a number.
     """
-    measured = {} if measured is None else measured
+    measured = measured or {}
     for name, value in measured.items():
         if not value >= 0.0:
             raise PlanError(f"measured time of {name!r} must be a number of seconds >= 0, got {value!r}")
@@ -58,11 +56,10 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
     result: list[float] = []
     base = graph.base
     assert isinstance(base, IndexedGraph)
-    variable = graph.is_variable.tolist()
     for nid, origin in enumerate(graph.origin):
         # A node that a rewrite has added copies a result: it has a name of its own, and costs its traffic.
         node = base.nodes[origin] if origin >= 0 else None
-        if variable[nid]:
+        if graph.is_variable[nid]:
             result.append(0.0)
             continue
         known = measured.get(graph.names[nid] if node is None else (node.mirror_of or node).name)
@@ -79,7 +76,9 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
             name = (node.op.backward_of or node.op.name).removesuffix(RELU)
             traffic *= work.SWEEPS.get(name, 1.0)
             if name == "Pooling":
-                traffic += 2.0 * work.window(node.params) * program.nbytes[_pooled(nid, program)]
+                # Of both sides the smaller has one element per window.
+                pooled = min(program.nbytes[e] for e in (*graph.inputs[nid], *outs))
+                traffic += 2.0 * work.window(node.params) * pooled
             if name in work.COUNTED:
                 arithmetic = work.operations(
                     name,
@@ -90,10 +89,3 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
                 )
         result.append(machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth))
     return result
-
-
-def _pooled(nid: int, program: Program) -> int:
-    """The smaller side of a pooling node, forward or backward: the entry that has one element per window."""
-    row = program.graph.row
-    entries: list[int] = [*program.graph.inputs[nid], *range(row[nid], row[nid + 1])]
-    return min(entries, key=lambda e: program.nbytes[e])

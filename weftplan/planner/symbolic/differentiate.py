@@ -53,14 +53,12 @@ class Differentiated:
     @property
     def outputs(self) -> list[int]:
         """Entries of the symbol's outputs."""
-        found: list[int] = self.graph.outputs[: self.num_outputs].tolist()
-        return found
+        return self.graph.outputs[: self.num_outputs]
 
     @property
     def gradients(self) -> list[int]:
         """Entries of the gradients of :attr:`wanted`."""
-        found: list[int] = self.graph.outputs[self.num_outputs :].tolist()
-        return found
+        return self.graph.outputs[self.num_outputs :]
 
 
 def differentiate(
@@ -123,12 +121,7 @@ def differentiate(
         }
         added = {position for position, name in enumerate(wanted, len(heads)) if requests[name] == Req.ADD}
         entries, where = place(
-            entries,
-            context,
-            group2ctx=group2ctx,
-            variable_contexts=variable_contexts,
-            wanted=homes,
-            added=added,
+            entries, context, group2ctx=group2ctx, variable_contexts=variable_contexts, wanted=homes, added=added
         )
     graph = IndexedGraph(entries, found)
     return Differentiated(

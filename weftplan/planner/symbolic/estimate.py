@@ -19,8 +19,7 @@ from weftplan.planner.budget import plan_within
 from weftplan.planner.hooks import hook
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.symbolic.pipeline import SizedGraph, size_symbol
-from weftplan.planner.symbolic.planned_graph import PlannedGraph
+from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, size_symbol
 
 ORDERS = {"given": False, "best": True}
 """Values of ``order``: as the graph is written, or the order with the smallest peak that was found."""

@@ -14,19 +14,21 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from weftplan.errors import PlanError
-from weftplan.ops.schema import Op
+from weftplan.ops.joined import RELU
 from weftplan.planner.graph import VARIABLE, Graph, Work
-from weftplan.planner.symbolic.mirroring import forced, rules
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order
+
+FORCE = "__force_mirroring__"
+NEVER_V1 = frozenset(("Convolution", "FullyConnected", "Concat", "SoftmaxOutput"))
+NEVER_ECHO = NEVER_V1 | {"Embedding"}
+TRUE, FALSE = frozenset(("1", "true")), frozenset(("0", "false", ""))
 
 
 class IndexedGraph(Graph):
     """The nodes reachable from ``entries``, numbered; a snapshot that later changes of the nodes do not touch.
 
-    Args:
-        entries: the heads.
-        order: their depth-first order, when the caller has it; it becomes this graph's.
+    ``order`` is the depth-first order of ``entries``, when the caller has it; it becomes this graph's.
 
     Raises:
         PlanError: the graph has a cycle, an entry names an output that its node lacks, a variable has inputs, or the
@@ -69,7 +71,7 @@ class IndexedGraph(Graph):
 
     def entry(self, eid: int) -> Entry:
         """The entry whose id is ``eid``."""
-        nid = int(self.entry_node[eid])
+        nid = self.entry_node[eid]
         return Entry(self.nodes[nid], eid - self.row[nid])
 
     def output_name(self, nid: int, index: int) -> str:
@@ -88,29 +90,62 @@ def _works(nodes: Sequence[Node]) -> list[Work]:
         if op is None:
             works.append(VARIABLE)
             continue
-        force = forced(node) if node.attrs else None
+        force = _forced(node) if node.attrs else None
         key = (id(op), id(node.params), force)
         found = known.get(key)
         if found is None:
-            found = known[key] = _work(op, node, force)
+            found = known[key] = Work(
+                label=op.name,
+                ignored=op.ignored(node.params),
+                inplace=op.inplace_pairs(node.params),
+                writes=op.aux,
+                is_sum=op.name == "_grad_add",
+                only_overwrites=op.name == "_CrossDeviceCopy",
+                may_repeat=not op.loss,
+                asked_twice=bool(force),
+                rules=rules_of(op.name, force),
+            )
         works.append(found)
     return works
-
-
-def _work(op: Op, node: Node, force: bool | None) -> Work:
-    return Work(
-        label=op.name,
-        ignored=op.ignored(node.params),
-        inplace=op.inplace_pairs(node.params),
-        writes=op.aux,
-        is_sum=op.name == "_grad_add",
-        only_overwrites=op.name == "_CrossDeviceCopy",
-        may_repeat=not op.loss,
-        asked_twice=bool(force),
-        rules=rules(op.name, force),
-    )
 
 
 def _no_such_output(entry: Entry, where: str) -> str:
     node = entry.node
     return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
+
+
+def _forced(node: Node) -> bool | None:
+    """The value of the attribute ``__force_mirroring__`` (or the older ``force_mirroring``), None without one.
+
+    Raises:
+        PlanError: the value is no boolean.
+    """
+    text = node.attrs.get(FORCE, node.attrs.get("force_mirroring"))
+    if text is None:
+        return None
+    word = str(text).strip().lower()
+    if word in TRUE or word in FALSE:
+        return word in TRUE
+    raise PlanError(f"attribute {FORCE} of {node.name!r} must be one of 0, 1, true, false; got {text!r}")
+
+
+def rules_of(name: str, force: bool | None) -> frozenset[str]:
+    """The rules that repeat a node of operator ``name``, whose attribute is ``force``.
+
+    ``mxnet`` is the rule of MXNet 1.x, where the attribute adds nodes only; ``echo`` that of its echo pass, where the
+    attribute decides either way. Neither repeats Dropout.
+
+    >>> sorted(rules_of("Activation", None)), sorted(rules_of("Activation", False))
+    (['echo', 'mxnet'], ['mxnet'])
+    >>> sorted(rules_of("Convolution", True))
+    ['echo', 'mxnet']
+    """
+    if name == "Dropout":
+        return frozenset()
+    name = name.removesuffix(RELU)
+    found = set()
+    if force or name not in NEVER_V1:
+        found.add("mxnet")
+    if name not in NEVER_ECHO if force is None else force:
+        found.add("echo")
+    return frozenset(found)

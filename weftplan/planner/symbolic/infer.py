@@ -47,7 +47,7 @@ def complete_graph(
     every_shape: list[Any] = []
     every_dtype: list[Any] = []
     # Nodes are numbered from the heads on, so the forward part is the first nodes.
-    forward = max(int(graph.entry_node[e]) for e in heads) + 1
+    forward = max(graph.entry_node[e] for e in heads) + 1
     for stop in dict.fromkeys((forward, graph.num_nodes)):
         first = partial(_complete, graph, stop)
         every_shape = first(known, settled=every_shape, solve=infer_shapes, error=ShapeError)
@@ -89,42 +89,35 @@ def _complete(
     return facts
 
 
-def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) -> tuple[list[int], list[int]]:
-    """(elements, bytes) of every entry.
+def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) -> list[int]:
+    """Bytes of every entry.
 
     Raises:
         ShapeError: an entry, or all of them together, exceed 2^63 - 1 bytes.
     """
-    elements = [prod(shape) for shape in shapes]
-    nbytes = [count * dtype.itemsize for count, dtype in zip(elements, dtypes, strict=True)]
+    nbytes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
     if sum(nbytes) > MAX_BYTES:
         largest = max(range(len(nbytes)), key=nbytes.__getitem__)
         raise ShapeError(
             f"the graph needs {sum(nbytes)} bytes without sharing, more than 2^63 - 1; the largest entry is "
             f"{graph.entry_name(largest)!r}, shape {shapes[largest]}, {dtypes[largest]}"
         )
-    return elements, nbytes
+    return nbytes
 
 
 def _check_given(name: str, shape: Any) -> None:
     if shape is None:
         return
-    if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__"):
-        raise ShapeError(f"shape of {name!r} must be a tuple of integers, got {shape!r}")
-    for dim in shape:
-        if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
-            raise ShapeError(f"shape of {name!r} must be a tuple of integers, got {tuple(shape)!r}")
-        if dim < 0:
-            raise ShapeError(f"shape of {name!r} is {tuple(shape)}: dimensions must be positive (0 means unknown)")
+    dims = None if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__") else tuple(shape)
+    if dims is None or any(isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) for dim in dims):
+        raise ShapeError(f"shape of {name!r} must be a tuple of integers, got {shape if dims is None else dims!r}")
+    if any(dim < 0 for dim in dims):
+        raise ShapeError(f"shape of {name!r} is {dims}: dimensions must be positive (0 means unknown)")
 
 
 def _is_open(fact: Any) -> bool:
     """Whether a shape or dtype is unknown, or unknown in part."""
     return fact is None or (isinstance(fact, tuple) and 0 in fact)
-
-
-def _shown(fact: Any) -> str:
-    return shape_text(fact) if isinstance(fact, tuple) else "unknown" if fact is None else str(fact)
 
 
 def _unknown(graph: IndexedGraph, eid: int, facts: list[Any], what: str) -> str:
@@ -137,7 +130,9 @@ def _unknown(graph: IndexedGraph, eid: int, facts: list[Any], what: str) -> str:
         return f"{what} of {graph.entry_name(eid)!r} ({op}) cannot be inferred: {facts[eid]}"
     nid = arguments[0]
     reader = next((n for n, ins in enumerate(graph.inputs) if row[nid] in ins), None)
-    text = f"{what} of argument {graph.nodes[nid].name!r} is {_shown(facts[row[nid]])} and cannot be inferred"
+    fact = facts[row[nid]]
+    shown = shape_text(fact) if isinstance(fact, tuple) else "unknown" if fact is None else str(fact)
+    text = f"{what} of argument {graph.nodes[nid].name!r} is {shown} and cannot be inferred"
     if reader is not None:
         node = graph.nodes[reader]
         assert node.op is not None

@@ -12,22 +12,15 @@ from weftplan.errors import PlanError
 from weftplan.ops import grain, implementations, measured
 from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Shape, TensorSpec, aligned
+from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
 
 def operator_choices(
-    graph: IndexedGraph,
-    shapes: list[Shape],
-    *,
-    dtypes: list[DType],
-    devices: Sequence[Context],
-    mode: str,
-    tune: int,
+    graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType], *, devices: Sequence[Context], options: PlanOptions
 ) -> tuple[dict[int, Choice], dict[int, int]]:
     """Which implementation computes each node that has several or declares scratch, and the bytes of scratch of those
     that need some, both by node id.
-
-    ``mode`` and ``tune`` are the options ``kernels`` and ``autotune``.
 
     Raises:
         PlanError: an operator declares a negative number of bytes or none at all.
@@ -57,9 +50,9 @@ def operator_choices(
         if found is None:
             ins = list(map(TensorSpec, *facts))
             outs = list(map(TensorSpec, shapes[start:end], dtypes[start:end]))
-            choice = implementations.choose(op, node.params, ins, outs, mode, on=where)
-            if mode == "auto" and where == "host" and choice.several:
-                choice = measured.tuned(op, node.params, ins, outs, tune=tune, given=choice)
+            choice = implementations.choose(op, node.params, ins, outs, options.kernels, on=where)
+            if options.kernels == "auto" and where == "host" and choice.several:
+                choice = measured.tuned(op, node.params, ins, outs, tune=options.autotune, given=choice)
             with grain.using(grain.of(last.device_type)):
                 nbytes = choice.implementation.workspace(node.params, ins, outs)
             if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:

@@ -8,30 +8,51 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.ops.implementations import Choice
-from weftplan.ops.schema import Req, Shape
+from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
-from weftplan.planner.planned_steps import planned_steps
+from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
 from weftplan.planner.symbolic.chaining import with_chains
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
 from weftplan.planner.symbolic.kernels import operator_choices
 from weftplan.planner.symbolic.passes import dropped, notes_of
-from weftplan.planner.symbolic.planned_graph import PlannedGraph
 from weftplan.planner.symbolic.realise import realised
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedGraph(PlannedSteps):
+    """A graph ready to execute: order, shapes, devices, requests and memory."""
+
+    graph: IndexedGraph
+    """Heads: the forward outputs, then one gradient entry per argument in :attr:`gradients`."""
+    grad_req: dict[str, Req]
+    """Argument name -> NULL, WRITE or ADD; :attr:`gradients` has those that are not NULL."""
+    head_grads: list[int]
+    """Per output the node id of variable ``_head_grad_<i>``, or -1 when no gradient reads it."""
+    arguments: dict[str, int]
+    """Argument name -> node id of the variable, in ``list_arguments`` order; -1 when the graph does not use it."""
+    aux: dict[str, int]
+    """Auxiliary state name -> node id of the variable, in ``list_auxiliary_states`` order."""
+    kernels: Mapping[int, Choice] = field(default_factory=dict)
+    """Node id -> which implementation computes it; nodes that have but one and need no scratch may be absent."""
+
+    def variables(self) -> dict[str, tuple[Shape, DType]]:
+        """Shape and dtype of each argument and auxiliary state."""
+        rows = {name: self.graph.row[nid] for name, nid in (self.arguments | self.aux).items()}
+        return {name: (self.shapes[e], self.dtypes[e]) for name, e in rows.items()}
 
 
 def plan_symbol(
@@ -110,48 +131,36 @@ def size_symbol(
         if options.compat == "paddle":
             program = program.in_order(breadth_first(program))
         apart = (lambda: sized(options.replace(fusion=False))) if found.joined else None
-        return SizedGraph(found, program, options=options, choices=choices, apart=apart)
+        return SizedGraph(found, program, options, choices, apart)
 
     return sized(chosen)
 
 
+@dataclass(eq=False)
 class SizedGraph:
-    """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget.
+    """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget."""
 
-    Attributes:
-        program: the graph with sizes, in the order in which it is written.
-        options: how to plan.
-    """
-
-    def __init__(
-        self,
-        found: Differentiated,
-        program: Program,
-        *,
-        options: PlanOptions,
-        choices: dict[int, Choice],
-        apart: Callable[[], SizedGraph] | None = None,
-    ) -> None:
-        self.program = program
-        self.options = options
-        self._found = found
-        self._choices = choices
-        self._size_apart = apart
-        self._drafts = Drafts(program)
+    found: Differentiated
+    program: Program
+    """The graph with sizes, in the order in which it is written."""
+    options: PlanOptions
+    """How to plan."""
+    choices: dict[int, Choice]
+    """Who computes each node."""
+    size_apart: Callable[[], SizedGraph] | None
+    """Makes the same without joined nodes (:attr:`PlanOptions.fusion`); None where none are."""
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
-        """The graph with its plan.
+        """The graph with its plan; ``seconds`` as for :func:`plan_symbol`.
 
-        Args:
-            options: how to plan memory; default: as the graph was sized. What shapes the graph itself
-                (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must be as it was there.
-            seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
+        The options are by default those with which the graph was sized. What shapes the graph itself
+        (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must be as it was there.
         """
         chosen = self.options if options is None else options
         if chosen.peers:  # what computes is no home
             here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
-        if self._size_apart is None or not self._searches(chosen):
+        if self.size_apart is None or not self._searches(chosen):
             return self._planned(chosen, seconds)
         if chosen.budget is None:
             both = self._planned(chosen, seconds), self._apart.plan(chosen, seconds=seconds)
@@ -167,34 +176,23 @@ class SizedGraph:
     def _planned(self, chosen: PlanOptions, seconds: Mapping[str, float] | None) -> PlannedGraph:
         """The plan of this graph, with the pairs of nodes that it has joined."""
         draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
-        found = self._found
+        found = self.found
         graph = realised(found.graph, draft.program.graph)
-        outputs: list[int] = graph.outputs[: found.num_outputs].tolist()
-        wanted = zip(found.wanted, graph.outputs[found.num_outputs :].tolist(), strict=True)
+        outputs = graph.outputs[: found.num_outputs]
+        wanted = zip(found.wanted, graph.outputs[found.num_outputs :], strict=True)
         steps = planned_steps(draft, outputs, {name: (eid, found.requests[name]) for name, eid in wanted})
-        kernels = self._choices
-        if graph is not found.graph or (chosen.kernels, chosen.autotune) != (
-            self.options.kernels,
-            self.options.autotune,
-        ):
-            kernels, _ = operator_choices(
-                graph,
-                steps.shapes,
-                dtypes=steps.dtypes,
-                devices=steps.devices,
-                mode=chosen.kernels,
-                tune=chosen.autotune,
-            )
+        kernels, options = self.choices, self.options
+        if graph is not found.graph or (chosen.kernels, chosen.autotune) != (options.kernels, options.autotune):
+            kernels, _ = operator_choices(graph, steps.shapes, steps.dtypes, devices=steps.devices, options=chosen)
         passes = found.passes
         if chosen.drop_dead_outputs and chosen.compat != "mxnet":
             passes = (*passes, dropped(steps.memory, draft.program.nbytes))
-        notes = (*notes_of(found.passes), *draft.notes)
         memory = replace(
             steps.memory,
             options=chosen,
             outputs=tuple(outputs),
             num_forward=draft.program.num_forward,
-            notes=notes,
+            notes=(*notes_of(found.passes), *draft.notes),
             passes=passes,
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
@@ -204,7 +202,6 @@ class SizedGraph:
             head_grads=[graph.nid.get(variable, -1) for variable in found.head_grads] or [-1] * len(outputs),
             arguments={name: graph.nid.get(node, -1) for name, node in found.arguments.items()},
             aux={name: graph.nid.get(node, -1) for name, node in found.states.items()},
-            notes=notes,
             kernels=kernels,
         )
 
@@ -215,10 +212,13 @@ class SizedGraph:
         return self._drafts.plain(options).memory.peak > options.budget
 
     @cached_property
+    def _drafts(self) -> Drafts:
+        return Drafts(self.program)
+
+    @cached_property
     def _apart(self) -> SizedGraph:
-        """The same without joined nodes (:attr:`PlanOptions.fusion`)."""
-        assert self._size_apart is not None
-        return self._size_apart()
+        assert self.size_apart is not None
+        return self.size_apart()
 
 
 def _sized(
@@ -231,11 +231,9 @@ def _sized(
         found, inferred, types = with_chains(found, inferred, types)
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
-    elements, nbytes = byte_sizes(graph, inferred, types)
-    choices, workspaces = operator_choices(
-        graph, inferred, dtypes=types, devices=devices, mode=options.kernels, tune=options.autotune
-    )
-    steps = np.flatnonzero(~graph.is_variable).tolist()
+    nbytes = byte_sizes(graph, inferred, types)
+    choices, workspaces = operator_choices(graph, inferred, types, devices=devices, options=options)
+    steps = [nid for nid, given in enumerate(graph.is_variable) if not given]
     contexts = tuple(dict.fromkeys(devices))
     brought = {
         "arguments": [graph.row[graph.nid[n]] for n in found.arguments.values() if n in graph.nid],
@@ -246,10 +244,9 @@ def _sized(
     program = Program(
         graph=graph,
         order=steps,
-        num_forward=bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1),
+        num_forward=bisect_left(steps, max(graph.entry_node[e] for e in outputs) + 1),
         shapes=inferred,
         dtypes=types,
-        elements=elements,
         nbytes=nbytes,
         contexts=contexts,
         device=[contexts.index(ctx) for ctx in devices],

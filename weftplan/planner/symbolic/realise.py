@@ -24,7 +24,7 @@ def realised(base: IndexedGraph, graph: Graph) -> IndexedGraph:
     copy_params = registry.parse_params(copy_op, {})
     nodes: list[Node] = []
     moved: dict[Node, Node] = {}
-    makers: list[int] = graph.entry_node.tolist()
+    makers = graph.entry_node
     for nid, (origin, reads) in enumerate(zip(graph.origin, graph.inputs, strict=True)):
         entries = [Entry(nodes[makers[e]], e - graph.row[makers[e]]) for e in reads]
         if origin < 0:
@@ -54,6 +54,6 @@ def realised(base: IndexedGraph, graph: Graph) -> IndexedGraph:
         if made is not node:
             moved[node] = made
         nodes.append(made)
-    found = IndexedGraph(Entry(nodes[makers[e]], e - graph.row[makers[e]]) for e in graph.outputs.tolist())
+    found = IndexedGraph(Entry(nodes[makers[e]], e - graph.row[makers[e]]) for e in graph.outputs)
     assert found.nodes == nodes, "the core numbers a rewritten graph as IndexedGraph does"
     return found

@@ -1,11 +1,8 @@
-"""A model of one slab for the validators: which content each byte range holds.
-
-It shares no code with the planner, whose work it judges.
-"""
+"""A model of one slab for the validators: which content each byte range holds."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 
 class ByteMap:
@@ -20,28 +17,20 @@ class ByteMap:
 
     def overlapping(self, start: int, end: int) -> list[tuple[int, int, tuple[int, int]]]:
         """(start, end, content) of the ranges that meet [start, end), clipped to it."""
-        low = bisect_right(self.ends, start)
-        found = []
-        while low < len(self.starts) and self.starts[low] < end:
-            found.append((max(start, self.starts[low]), min(end, self.ends[low]), self.contents[low]))
-            low += 1
-        return found
+        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        ranges = zip(self.starts[low:high], self.ends[low:high], self.contents[low:high], strict=True)
+        return [(max(start, first), min(end, last), content) for first, last, content in ranges]
 
     def write(self, start: int, end: int, content: tuple[int, int]) -> None:
         """Put ``content`` into [start, end)."""
         if start >= end:
             return
-        low = bisect_right(self.ends, start)
-        high = low
-        pieces: list[tuple[int, int, tuple[int, int]]] = []
-        while high < len(self.starts) and self.starts[high] < end:
-            if self.starts[high] < start:
-                pieces.append((self.starts[high], start, self.contents[high]))
-            if self.ends[high] > end:
-                pieces.append((end, self.ends[high], self.contents[high]))
-            high += 1
-        pieces.append((start, end, content))
-        pieces.sort()
-        self.starts[low:high] = [p[0] for p in pieces]
-        self.ends[low:high] = [p[1] for p in pieces]
-        self.contents[low:high] = [p[2] for p in pieces]
+        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        pieces = [(start, end, content)]
+        if low < high and self.starts[low] < start:
+            pieces.insert(0, (self.starts[low], start, self.contents[low]))
+        if low < high and self.ends[high - 1] > end:
+            pieces.append((end, self.ends[high - 1], self.contents[high - 1]))
+        self.starts[low:high] = [first for first, _, _ in pieces]
+        self.ends[low:high] = [last for _, last, _ in pieces]
+        self.contents[low:high] = [held for _, _, held in pieces]

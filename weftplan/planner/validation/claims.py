@@ -1,12 +1,14 @@
 """What a plan claims, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
 
-The static half of :mod:`weftplan.planner.validation`; it shares no code with the strategies either.
+The static half of :mod:`weftplan.planner.validation`.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
 from math import prod
+
+import numpy as np
 
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
@@ -30,39 +32,26 @@ class Claims:
         self.external = {int(self.graph.row[n]) for n in self.graph.variables()} | self.gradients
         self.storage_of = self.plan.entry_storage.tolist()
 
-    def check_before_replay(self) -> None:
-        """Sizes of the plan's arrays, the order, and every entry."""
-        self._check_shape_of_plan()
-        self._check_order()
-        self._check_entries()
-
-    def _check_shape_of_plan(self) -> None:
+    def check_arrays(self) -> None:
+        """The lengths of the plan's arrays."""
         plan, graph = self.plan, self.graph
-        for name, expected in (
-            ("entry_storage", graph.num_entries),
-            ("entry_nbytes", graph.num_entries),
-            ("entry_kind", graph.num_entries),
-            ("entry_first", graph.num_entries),
-            ("entry_last", graph.num_entries),
-            ("entry_inplace", graph.num_entries),
-            ("workspace_nbytes", graph.num_nodes),
-            ("workspace_storage", graph.num_nodes),
-            ("storage_slab", plan.num_storages),
-            ("storage_offset", plan.num_storages),
-            ("slab_device", plan.num_slabs),
-            ("after_ptr", plan.num_storages + 1),
-        ):
-            if len(getattr(plan, name)) != expected:
-                raise PlanError(f"plan field {name} has {len(getattr(plan, name))} items, expected {expected}")
+        counts = {"entry": graph.num_entries, "workspace": graph.num_nodes, "storage": plan.num_storages}
+        counts |= {"slab": plan.num_slabs, "after": plan.num_storages + 1}
+        for name, value in vars(plan).items():
+            if isinstance(value, np.ndarray) and name != "after_storages":
+                expected = counts[name.partition("_")[0]]
+                if len(value) != expected:
+                    raise PlanError(f"plan field {name} has {len(value)} items, expected {expected}")
 
-    def _check_order(self) -> None:
+    def check_order(self) -> None:
+        """Every node runs once, behind what it needs."""
         graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes
         position = {nid: step for step, nid in enumerate(order)}
         operators = [n for n in range(graph.num_nodes) if not graph.is_variable[n]]
         if len(position) != len(order) or sorted(order) != operators:
             raise PlanError(f"the order has {len(order)} steps; expected each of {len(operators)} operator nodes once")
         for step, nid in enumerate(order):
-            needs = [int(graph.entry_node[e]) for e in graph.inputs[nid]] + graph.controls[nid]
+            needs = [graph.entry_node[e] for e in graph.inputs[nid]] + graph.controls[nid]
             for other in needs:
                 before = position.get(other, -1)
                 if before >= step:
@@ -71,7 +60,7 @@ class Claims:
                         f"(step {before}), which it needs"
                     )
         for eid in self.planned.outputs:
-            if position.get(int(graph.entry_node[eid]), -1) >= boundary:
+            if position.get(graph.entry_node[eid], -1) >= boundary:
                 raise PlanError(f"output {graph.entry_name(eid)!r} is made after the forward part of {boundary} steps")
 
     def reads(self, nid: int) -> list[int]:
@@ -79,7 +68,8 @@ class Claims:
         ignored = self.graph.works[nid].ignored
         return [e for i, e in enumerate(self.graph.inputs[nid]) if i not in ignored]
 
-    def _check_entries(self) -> None:
+    def check_entries(self) -> None:
+        """Sizes, kinds, devices and lifetimes of entries, and the devices of scratch."""
         plan, graph, planned = self.plan, self.graph, self.planned
         heads = set(planned.outputs) | self.gradients
         end = len(planned.order)
@@ -113,7 +103,7 @@ class Claims:
                         f"entry {name!r} is made on {planned.entry_device(eid)}, but its storage {storage} is on "
                         f"{plan.storage_context(storage)}"
                     )
-                first = position[int(graph.entry_node[eid])]
+                first = position[graph.entry_node[eid]]
                 last = end if eid in heads else last_read.get(eid, first) + 1
                 if (int(plan.entry_first[eid]), int(plan.entry_last[eid])) != (first, last):
                     raise PlanError(

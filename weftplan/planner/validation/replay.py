@@ -45,7 +45,9 @@ class _Replay(Claims):
         self.sums = {self.graph.inputs[n][1]: n for n in planned.skipped if len(self.graph.inputs[n]) == 2}
 
     def run(self) -> None:
-        self.check_before_replay()
+        self.check_arrays()
+        self.check_order()
+        self.check_entries()
         boundary = self.planned.num_forward_nodes
         for step, nid in enumerate(self.planned.order):
             if step == boundary:

@@ -1,6 +1,6 @@
 """Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and what is alive at each step.
 
-They share no code with the strategies. Entries and scratch are replayed in the order of their first steps on a model of
+Entries and scratch are replayed in the order of their first steps on a model of
 memory: whoever is written may only meet what is dead by then, or what it was computed in place of.
 """
 
@@ -44,11 +44,11 @@ def _check_bounds(plan: MemoryPlan) -> None:
 def _check_sizes(plan: MemoryPlan) -> None:
     labels, steps = plan.labels, len(plan.labels.steps)
     for eid in range(len(plan.entry_nbytes)):
-        nbytes = prod(labels.shape(eid)) * labels.dtype(eid).itemsize
+        nbytes = prod(labels.shapes[eid]) * labels.dtypes[eid].itemsize
         if nbytes != plan.entry_nbytes[eid]:
             raise PlanError(
                 f"entry {labels.name(eid)!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
-                f"{labels.shape(eid)} of {labels.dtype(eid)} has {nbytes}"
+                f"{labels.shapes[eid]} of {labels.dtypes[eid]} has {nbytes}"
             )
         storage = int(plan.entry_storage[eid])
         if storage < 0:
@@ -67,8 +67,11 @@ def _check_sizes(plan: MemoryPlan) -> None:
 
 def _families(plan: MemoryPlan) -> list[int]:
     """For every entry the first one of its in-place chain; entries of one family may share memory while alive."""
-    labels = plan.labels
     root = list(range(len(plan.entry_nbytes)))
+    for eid, kind in enumerate(plan.entry_kind.tolist()):
+        source = plan.labels.source(eid) if kind in (Kind.INPLACE, Kind.ADDTO) else -1
+        if source >= 0 and plan.entry_storage[source] == plan.entry_storage[eid]:
+            root[eid] = source
 
     def find(eid: int) -> int:
         while root[eid] != eid:
@@ -76,11 +79,6 @@ def _families(plan: MemoryPlan) -> list[int]:
             eid = root[eid]
         return eid
 
-    for eid in range(len(root)):
-        source = labels.source(eid)
-        kind = plan.entry_kind[eid]
-        if source >= 0 and kind in (Kind.INPLACE, Kind.ADDTO) and plan.entry_storage[source] == plan.entry_storage[eid]:
-            root[find(eid)] = find(source)
     return [find(eid) for eid in range(len(root))]
 
 
@@ -106,7 +104,7 @@ def _check_clashes(plan: MemoryPlan) -> None:
             storage, nbytes, owner = int(plan.workspace_storage[index]), int(plan.workspace_nbytes[index]), -1 - index
             if not 0 <= storage < plan.num_storages or nbytes > plan.storage_nbytes[storage]:
                 raise PlanError(
-                    f"node {labels.node_name(index)!r} needs {nbytes} bytes of workspace; its storage {storage} is "
+                    f"node {labels.node_names[index]!r} needs {nbytes} bytes of workspace; its storage {storage} is "
                     f"smaller or missing"
                 )
         else:
@@ -126,5 +124,5 @@ def _check_clashes(plan: MemoryPlan) -> None:
 
 def _title(plan: MemoryPlan, owner: int, eid: int) -> str:
     if owner < 0:
-        return f"scratch of {plan.labels.node_name(-1 - owner)!r}"
+        return f"scratch of {plan.labels.node_names[-1 - owner]!r}"
     return f"entry {plan.labels.name(eid)!r}"

@@ -9,25 +9,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from functools import cache
+from inspect import isfunction
 
 from weftplan.planner.packing.hard import kernel
 from weftplan.planner.packing.hard.kernel import Ints, Tables
 
 Search = Callable[[Tables, Tables, Tables, Ints, Ints, int, int, int], tuple[int, int]]
-
-_HELPERS = (
-    kernel.reset,
-    kernel.lift_row,
-    kernel.raise_sky,
-    kernel.waste,
-    kernel.place,
-    kernel.undo,
-    kernel.stack_section,
-    kernel.propagate,
-    kernel.rank,
-    kernel.choose_valley,
-    kernel.list_children,
-)
 
 
 def available() -> bool:
@@ -45,8 +32,9 @@ def search() -> Search:
     import numba
     from numba.extending import register_jitable
 
-    for helper in _HELPERS:
-        register_jitable(helper)
+    for helper in vars(kernel).values():
+        if isfunction(helper) and helper is not kernel.search:
+            register_jitable(helper)
     # The helpers stay plain Python functions for every other caller: register_jitable only tells numba about them.
     compiled: Search = numba.njit(cache=True)(kernel.search)
     return compiled

@@ -256,24 +256,18 @@ def choose_valley(problem: Tables, state: Tables, weights: Ints, capacity: int, 
         low_left = a > 0 and uncovered[a - 1] > 0 and sky[a - 1] < y
         low_right = b < sections and uncovered[b] > 0 and sky[b] < y
         if not low_left and not low_right:
-            slack = capacity - y - rem[a]
-            options = 1 if slack > 0 else 0
-            for p in range(bptr[a], bptr[a + 1]):
-                j = beg[p]
-                if placed[j] == 0 and hi[j] <= b and floor[j] == y:
-                    options += 1
-            score = rank(rule, options, y, slack, weights[a], capacity)
-            if score < best:
-                best, best_a, best_b, best_side = score, a, b, 0
-            slack = capacity - y - rem[b - 1]
-            options = 1 if slack > 0 else 0
-            for p in range(eptr[b], eptr[b + 1]):
-                j = end[p]
-                if placed[j] == 0 and lo[j] >= a and floor[j] == y:
-                    options += 1
-            score = rank(rule, options, y, slack, weights[b - 1], capacity)
-            if score < best:
-                best, best_a, best_b, best_side = score, a, b, 1
+            for side in range(2):
+                t = a if side == 0 else b - 1
+                slack = capacity - y - rem[t]
+                options = 1 if slack > 0 else 0
+                start, stop = (bptr[a], bptr[a + 1]) if side == 0 else (eptr[b], eptr[b + 1])
+                for p in range(start, stop):
+                    j = beg[p] if side == 0 else end[p]
+                    if placed[j] == 0 and lo[j] >= a and hi[j] <= b and floor[j] == y:
+                        options += 1
+                score = rank(rule, options, y, slack, weights[t], capacity)
+                if score < best:
+                    best, best_a, best_b, best_side = score, a, b, side
         a = b
     return best_a, best_b, best_side
 

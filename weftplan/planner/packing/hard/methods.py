@@ -30,13 +30,8 @@ MOST_LONG_ALLOWANCES, LONG = 1.4, 2_000_000_000
 
 
 def improver(spending: Spending, deadline: Deadline, sizes: Sequence[int]) -> Callable[[Incumbent], None]:
-    """What improves the packing of one part after the other, within one allowance.
-
-    Args:
-        spending: how much work altogether.
-        deadline: time limit.
-        sizes: numbers of buffers of all parts of the problem.
-    """
+    """What improves the packing of one part after the other, within one allowance; ``sizes`` are the numbers of buffers
+    of all parts of the problem."""
     use_jit = (
         spending.compiled > 0 and compiled.available() and (deadline.moment is None or deadline.left() > TIME_FOR_NUMBA)
     )

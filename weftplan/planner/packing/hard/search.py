@@ -16,7 +16,7 @@ from weftplan.planner.packing.deadline import ENDLESS, Deadline
 from weftplan.planner.packing.edges import compressed_rows
 from weftplan.planner.packing.hard import compiled, kernel
 from weftplan.planner.packing.hard.kernel import Ints, Tables
-from weftplan.planner.packing.problem import Int64, Problem
+from weftplan.planner.packing.problem import Int64, Problem, peak_of
 
 # Parts of the gap between lower bound and best packing at which the decision question is put, lowest first.
 LADDER = (0.0, 0.04, 0.15, 0.4, 0.75)
@@ -44,22 +44,14 @@ class Allowance:
         return self.work <= 0 or self.deadline.over()
 
 
-def _ranges(start: Int64, stop: Int64) -> tuple[Int64, Int64]:
-    """Owner and value of every integer in the ranges ``start[k] <= value < stop[k]``."""
-    length = stop - start
-    owner = np.repeat(np.arange(len(start)), length)
-    begin = np.cumsum(length) - length
-    return owner, np.arange(len(owner)) - np.repeat(begin - start, length)
-
-
 def tables(problem: Problem) -> tuple[Int64, ...]:
     """The kernel's read-only tables: bounds, conflicts, and buffers by section, birth and death."""
     lo, hi, n = problem.lo, problem.hi, len(problem)
     live = (lo[:, None] < hi) & (lo < hi[:, None])
     np.fill_diagonal(live, False)
     first, second = np.nonzero(live)
-    owner, section = _ranges(lo, hi)
-    every = np.arange(n)
+    moments, every = np.arange(problem.sections), np.arange(n)
+    owner, section = np.nonzero((lo[:, None] <= moments) & (moments < hi[:, None]))
     conflicts = compressed_rows(first, second, n)
     alive = compressed_rows(section, owner, problem.sections)
     births = compressed_rows(lo, every, problem.sections + 1)
@@ -151,7 +143,7 @@ def improve(
 
     ``floor`` is a peak below which nothing is gained: the lower bound of this part or of the whole.
     """
-    best, peak = offsets, int((offsets + problem.size).max())
+    best, peak = offsets, peak_of(problem, offsets)
     enough = int(floor * good_enough)
     if peak <= enough or allowance.spent():
         return best
@@ -170,7 +162,7 @@ def improve(
                 continue
             verdict, found = searcher.ask(capacity, dives, allowance)
             if found is not None:
-                best, peak = found, int((found + problem.size).max())
+                best, peak = found, peak_of(problem, found)
                 step = 0
             elif verdict == kernel.REFUTED:
                 # Proved impossible: halve what is left, since one more unit would hardly help.
