@@ -8,9 +8,9 @@ one when its arrays are ready here, and meets the other processes.
 A thread of the store drives. A thread that is about to sleep in a wait of the engine may do it instead
 (:meth:`Sequencer.help`), for what is small and as long as the others come soon: to wake a thread and be woken by it
 takes longer than a small exchange. It leaves what it has begun to the store's thread. A thread that pulls does the same
-(:meth:`Sequencer.hurry`), for a shorter time, since a pull is not a wait. While exchanges are made in this
-way the store's thread is not woken for them, and looks every few milliseconds whether one was left. The lock
-``driving`` is held by whoever drives, so MPI is called by one thread at a time.
+(:meth:`Sequencer.hurry`), for a shorter time, since a pull is not a wait. While exchanges are made in this way the
+store's thread is not woken for what is ready when the program asks for it, and looks every few milliseconds whether one
+was left. The lock ``driving`` is held by whoever drives, so MPI is called by one thread at a time.
 
 A :class:`Ticket` has one *part* for each array. ``Part.arrive`` is called from the engine (any thread) when the array
 is ready; the driver answers by calling ``on_complete`` of the operation.
@@ -79,7 +79,7 @@ class Part:
         self.arrived = True
         ticket = self.ticket  # looked at behind `arrived`, as `put` looks at `arrived` behind it: one sees the other
         if ticket is not None and ticket.ready():
-            ticket.ring(ticket)
+            ticket.ring()
 
     def complete(self, error: BaseException | None) -> None:
         """Tell the engine; an array that had failed before keeps its own error."""
@@ -98,7 +98,7 @@ class Ticket:
         self.description = description
         self.parts = tuple(parts)
         self.exchange = exchange
-        self.ring: Callable[[Ticket], None] = lambda ticket: None
+        self.ring: Callable[[], None] = lambda: None
 
     def ready(self) -> bool:
         """All arrays are there, or have failed."""
@@ -189,12 +189,14 @@ class Sequencer:
 
     def put(self, ticket: Ticket) -> None:
         """Put an exchange behind all others: where ranks must agree, in the order of the program."""
-        ticket.ring = self._is_ready
+        ticket.ring = self._ring
         self._items.append(ticket)
         for part in ticket.parts:
             part.ticket = ticket
-        if ticket.ready():
-            self._is_ready(ticket)
+        # A program that has put what is ready waits for it next, or pulls it. What becomes ready later, while the
+        # program may be asleep, rings.
+        if ticket.ready() and not (self._lazy and (ticket.small or self._group.shares_memory)):
+            self._ring()
 
     def call(self, work: Callable[[Group], Any], *, repairs: bool = False) -> Any:
         """Let the thread do ``work`` behind all exchanges, wait for it, and return or raise what it does.
@@ -285,10 +287,6 @@ class Sequencer:
                     self._lazy = True
                     self._ring()  # it is to look from now on
                 item.tell(error)
-
-    def _is_ready(self, ticket: Ticket) -> None:
-        if not self._lazy or not ticket.small:
-            self._ring()
 
     def _ring(self) -> None:
         with contextlib.suppress(RuntimeError):  # it is open

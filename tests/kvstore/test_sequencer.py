@@ -1,0 +1,74 @@
+"""Who makes an exchange, and who is woken for it: without MPI."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from weftplan.kvstore.distributed.sequencer import Part, Sequencer, Ticket
+
+SMALL, LARGE = 4, 1 << 20
+
+
+class Group:
+    """One that moves nothing."""
+
+    def __init__(self, *, shares_memory: bool) -> None:
+        self.shares_memory = shares_memory
+
+    def leave(self) -> Iterator[None]:
+        yield
+
+    def stop_listening(self) -> None:
+        pass
+
+
+class Exchange:
+    """Of one array, which nobody holds up but its own process."""
+
+    def __init__(self, nbytes: int = SMALL) -> None:
+        self.part, self.over, self._nbytes = Part(), threading.Event(), nbytes
+        self.ticket = Ticket("an exchange", [self.part], lambda *_: iter(()))
+
+    def arrive(self) -> None:
+        array = np.zeros(self._nbytes, np.uint8)
+        self.part.arrive(array, array, None, lambda error=None: self.over.set())
+
+
+@pytest.fixture(params=[False, True])
+def others_drive(request):
+    """A sequencer behind whose first exchange others wait, when threads that wait have made the last ones themselves;
+    with the list of times its own thread is woken."""
+    sequencer, first, rung = Sequencer(Group(shares_memory=request.param), "test"), Exchange(), []
+    ring = sequencer._ring
+    sequencer._ring = lambda: rung.append(ring())
+    sequencer.put(first.ticket)
+    sequencer._lazy = True
+    yield sequencer, rung
+    first.arrive()
+    assert first.over.wait(60)
+    sequencer.close(60)
+
+
+def test_what_is_ready_is_left_to_the_thread_that_asks_for_it(others_drive):
+    """It waits next, and exchanges it: to wake another one would cost more. Large arrays only in shared memory."""
+    sequencer, rung = others_drive
+    for nbytes in (SMALL, LARGE):
+        ready = Exchange(nbytes)
+        ready.arrive()
+        sequencer.put(ready.ticket)
+    assert len(rung) == (0 if sequencer._group.shares_memory else 1)
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
+def test_what_becomes_ready_later_wakes_the_thread(others_drive, nbytes):
+    """The program may be asleep by then, and nobody else would look for milliseconds."""
+    sequencer, rung = others_drive
+    late = Exchange(nbytes)
+    sequencer.put(late.ticket)
+    assert not rung
+    late.arrive()
+    assert len(rung) == 1
