@@ -47,22 +47,21 @@ def _slower(geo: Geometry, *, forward: bool, relu: bool = False) -> str:
     return ""
 
 
-Room = tuple[Any, Any]
-"""Scratch of a pass: the two buffers of a dense one, or one buffer and None."""
-
-
 def _nbytes(s: Sizes, *scratches: Scratch) -> int:
-    """What :func:`_room` takes for the most demanding of these passes."""
+    """Scratch of the most demanding of these passes, which follow one another."""
     if depthwise_tables.takes(s):
         return aligned(depthwise_tables.scratch(s))
-    return aligned(max(s.packed for s in scratches)) + aligned(max(s.padded for s in scratches))
+    return max(need.nbytes for need in scratches)
 
 
-def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Room:
-    if depthwise_tables.takes(s):
-        return ctx.take((depthwise_tables.scratch(s),), np.uint8), None
-    packed, padded = max(s.packed for s in scratches), max(s.padded for s in scratches)
-    return ctx.take((packed,), np.uint8), ctx.take((padded,), np.uint8) if padded else None
+def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Any:
+    return ctx.take((_nbytes(s, *scratches),), np.uint8)
+
+
+def _buffers(room: Any, need: Scratch) -> tuple[Any, Any]:
+    """The two buffers of a dense pass; the second is None where it needs none."""
+    begin = aligned(need.packed)
+    return room[: need.packed], room[begin : begin + need.padded] if need.padded else None
 
 
 def _data_scratch(s: Sizes) -> Scratch:
@@ -94,29 +93,29 @@ def _spec(array: Any) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
-def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Room, *, relu: bool = False) -> None:
+def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any, *, relu: bool = False) -> None:
     """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; with ``relu`` nothing below 0."""
     if depthwise_tables.takes(s):
-        depthwise_tables.compute_forward(s, data, weight, bias, out, room[0], relu=relu)
+        depthwise_tables.compute_forward(s, data, weight, bias, out, room, relu=relu)
     else:
-        dense.forward(s, data, weight, bias, out, *room, relu=relu)
+        dense.forward(s, data, weight, bias, out, *_buffers(room, forward_scratch(s)), relu=relu)
 
 
-def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Room) -> None:
+def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> None:
     """Gradients of :func:`_correlate` for data and weight, unless None."""
     single = depthwise_tables.takes(s)
     if dgrad is not None and single:
-        depthwise_tables.compute_data(s, ograd, weight, dgrad, room[0])
+        depthwise_tables.compute_data(s, ograd, weight, dgrad, room)
     elif dgrad is not None and s.pointwise:
         kernel = weight.reshape(s.groups, s.filters, s.channels).swapaxes(1, 2)
         shaped = ograd.reshape(s.batch, s.groups, s.filters, s.pixels)
         stacked_product(np, kernel, shaped, dgrad.reshape(s.batch, s.groups, s.channels, s.pixels))
     elif dgrad is not None:
-        dense.data_gradient(s, ograd, weight, dgrad, *room)
+        dense.data_gradient(s, ograd, weight, dgrad, *_buffers(room, data_scratch(s)))
     if wgrad is not None and single:
-        depthwise_tables.compute_weight(s, data, ograd, wgrad, room[0])
+        depthwise_tables.compute_weight(s, data, ograd, wgrad, room)
     elif wgrad is not None:
-        dense.weight_gradient(s, data, ograd, wgrad, *room)
+        dense.weight_gradient(s, data, ograd, wgrad, *_buffers(room, weight_scratch(s)))
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> None:

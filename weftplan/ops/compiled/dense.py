@@ -12,19 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weftplan.cores import split_in_rooms
+from weftplan.cores import split, split_in_rooms
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import call_in_parts
+from weftplan.ops.compiled.parts import call_in_parts, count
 from weftplan.ops.compiled.scratch import (
     Cut,
     Scratch,
     channels_at_once,
+    copied_once,
     data_cut,
     data_scratch,
     filters_at_once,
     forward_cut,
     forward_scratch,
+    tile,
     weight_rows,
     weight_scratch,
 )
@@ -32,6 +34,9 @@ from weftplan.ops.compiled.sizes import Bands, Sizes, data_bands, forward_bands
 from weftplan.ops.compiled.tables import address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.schema import DType
+
+FEW_PACKED = 1 << 20
+"""Bytes of one part where weights are packed with the help of idle cores: a fifth of a millisecond."""
 
 
 def entries(dtype: DType, target: Target) -> dict[str, Entry]:
@@ -92,7 +97,7 @@ def _gather(
     if cut.images > 1:
         for piece in slices:
             here = arguments(piece, 0)
-            here.filled(last=0).call(entry)  # packs, and computes nothing
+            _pack(entry, here, piece[0], packed, steps["w"], target.lanes(s.itemsize))
             computes = here.filled(packs=0)
             call_in_parts(entry, computes, s.batch, cut.images, unit=s.side_by_side, moves={"padded": padded})
         return
@@ -106,6 +111,22 @@ def _gather(
             here.call(entry)
 
     split_in_rooms(work, -(-len(slices) // each))
+
+
+def _pack(entry: Entry, here: tables.KernelArguments, s: Sizes, nbytes: int, row_bytes: int, lanes: int) -> None:
+    """Pack the weights of a slice, ``nbytes`` of them, in parts where that is worth it."""
+    rows = here.rows_packed
+    parts = count(nbytes, FEW_PACKED, rows // tile(s)) if s.groups == 1 else 1
+    if parts == 1:
+        here.filled(last=0).call(entry)  # packs, and computes nothing
+        return
+    step = -(-rows // (parts * tile(s))) * tile(s)
+
+    def pack(number: int) -> None:
+        some = min(step, rows - number * step)
+        tables.packing(here, number * step, some, row_bytes=row_bytes, lanes=lanes).call(entry)
+
+    split(pack, -(-rows // step))
 
 
 def forward(
@@ -141,13 +162,18 @@ def weight_gradient(
     need = weight_scratch(s)
     packs, copies = need.packed // len(slices), need.padded // len(slices)
     x, dy, dw, panels = (address(array) for array in (data, ograd, wgrad, packed))
-    image = address(padded) if copies else 0
+    image = address(padded) if need.padded else 0
+    once: dict[str, int] = {}
+    if copied_once(s) and len(slices) > 1:
+        # Of no group anything is computed. Rows overwrite what those before them wrote too far, so one thread copies.
+        tables.weight(s, target.lanes(s.itemsize)).filled(x=x, padded=image, groups=0).call(entry)
+        x, copies, once = image, 0, {"copies": 0}
 
     def work(number: int, room: int) -> None:
         part, first = slices[number]
         plan = tables.weight(part, target.lanes(s.itemsize))
         plan.filled(
-            x=x, dy=dy + first * s.pixels * s.itemsize, dw=dw + first * s.channels * s.taps * s.itemsize,
+            **once, x=x, dy=dy + first * s.pixels * s.itemsize, dw=dw + first * s.channels * s.taps * s.itemsize,
             packed=panels + room * packs, padded=image + room * copies,
         ).call(entry)  # fmt: skip
 

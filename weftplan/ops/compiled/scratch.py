@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from weftplan.ops.compiled.parts import count
 from weftplan.ops.compiled.sizes import PANEL_BYTES, Sizes, Triple, data_bands, forward_bands
 from weftplan.ops.products import MOST
+from weftplan.ops.schema import aligned
 
 SLICE_BYTES = 384 << 10
 """Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
 the weights of the last layers need more than everything else in a network that runs on one image."""
+MOST_PACKED = 9 << 18
+"""Bytes of packed weights at most, whatever the batch: more would be most of what a training step of a small network
+takes in scratch, and to read the images once more for each slice costs 1 to 2 % of the pass."""
 NEAR_BYTES = 32 << 10
 """Bytes of images and results together that stay in the nearest cache, where reading them for each panel costs little:
 there packed filters take no more than these, or one panel, since they are most of what such a network takes."""
@@ -35,6 +39,11 @@ class Scratch:
     packed: int
     padded: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both, one behind the other."""
+        return aligned(self.packed) + aligned(self.padded)
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -50,7 +59,7 @@ def wide(rows: int, itemsize: int) -> int:
     return -(-rows // lanes) * lanes
 
 
-def _tile(s: Sizes) -> int:
+def tile(s: Sizes) -> int:
     """Channels of a tile on the widest machine: parts of fewer would not fill its registers."""
     return 2 * PANEL_BYTES // s.itemsize
 
@@ -64,7 +73,7 @@ def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
     whole panels where images are near."""
     if s.groups > 1:
         return rows
-    unit, most = _tile(s), SLICE_BYTES * s.batch
+    unit, most = tile(s), min(SLICE_BYTES * s.batch, MOST_PACKED)
     images = s.batch * (s.channels * math.prod(s.image) + s.filters * s.pixels) * s.itemsize
     if images <= NEAR_BYTES:
         unit, most = unit // 2, images
@@ -81,7 +90,7 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int) -> Cut:
     wanted = count(_work(s), FEW, _most_parts(s, copies))
     images = min(wanted, -(-s.batch // s.side_by_side))
     at_once = _packed_at_once(s, rows, reduced)
-    least = _tile(s) if at_once == rows else 2 * _tile(s)  # each slice reads all images again
+    least = tile(s) if at_once == rows else 2 * tile(s)  # each slice reads all images again
     channels = min(wanted, at_once // least) if s.groups == 1 else 1
     if channels > images or (channels == images and rows * reduced > HEAVY * s.batch * image):
         return Cut(1, channels)
@@ -101,7 +110,7 @@ def data_cut(s: Sizes) -> Cut:
 
 def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
     every = _packed_at_once(s, rows, reduced)
-    return every if cut.channels == 1 else every // cut.channels // _tile(s) * _tile(s)
+    return every if cut.channels == 1 else every // cut.channels // tile(s) * tile(s)
 
 
 def filters_at_once(s: Sizes) -> int:
@@ -148,15 +157,20 @@ def _most_parts(s: Sizes, copies: int) -> int:
 def weight_rows(s: Sizes) -> int:
     """Filters whose gradient one part computes, in whole tiles.
 
-    Every part copies and reads all images. Where strides make those large beside the output there are two parts, and
-    else as many as have room for their copies.
+    Every part reads all images. Where each has to copy them, there are two parts if strides make those large beside the
+    output, and else as many as have room for their copies.
     """
-    most = 2 if math.prod(s.stride) > 1 else _most_parts(s, _image_copy(s))
+    most = MOST if copied_once(s) else 2 if math.prod(s.stride) > 1 else _most_parts(s, image_copy(s))
     wanted = count(_work(s), FEW, most) if s.groups == 1 else 1
-    return min(s.filters, -(-s.filters // (wanted * _tile(s))) * _tile(s))
+    return min(s.filters, -(-s.filters // (wanted * tile(s))) * tile(s))
 
 
-def _image_copy(s: Sizes) -> int:
+def copied_once(s: Sizes) -> bool:
+    """Whether all parts of a weight's gradient read one copy of all images."""
+    return s.pads and s.groups == 1 and s.batch <= s.together
+
+
+def image_copy(s: Sizes) -> int:
     """Bytes of the images that a weight's gradient takes together, with padding; 0 where they are not copied."""
     return _copy_bytes(s, s.padded, s.together * s.groups * s.channels) if s.pads else 0
 
@@ -166,7 +180,9 @@ def weight_scratch(s: Sizes) -> Scratch:
     rows = weight_rows(s)
     slices = -(-s.filters // rows)
     pixels = s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
-    return Scratch(slices * wide(rows, s.itemsize) * pixels * s.itemsize, slices * _image_copy(s))
+    return Scratch(
+        slices * wide(rows, s.itemsize) * pixels * s.itemsize, (1 if copied_once(s) else slices) * image_copy(s)
+    )
 
 
 def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:

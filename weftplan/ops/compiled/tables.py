@@ -48,9 +48,32 @@ class KernelArguments:
         """The word called ``name``."""
         return int(self.words[self.names.index(name)])
 
+    @property
+    def rows_packed(self) -> int:
+        """Rows of the weight that :data:`GATHER` packs."""
+        return int(self._pack[PACK.index("rows")])
+
+    @property
+    def _pack(self) -> Words:
+        return next(table for table in self.tables if address(table) == self["pack"])
+
     def call(self, entry: Callable[[int], None]) -> None:
         """Run a compiled function on these words; they and their tables live until it returns."""
         entry(address(self.words))
+
+
+def packing(of: KernelArguments, first: int, rows: int, *, row_bytes: int, lanes: int) -> KernelArguments:
+    """Those of a call that packs some rows of the weight for the calls that ``of`` is for, and computes nothing.
+
+    Args:
+        first: a multiple of ``lanes``.
+        row_bytes: from one row of the weight to the next.
+    """
+    pack = of._pack.copy()
+    pack[PACK.index("rows")] = rows
+    moved = first // lanes * int(pack[PACK.index("panel_step")])
+    part = of.filled(w=of["w"] + first * row_bytes, packed=of["packed"] + moved, pack=address(pack), last=0)
+    return KernelArguments(part.names, part.words, [*part.tables, pack])
 
 
 def _words(names: Sequence[str], values: dict[str, int]) -> Words:
