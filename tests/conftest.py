@@ -1,7 +1,6 @@
 """What holds for all tests."""
 
 import contextlib
-import faulthandler
 import gc
 import multiprocessing
 import os
@@ -59,14 +58,6 @@ def folder(tmp_path):
         del registry._devices[place.context]
     else:
         registry.put(before)
-
-
-@pytest.fixture(autouse=True)
-def no_stacks_of_long_runs(request):
-    """Tests marked ``stress`` may take longer than the time after which the stacks of all threads are printed, which
-    reads the frames of threads that run, and can crash the interpreter."""
-    if request.node.get_closest_marker("stress") is not None:
-        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

@@ -68,7 +68,8 @@ def test_a_destructor_brings_the_engine_back(kind, how):
     garbage:  engine <-- object with a destructor that pushes <--> itself
 
     The engine's end is noticed first (weak references are cleared before destructors run), its workers are told to go.
-    The destructor's push starts new ones, which run it, and the engine ends a second time.
+    The destructor's push starts new ones, which run it, or an old one does that has not gone yet; the engine ends a
+    second time.
     """
     eng, threads = used(kind)
     ran = []
@@ -93,5 +94,3 @@ def test_a_destructor_brings_the_engine_back(kind, how):
     assert len(ran) == 1
     later = [thread for thread in ran if thread is not threading.current_thread()]
     assert ended({*threads, *later})
-    if later and how == "push":
-        assert not threads & set(later)

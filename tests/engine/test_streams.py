@@ -14,10 +14,11 @@ from weftplan.engine.streams import Mark, StreamWorker, VarEvents
 
 @pytest.fixture(params=["lazy", "random"])
 def eng(request):
-    """An engine with several workers, hence streams, per device; in both orders of the simulated hardware."""
+    """An engine with several workers, hence streams, per device; in both orders of the simulated hardware. It has one
+    worker on the host: of two that wait for the same work at once a device tells one alone of an error."""
     for i in range(2):
         configure(i, order=request.param, seed=3)
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2, copy_workers=1)
+    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1, gpu_workers=2, copy_workers=1)
     yield made
     made.stop()
     for i in range(2):

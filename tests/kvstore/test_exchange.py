@@ -112,15 +112,16 @@ def run_on_devices(way, links, home, values, seed=None):
         array = {Room.VALUE: given, Room.WHOLE: {home: whole}}.get(piece.room, rooms)[piece.place]
         return array[piece.first : piece.end]
 
-    seconds = 0.0
-    runner = Runner([mx.sim(index) for index in range(count)])
+    contexts = [mx.sim(index) for index in range(count)]
+    runner, seconds = Runner(contexts), 0.0
     for program in (push, pull):
-        stream = places[home].new_stream()
-        stream._end = seconds
-        with stream:
-            runner.run(program, home, find)
-        stream.synchronize()
-        seconds = stream.time
+
+        def work(program=program):
+            with places[home].new_stream() as stream:
+                runner.run(program, home, find)
+            stream.synchronize()
+
+        seconds += seconds_of(work, contexts)
     total = whole.copy()
     for array in given:
         np.testing.assert_array_equal(array, total)

@@ -184,7 +184,7 @@ def mutants(area: str) -> Iterator[Mutant]:
 def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
     """What the tests say on a tree: killed (with the test), survived or killed by time; and how long it took."""
     begun = time.monotonic()
-    command = [sys.executable, "-c", CHILD, "-q", "-x", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
+    command = [sys.executable, "-c", CHILD, "-q", "-x", "-p", "no:cacheprovider"]
     env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
         [*command, *tests],
