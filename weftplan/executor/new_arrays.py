@@ -173,13 +173,14 @@ def _new(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
 
 def _fill(arrays: Sequence[NDArray]) -> None:
     """Fill new arrays with zeros: small ones at once, the others in operations, several of them in one."""
-    groups: dict[Context, list[Chunk]] = {}
+    large: list[NDArray] = []
     for array in arrays:
-        if not writes_of_zeros(array):
+        if writes_of_zeros(array):
+            large.append(array)
+        else:
             array.chunk.raw.fill(0)  # nobody else knows the array yet, and its memory does not move
-    for array in arrays:
-        if not writes_of_zeros(array):
-            continue
+    groups: dict[Context, list[Chunk]] = {}
+    for array in large:
         if type(array.chunk) is not Chunk or device.get(array.context).asynchronous:
             zeros(array.shape, out=array)
             continue

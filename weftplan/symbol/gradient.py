@@ -157,7 +157,8 @@ class _Pass:
 
     def _visit(self, node: Node, op: Op, needed: bytearray) -> None:
         """Ask the gradient rule of ``node`` and hand its answers to the producers of the inputs."""
-        if not op.loss and not any((node, k) in self.terms for k in range(node.num_outputs)):
+        terms = self.terms
+        if not op.loss and (node, 0) not in terms and not any((node, k) in terms for k in range(1, node.num_outputs)):
             return
         if op.gradient is None:
             raise PlanError(
@@ -171,7 +172,7 @@ class _Pass:
                 f"gradient rule of operator {op.name} ({node.name!r}) returned {len(answers)} gradients "
                 f"for {len(node.inputs)} inputs"
             )
-        terms, nid = self.terms, self.nid
+        nid = self.nid
         for source, answer in zip(node.inputs, answers, strict=True):
             if answer is None or not needed[nid[source[0]]]:
                 continue

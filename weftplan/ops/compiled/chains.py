@@ -7,7 +7,7 @@ block by block. Any worker may call it: all it writes is given, and it needs no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ LEAST = 1 << 14
 """Elements: for fewer a compiled loop saves less than it costs to load it."""
 
 
+@lru_cache(maxsize=256)  # alike chains of one graph are one object, and a chain is equal to itself alone
 def formula_of(chain: Chain, dtype: DType) -> Recorded | None:
     """What a chain computes; None where only NumPy has its functions."""
     calls = []

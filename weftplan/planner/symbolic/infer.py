@@ -83,8 +83,8 @@ def _complete(
         open_variables = [node for node, at in zip(nodes, rows, strict=False) if node.op is None and facts[at] is None]
         if open_variables:
             facts = solve(nodes, {**known, **dict.fromkeys(open_variables, default)}, **given)
-    for eid in range(len(settled), len(facts)):
-        if _is_open(facts[eid]):
+    for eid, fact in enumerate(facts[len(settled) :], len(settled)):
+        if fact is None or (fact.__class__ is tuple and 0 in fact):  # as _is_open, without its call
             raise error(_unknown(graph, eid, facts, "shape" if error is ShapeError else "dtype"))
     return facts
 
