@@ -351,3 +351,9 @@ def test_training_reads_records(tmp_path: Path) -> None:
     module = mx.mod.Module(net)
     module.fit(iterator, num_epoch=3, optimizer_params={"learning_rate": 0.1})
     assert module.score(iterator, "acc")[0][1] == 1.0
+
+
+def test_older_names_of_the_readers():
+    """Scripts for MXNet's first readers of images find the readers of today."""
+    assert mx.io.ImageRecordIter_v1 is mx.io.ImageRecordIter
+    assert mx.io.ImageRecordUInt8Iter_v1 is mx.io.ImageRecordUInt8Iter

@@ -127,6 +127,20 @@ def test_steps_are_those_of_the_papers(name, step, settings, wd, clip):
     assert optimizer.state_bytes(weight.nbytes) == sum(a.nbytes for a in arrays)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("adamax", "float16"), *((name, "float32") for name in sorted({name for name, _, _ in CASES}))]
+)
+def test_what_has_no_gradient_stays(name, dtype):
+    """Gradients of exactly 0, as of units that never are active, leave no NaN and move no weight without decay."""
+    weight = mx.nd.array([[1.0, 2.0]], dtype=dtype)
+    updater = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.1, wd=0.0))
+    for _ in range(3):
+        updater(0, mx.nd.array([[0.0, 0.5]], dtype=dtype), weight)
+        assert np.isfinite(weight.asnumpy()).all()
+    if name not in ("ftrl", "ftml"):  # which compute the weight from their states alone
+        assert weight.asnumpy()[0, 0] == 1
+
+
 def test_langevin_noise():
     """SGLD: half a step of descent on the average, noise of the rate's variance, the same for the same seed."""
 

@@ -51,6 +51,16 @@ class DataDesc(_NameAndShape):
         """The axis of the samples; 0 where there is no layout."""
         return 0 if layout is None else layout.find("N")
 
+    @staticmethod
+    def get_list(shapes: Sequence[tuple[str, Sequence[int]]], types: Any = None) -> list[DataDesc]:
+        """Descriptions of (name, shape) pairs of the dtypes in ``types``: (name, dtype) pairs or a dictionary.
+
+        >>> DataDesc.get_list([("data", (2, 3))], [("data", np.float16)])
+        [DataDesc[data,(2, 3),float16,NCHW]]
+        """
+        dtypes = dict(types or ())
+        return [DataDesc(name, shape, dtypes.get(name, np.float32)) for name, shape in shapes]
+
     @property
     def batch_axis(self) -> int:
         """The axis of the samples."""

@@ -18,10 +18,15 @@ __all__ = [
     "DataIter",
     "DatasetIter",
     "ImageRecordIter",
+    "ImageRecordIter_v1",
     "ImageRecordUInt8Iter",
+    "ImageRecordUInt8Iter_v1",
     "MNISTIter",
     "NDArrayIter",
     "PrefetchingIter",
     "ResizeIter",
     "sample_rng",
 ]
+
+ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter
+"""What scripts for MXNet's older readers of images say."""

@@ -136,7 +136,10 @@ class LAMB(Optimizer):
 
 @Optimizer.register
 class Adamax(Optimizer):
-    """Adam with the greatest gradient so far for the root of the mean square (Kingma and Ba, 2015, section 7)."""
+    """Adam with the greatest gradient so far for the root of the mean square (Kingma and Ba, 2015, section 7).
+
+    What has had gradients of 0 alone stays as it is; MXNet 1.9.1 divides 0 by 0 there.
+    """
 
     default_rate: ClassVar[float] = 0.002
 
@@ -157,7 +160,7 @@ class Adamax(Optimizer):
         mean, greatest = state
         mean[:] = mean * self.beta1 + g * (1.0 - self.beta1)
         greatest[:] = nd.maximum(greatest * self.beta2, nd.abs(g))
-        weight[:] = weight - mean * (lr / (1.0 - self.beta1**count)) / greatest
+        weight[:] = weight - mean * (lr / (1.0 - self.beta1**count)) / (greatest + (greatest == 0))
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes
