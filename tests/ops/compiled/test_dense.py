@@ -146,6 +146,8 @@ def case(**changes: Any) -> dict[str, Any]:
 @given(cases())
 @example(case(channels=300, image=(24, 24)))  # bands
 @example(case(batch=11, image=(3, 2), channels=64, filters=70))  # several images in one product
+@example(case(batch=5, image=(7, 7), channels=40, filters=70))  # two images, the last one alone
+@example(case(batch=5, image=(60, 1), kernel=(3, 1), pad=(1, 0), channels=600))  # two images, in bands
 @example(case(stride=(2, 2), kernel=(1, 1), pad=(0, 0)))  # phases that no tap reads
 @example(case(stride=(3, 2), image=(31, 29), channels=200))  # phases and bands
 @example(case(image=(1, 700), kernel=(1, 5), pad=(0, 2), batch=1))  # chunks of a long row

@@ -15,7 +15,7 @@ from weftplan.ops.nn.conv_geometry import Geometry
 Triple = tuple[int, int, int]
 
 TOGETHER = 64
-"""Places below which images are taken together."""
+"""Images are taken together until they have so many places: a tile that is not full costs as much as a full one."""
 BAND_BYTES = 96 << 10
 """Bytes of an image that are laid close together, to stay in the second cache while the panels of the weight pass."""
 BAND_PLACES = 48
@@ -93,7 +93,7 @@ class Sizes:
     @property
     def side_by_side(self) -> int:
         """Images whose places one product takes together: as many as make its tiles worth their weights."""
-        return max(1, min(self.batch, TOGETHER // max(self.pixels, math.prod(self.image))))
+        return min(self.batch, -(-TOGETHER // max(self.pixels, math.prod(self.image))))
 
     @property
     def chunk_rows(self) -> int:
