@@ -21,16 +21,17 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch):
     """Ctrl-C at the given price of the search; the list holds how many prices there were."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     prices: list[int] = []
-    remember = Archive._remember
+    look = Archive.look
 
     def install(*presses: int) -> list[int]:
-        def press(self, price):
-            remember(self, price)
+        def press(self, chosen):
+            found = look(self, chosen)
             prices.append(1)
             if len(prices) in presses:
                 signal.raise_signal(signal.SIGINT)
+            return found
 
-        monkeypatch.setattr(Archive, "_remember", press)
+        monkeypatch.setattr(Archive, "look", press)
         return prices
 
     yield install
