@@ -23,11 +23,7 @@ class Drafts:
         self._plain: dict[PlanOptions, Draft] = {}
 
     def plan(self, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
-        """The graph with the plan that ``options`` ask for; ``cost`` says what it costs to compute nodes again.
-
-        Raises:
-            BudgetError: nothing fits the budget; names the smallest that works.
-        """
+        """The graph with the plan that ``options`` ask for; ``cost`` says what it costs to compute nodes again."""
         draft = self.plain(options)
         if not recompute.wanted(options, self._program):
             return draft

@@ -44,10 +44,8 @@ def scheduled(
 ) -> list[int]:
     """``nodes`` in another order: of those that are ready, always the one of least value, then in the order given.
 
-    Args:
-        needs: by number, what each node must follow; numbers that are not in ``nodes`` are passed over.
-        value: of a node that is ready.
-        changed: told each step; names the nodes whose value it has changed.
+    ``needs`` says by number what each node must follow; numbers that are not in ``nodes`` are passed over. ``changed``
+    is told each step and names the nodes whose value it has changed.
 
     >>> scheduled([0, 1, 2, 3], {0: [], 1: [0], 2: [], 3: [1, 2]}, value=lambda nid: -nid)
     [2, 0, 1, 3]

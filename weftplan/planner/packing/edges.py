@@ -20,15 +20,10 @@ def reuse_edges(
     Earlier holders of the same bytes are reached through those, so waiting for the listed ones is enough. The work is
     one sweep over the births with a sorted list of address ranges: O((n + edges) log n) comparisons.
 
-    Args:
-        lower, upper, size: as for `pack`.
-        offsets: a valid packing; not checked here (see `check_packing`).
+    The buffers are as for `pack`; that the ``offsets`` are valid is not checked here (see `check_packing`).
 
     Returns:
         ``(pointers, earlier)``, int64: buffer ``i`` overwrites ``earlier[pointers[i]:pointers[i + 1]]``, ascending.
-
-    Raises:
-        PackingError: the arrays are malformed or differ in length.
 
     >>> pointers, earlier = reuse_edges([0, 1, 2], [1, 2, 3], [8, 4, 8], [0, 0, 0])
     >>> pointers.tolist(), earlier.tolist()

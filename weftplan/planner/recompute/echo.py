@@ -57,8 +57,8 @@ class _Echo:
             self._decide(subgraph)
         return frozenset(self.repeated)
 
-    def _subgraph(self, item: int) -> tuple[list[int], list[int]]:
-        """(nodes decided together with ``item``, in graph order; never-repeated nodes below them)."""
+    def _subgraph(self, item: int) -> tuple[set[int], list[int]]:
+        """(nodes decided together with ``item``; never-repeated nodes below them)."""
         inside: set[int] = set()
         ends: dict[int, None] = {}
         fresh: list[int] = []
@@ -75,7 +75,7 @@ class _Echo:
                     if reader not in inside:
                         for head in self._forward_to_heads(reader, inside):
                             self._walk(head, inside, ends, fresh)
-        return sorted(inside, key=lambda nid: self.tape.place.get(nid, -1)), [n for n in ends if n not in inside]
+        return inside, [n for n in ends if n not in inside]
 
     def _walk(self, item: int, inside: set[int], ends: dict[int, None], fresh: list[int]) -> None:
         """Add ``item`` and every repeatable node that it needs without a heavy node in between."""
@@ -116,7 +116,7 @@ class _Echo:
             found[start] = None
         return found
 
-    def _decide(self, subgraph: list[int]) -> None:
+    def _decide(self, subgraph: set[int]) -> None:
         may, stored = self.may, self.stored
         stored.update(nid for nid in subgraph if not may[nid])
         undecided = {nid for nid in subgraph if may[nid] and nid not in self.repeated and nid not in stored}

@@ -31,6 +31,10 @@ from weftplan.planner.recompute.rewrite import repeatable
 
 Pair = tuple[int, int, int, bool]
 """(input slot, input entry, output entry, may share while others still read)."""
+Table = tuple[IntArray, IntArray, IntArray, IntArray]
+"""Of pairs: position of the node, input entry, output entry, how many pairs of the node come before this one."""
+Merges = tuple[IntArray, IntArray, IntArray]
+"""Of outputs that take an input's memory: input entry, output entry, step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class Tape:
         self.makers = graph.entry_node
         self.outputs = [range(start, end) for start, end in pairwise(graph.row)]
         self.place = {nid: step for step, nid in enumerate(self.forward)}
+        self._place = np.array([self.place.get(nid, -1) for nid in range(graph.num_nodes)], dtype=np.int64)
         self.step_seconds = sum(seconds[nid] for nid in program.order if nid not in found.skipped)
         """Seconds of one step (forward and backward) without recomputation."""
         # Entries with no memory of their own: the caller's, and terms that are added straight into their sums.
@@ -108,11 +113,11 @@ class Tape:
         self._nodes = np.array(program.order, dtype=np.int64)
         self.made = np.array([e for nid in self.forward for e in self.outputs[nid]], dtype=np.int64)
         """Entries that the forward part makes."""
-        self.made_at = np.array([self.place.get(nid, -1) for nid in self.makers], dtype=np.int64)
+        self.made_at = self._place[self.makers]
         """Per entry: position of its maker in the forward part, -1 for others."""
-        behind = {nid: step for step, nid in enumerate(self.backward)}
-        self._made_behind = np.array([behind.get(nid, -1) for nid in self.makers], dtype=np.int64)
-        self._counted = np.array(self.outside, dtype=np.uint8) == 0
+        behind = [(e, step) for step, nid in enumerate(self.backward) for e in self.outputs[nid]]
+        self._made_behind, self._behind_at = np.array(behind, dtype=np.int64).reshape(-1, 2).T.copy()
+        self._without_memory = np.flatnonzero(np.tile(np.array(self.outside, dtype=np.uint8), 2))
         self._node_device = np.array(program.device, dtype=np.int64)
         self._device = np.tile(self._node_device[graph.entry_node], 2)
         self._scratch = np.zeros(graph.num_nodes, dtype=np.int64)
@@ -158,15 +163,16 @@ class Tape:
         flat = np.array([e for row in reads for e in row], dtype=np.int64)
         return np.repeat(np.arange(len(nodes)), [len(row) for row in reads]), flat
 
-    def _table(self, nodes: Sequence[int], *, identity: bool) -> IntArray:
-        """Columns (position of the node, input entry, output entry, pairs of the node before this one) of pairs."""
+    def _table(self, nodes: Sequence[int], *, identity: bool) -> Table:
+        """The in-place pairs of ``nodes`` that are identities, or the others."""
         rows = [
             (position, source, out, rank)
             for position, nid in enumerate(nodes)
             for rank, (_, source, out, same) in enumerate(self.pairs[nid])
-            if same == identity and self._counted[source]
+            if same == identity and not self.outside[source]
         ]
-        return np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        owner, source, out, rank = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
+        return owner, source, out, rank
 
     def price(self, chosen: Collection[int]) -> Price:
         """Peak and seconds when the nodes ``chosen`` are repeated."""
@@ -207,7 +213,8 @@ class Tape:
 
     def _steps(self, chosen: Collection[int]) -> _Steps:
         mask = np.zeros(len(self.forward), dtype=np.bool_)
-        mask[[self.place[nid] for nid in chosen]] = True
+        if chosen:
+            mask[self._place[np.fromiter(chosen, dtype=np.int64, count=len(chosen))]] = True
         # First backward step that needs each twin: through its readers among the twins, later ones first.
         never = len(self.backward)
         trigger: list[int] = np.where(mask, self._first_reader, never).tolist()
@@ -246,19 +253,19 @@ class Tape:
 
     def _made(self, steps: _Steps) -> IntArray:
         """Per entry: the step that makes it; -1 where it is not made or has no memory."""
-        made = np.full((2, self.num_entries), -1, dtype=np.int64)
-        ours = self.made_at >= 0
-        behind = self._made_behind >= 0
-        made[0, ours] = self.made_at[ours]
-        made[0, behind] = steps.at_backward[self._made_behind[behind]]
-        made[1, ours] = steps.step_of_twin[self.made_at[ours]]
-        made[:, ~self._counted] = -1
-        return made.reshape(-1)
+        made = np.full(2 * self.num_entries, -1, dtype=np.int64)
+        at = self.made_at[self.made]
+        made[self.made] = at
+        made[self.made + self.num_entries] = steps.step_of_twin[at]
+        made[self._made_behind] = steps.at_backward[self._behind_at]
+        made[self._without_memory] = -1
+        return made
 
-    def _instances(self, steps: _Steps, tables: tuple[IntArray, IntArray]) -> IntArray:
-        """Columns (step, input entry, output entry, rank) of the pairs of all nodes that run."""
+    def _instances(self, steps: _Steps, tables: tuple[Table, Table]) -> list[IntArray]:
+        """(step, input entry, output entry, rank) of the pairs of all nodes that run."""
         ahead, (owner, source, out, rank) = tables
-        owner_of_twin, source_of_twin, out_of_twin, rank_of_twin = ahead[:, steps.mask[ahead[0]]]
+        again = steps.mask[ahead[0]]
+        owner_of_twin, source_of_twin, out_of_twin, rank_of_twin = (column[again] for column in ahead)
         twins = (
             steps.step_of_twin[owner_of_twin],
             self._shifted(steps, source_of_twin),
@@ -266,10 +273,10 @@ class Tape:
             rank_of_twin,
         )
         back = steps.at_backward[owner], self._shifted(steps, source), out, rank
-        return np.concatenate([ahead, twins, back], axis=1)
+        return [np.concatenate(parts) for parts in zip(ahead, twins, back, strict=True)]
 
-    def _values(self, steps: _Steps) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """(value of each entry, first and last step of each value, columns (source, output, step) of merges)."""
+    def _values(self, steps: _Steps) -> tuple[IntArray, IntArray, IntArray, Merges]:
+        """(value of each entry, first and last step of each value, merges)."""
         _, source, out, _ = self._instances(steps, self._identities)
         root = np.arange(2 * self.num_entries)
         root[out] = source
@@ -289,8 +296,10 @@ class Tape:
         # to the pair that comes first.
         for key in (out, value):
             able = able[np.lexsort((rank[able], key[able]))]
-            able = able[np.diff(key[able], prepend=-1) != 0]
-        return root, first, last, np.stack([source, out, step])[:, able]
+            new = np.ones(len(able), dtype=np.bool_)
+            np.not_equal(key[able[1:]], key[able[:-1]], out=new[1:])
+            able = able[new]
+        return root, first, last, (source[able], out[able], step[able])
 
     def _live(self, steps: _Steps) -> IntArray:
         """Bytes alive per device and step, without scratch."""
