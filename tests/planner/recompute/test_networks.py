@@ -81,7 +81,7 @@ def test_cheap_saves_a_quarter(name: str) -> None:
     on = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(workspaces=False, recompute="cheap"))
     validate(on)
     assert on.memory.peak <= off.memory.peak
-    assert on.notes[-1].startswith("recompute cheap: ")
+    assert on.memory.notes[-1].startswith("recompute cheap: ")
     assert on.memory.lower_bound < 0.75 * off.memory.lower_bound
 
 
