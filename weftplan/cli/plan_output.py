@@ -134,7 +134,7 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     columns = [
         Column("pass", [one.name for one in plan.passes]),
         Column("what it changed", [one.changed or "nothing" for one in plan.passes]),
-        Column("what switches it off", [switched_off(one) for one in plan.passes], name_like=True),
+        Column("what switches it off", [switched_off(one) for one in plan.passes], leave=1, name_like=True),
     ]
     return [*lines, "", "passes that ran, the first one first", *table(columns, width)]
 
