@@ -166,9 +166,13 @@ def _per_key(store: Any, rounds: int, update: Update | None = None) -> float:
 
 @contextlib.contextmanager
 def _making(values: list[nd.NDArray]) -> Iterator[None]:
-    """A block behind which operations write ``values`` one by one: what is pushed within waits for them."""
+    """A block behind which operations write ``values`` one by one: what is pushed within waits for them.
+
+    Not on NaiveEngine, where every push runs at once, those of a backward pass, too.
+    """
     engine, pushed = get_engine(), threading.Event()
-    engine.push(pushed.wait, (), [value.var for value in values], name="backward")
+    if engine.kind != "NaiveEngine":
+        engine.push(pushed.wait, (), [value.var for value in values], name="backward")
     for value in values:
         engine.push(_nothing, (), (value.var,), name="gradient")
     try:
