@@ -42,8 +42,7 @@ class DataDesc(_NameAndShape):
 
     def __new__(cls, name: str, shape: Sequence[int], dtype: Any = np.float32, layout: str = "NCHW") -> DataDesc:
         desc = super().__new__(cls, name, tuple(shape))
-        desc.dtype = dtype
-        desc.layout = layout
+        desc.dtype, desc.layout = dtype, layout
         return desc
 
     @staticmethod
@@ -91,8 +90,7 @@ class DataBatch(Constructed):
         self.pad = pad
         self.index = index
         self.bucket_key = bucket_key
-        self.provide_data = provide_data
-        self.provide_label = provide_label
+        self.provide_data, self.provide_label = provide_data, provide_label
         self.placed: list[Mapping[tuple[Context, int, int], NDArray]] | None = None
         """For data and then labels: (device, first row, end) -> these rows on that device (see ``PrefetchingIter``)."""
 
