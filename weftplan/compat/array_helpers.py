@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.compat.array_comparisons import Host
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
-
-Host = np.ndarray[Any, np.dtype[Any]]
 
 
 def assign_each(the_input: Any, function: Callable[[Any], Any] | None) -> Host:

@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.compat.array_comparisons import Host, host
 from weftplan.device.context import Context, current_context
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 
-Host = np.ndarray[Any, np.dtype[Any]]
 Named = Mapping[str, Any] | Sequence[Any]
-
-
-def _host(value: Any) -> Host:
-    return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
 def _named(given: Named | None, names: Sequence[str], what: str) -> dict[str, Any]:
@@ -48,9 +44,9 @@ def _bound(
     def arrays(values: Mapping[str, Any]) -> dict[str, NDArray]:
         found = {}
         for name, value in values.items():
-            host = _host(value)
-            kept = isinstance(value, NDArray) or host.dtype.kind != "f"
-            found[name] = nd.array(host, ctx=ctx, dtype=host.dtype if kept else dtype)
+            given = host(value)
+            kept = isinstance(value, NDArray) or given.dtype.kind != "f"
+            found[name] = nd.array(given, ctx=ctx, dtype=given.dtype if kept else dtype)
         return found
 
     args = arrays(_named(location, symbol.list_arguments(), "location"))
@@ -67,7 +63,7 @@ def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = Fal
 
 def _compare(found: Any, wanted: Any, rtol: float, atol: float | None, equal_nan: bool, what: str) -> None:
     np.testing.assert_allclose(
-        _host(found), _host(wanted), rtol=rtol, atol=1e-20 if atol is None else atol, equal_nan=equal_nan, err_msg=what
+        host(found), host(wanted), rtol=rtol, atol=1e-20 if atol is None else atol, equal_nan=equal_nan, err_msg=what
     )
 
 
@@ -115,7 +111,7 @@ def check_symbolic_backward(
     values = _named(location, names, "location")
     reqs = dict.fromkeys(names, grad_req) if isinstance(grad_req, str) else _named(grad_req, names, "grad_req")
     wanted = {name: value for name, value in _named(expected, names, "expected").items() if value is not None}
-    before = {name: np.asarray(np.random.normal(size=_host(values[name]).shape), dtype) for name in wanted}
+    before = {name: np.asarray(np.random.normal(size=host(values[name]).shape), dtype) for name in wanted}
     ctx = current_context() if ctx is None else ctx
     grads = {name: nd.array(value, ctx=ctx, dtype=dtype) for name, value in before.items()}
     executor = _bound(sym, values, aux_states, ctx, dtype, {name: reqs.get(name, "null") for name in names}, grads)
@@ -123,12 +119,12 @@ def check_symbolic_backward(
     if isinstance(out_grads, Mapping):
         out_grads = [out_grads[name] for name in sym.list_outputs()]
     if out_grads is not None:
-        out_grads = [nd.array(_host(one), ctx=ctx, dtype=_host(one).dtype if isinstance(one, NDArray) else dtype)
+        out_grads = [nd.array(host(one), ctx=ctx, dtype=host(one).dtype if isinstance(one, NDArray) else dtype)
                      for one in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]  # fmt: skip
     executor.backward(out_grads)
     for name, value in wanted.items():
         req, found = reqs.get(name, "null"), grads[name].asnumpy()
-        goal = {"write": _host(value), "add": before[name] + _host(value), "null": before[name]}[req]
+        goal = {"write": host(value), "add": before[name] + host(value), "null": before[name]}[req]
         _compare(found, goal, rtol, atol, equal_nan, f"gradient of {name} (grad_req {req})")
     return grads
 
@@ -154,7 +150,7 @@ def check_numeric_gradient(
         use_forward_train: run as in training, also for the differences.
     """
     names = sym.list_arguments()
-    values = {name: np.array(_host(value)) for name, value in _named(location, names, "location").items()}
+    values = {name: np.array(host(value)) for name, value in _named(location, names, "location").items()}
     values = {name: value.astype(dtype) if value.dtype.kind == "f" else value for name, value in values.items()}
     wanted = list(grad_nodes) if grad_nodes is not None else [n for n in names if values[n].dtype.kind == "f"]
     ctx = current_context() if ctx is None else ctx
@@ -225,10 +221,10 @@ def check_consistency(
             if name not in values:
                 draw = random.uniform(-0.5, 0.5, array.shape) if use_uniform else random.normal(size=array.shape)
                 given = (arg_params or {}).get(name)
-                values[name] = (draw * scale).astype(rand_type) if given is None else _host(given)
+                values[name] = (draw * scale).astype(rand_type) if given is None else host(given)
             array[:] = values[name]
         for name, array in executor.aux_dict.items():
-            array[:] = _host((aux_params or {}).get(name, 0))
+            array[:] = host((aux_params or {}).get(name, 0))
         train = any(req != "null" for req in executor.grad_req.values())
         outputs = executor.forward(is_train=train)
         found = {name: out.asnumpy() for name, out in zip(symbol.list_outputs(), outputs, strict=True)}
@@ -266,10 +262,10 @@ def check_speed(
     if typ not in ("whole", "forward"):
         raise ParameterError(f"check_speed: typ must be 'whole' or 'forward', got {typ!r}")
     req = grad_req or ("write" if typ == "whole" else "null")
-    shapes = kwargs if location is None else {name: _host(value).shape for name, value in location.items()}
+    shapes = kwargs if location is None else {name: host(value).shape for name, value in location.items()}
     executor = sym.simple_bind(current_context() if ctx is None else ctx, grad_req=req, **shapes)
     for name, array in executor.arg_dict.items():
-        array[:] = np.random.normal(size=array.shape) if location is None else _host(location[name])
+        array[:] = np.random.normal(size=array.shape) if location is None else host(location[name])
 
     def run() -> None:
         executor.forward(is_train=typ == "whole")

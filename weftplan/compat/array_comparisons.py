@@ -1,0 +1,137 @@
+"""``mx.test_utils``: comparisons of arrays, NumPy's and ours, with a message that shows what differs.
+
+Nothing is kept; any thread may call what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ndarray import NDArray
+
+Host = np.ndarray[Any, np.dtype[Any]]
+
+
+def get_atol(atol: float | None = None) -> float:
+    """The absolute tolerance of comparisons: 1e-20 where none is given."""
+    return 1e-20 if atol is None else atol
+
+
+def get_rtol(rtol: float | None = None) -> float:
+    """The relative tolerance of comparisons: 1e-5 where none is given."""
+    return 1e-5 if rtol is None else rtol
+
+
+def host(value: Any) -> Host:
+    """The values of an array of either kind, or of nested lists."""
+    return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether all elements are equal.
+
+    >>> from weftplan import nd
+    >>> same(nd.ones((2,)), np.ones(2)), same([1], [2])
+    (True, False)
+    """
+    return np.array_equal(host(a), host(b))
+
+
+def almost_equal(a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False) -> bool:
+    """Whether ``|a - b| <= atol + rtol |b|`` everywhere."""
+    return np.allclose(host(a), host(b), get_rtol(rtol), get_atol(atol), equal_nan)
+
+
+def _without_nan(a: Any, b: Any) -> tuple[Host, Host]:
+    left, right = np.array(host(a)), np.array(host(b))
+    lost = np.isnan(left) | np.isnan(right)
+    left[lost] = right[lost] = 0
+    return left, right
+
+
+def almost_equal_ignore_nan(a: Any, b: Any, rtol: float | None = None, atol: float | None = None) -> bool:
+    """:func:`almost_equal` where neither is NaN."""
+    return almost_equal(*_without_nan(a, b), rtol, atol)
+
+
+def find_max_violation(
+    a: Any, b: Any, rtol: float | None = None, atol: float | None = None
+) -> tuple[tuple[int, ...], float]:
+    """(place, how many times the tolerance) of the largest difference."""
+    left, right = host(a), host(b)
+    allowed = get_atol(atol) + get_rtol(rtol) * np.abs(right)
+    with np.errstate(all="ignore"):
+        worse = np.abs(left - right) / (allowed + 1e-300)
+    place = np.unravel_index(int(np.argmax(np.nan_to_num(worse, nan=np.inf))), worse.shape)
+    return tuple(int(k) for k in place), float(worse[place])
+
+
+def assert_almost_equal(
+    a: Any,
+    b: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    names: Sequence[str] = ("a", "b"),
+    equal_nan: bool = False,
+    use_broadcast: bool = True,
+    mismatches: tuple[int, int] = (10, 10),
+) -> None:
+    """Raise AssertionError unless :func:`almost_equal`; it shows the largest difference and the first ones.
+
+    >>> from weftplan import nd
+    >>> assert_almost_equal(nd.ones((2,)), 1)
+    >>> assert_almost_equal(1.0, 1.1)
+    Traceback (most recent call last):
+    AssertionError: a and b differ (rtol 1e-05, atol 1e-20), most at (): 1.0 and 1.1, 9090.91 times the tolerance
+    """
+    left, right = host(a), host(b)
+    if not use_broadcast and left.shape != right.shape:
+        raise AssertionError(f"{names[0]} has shape {left.shape}, {names[1]} {right.shape}")
+    if almost_equal(left, right, rtol, atol, equal_nan):
+        return
+    left, right = np.broadcast_arrays(left, right)
+    place, times = find_max_violation(left, right, rtol, atol)
+    wrong = np.argwhere(~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan))
+    shown = [f"{tuple(map(int, at))}: {left[tuple(at)]} and {right[tuple(at)]}" for at in wrong[: mismatches[1]]]
+    more = f"\n{len(wrong)} of {left.size} elements:\n" + "\n".join(shown) if left.ndim else ""
+    raise AssertionError(
+        f"{names[0]} and {names[1]} differ (rtol {get_rtol(rtol)}, atol {get_atol(atol)}), most at {place}: "
+        f"{left[place]} and {right[place]}, {times:.6g} times the tolerance{more}"
+    )
+
+
+def assert_almost_equal_ignore_nan(
+    a: Any, b: Any, rtol: float | None = None, atol: float | None = None, names: Sequence[str] = ("a", "b")
+) -> None:
+    """:func:`assert_almost_equal` where neither is NaN."""
+    assert_almost_equal(*_without_nan(a, b), rtol, atol, names)
+
+
+def assert_almost_equal_with_err(
+    a: Any,
+    b: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    etol: float | None = None,
+    names: Sequence[str] = ("a", "b"),
+    equal_nan: bool = False,
+) -> None:
+    """:func:`assert_almost_equal` but for a share ``etol`` of the elements, which may be further apart."""
+    left, right = np.broadcast_arrays(host(a), host(b))
+    wrong = int((~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan)).sum())
+    if wrong > (etol or 0) * left.size:
+        assert_almost_equal(left, right, rtol, atol, names, equal_nan)
+
+
+def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    """:func:`assert_almost_equal` of each two arrays in tuples of arrays and tuples; what is None is not compared."""
+    if t1 is None or t2 is None:
+        return
+    if not isinstance(t1, tuple):
+        assert_almost_equal(t1, t2, rtol, atol)
+        return
+    for one, other in zip(t1, t2, strict=True):
+        compare_ndarray_tuple(one, other, rtol, atol)
