@@ -96,8 +96,11 @@ def test_measured_links():
     found = json.loads(done.stdout)
     assert found["links"]["how"] == "measured between 2 processes"
     assert found["computation"].startswith("measured in 2 processes at once")
-    assert all(found["links"][name] > 0 for name in ("bandwidth", "fixed"))
+    assert found["links"]["bandwidth"] > 0
     assert found["links"]["latency"] >= 0  # in memory that both share it is part of the fixed cost
+    # What an exchange of one key takes is shared between the two; on a busy machine the key may take all of it.
+    assert found["links"]["fixed"] >= 0 <= found["links"]["per_key"]
+    assert found["links"]["fixed"] + found["links"]["per_key"] > 0
     alone, pair, many = (row["seconds"] for row in found["steps"])
     assert alone == found["computation_s"]
     assert alone + found["links"]["fixed"] <= pair * (1 + 1e-12)
