@@ -1,6 +1,5 @@
 """The simulated device: ordering bugs show, always, and the virtual clock adds up."""
 
-import contextlib
 import weakref
 
 import numpy as np
@@ -197,29 +196,14 @@ def test_a_host_stream_waits_for_a_device(place):
 
 
 def test_an_event_raises_what_its_stream_did(place):
-    """Whoever waits for an event is told of a failure of the work before it; work after it is not looked at, and the
-    stream, of which somebody has been told, goes on."""
+    """Waiting for an event tells of a failure of the work before it, once; work after it is not looked at."""
     stream = place.new_stream()
-    before = stream.record()
     stream.enqueue(lambda: 1 // 0)
-    early, late = stream.record(), stream.record()
-    for event in (late, early, late):
-        with pytest.raises(ZeroDivisionError):
-            event.synchronize()
-    before.synchronize()
+    event = stream.record()
+    with pytest.raises(ZeroDivisionError):
+        event.synchronize()
+    event.synchronize()
     stream.synchronize()
-    stream.record().synchronize()
-
-
-def test_a_stream_that_waits_for_failed_work_has_failed(place):
-    """What it does next reads what was not written, so whoever waits for it is told."""
-    first, second = place.new_stream(), place.new_stream()
-    first.enqueue(lambda: 1 // 0)
-    second.wait(first.record())
-    event = second.record()
-    for waits in (event, first, second):
-        with contextlib.nullcontext() if waits is second else pytest.raises(ZeroDivisionError):
-            waits.synchronize()
 
 
 def test_a_seed_can_be_set_again():

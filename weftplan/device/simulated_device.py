@@ -46,13 +46,11 @@ _wires = Wires()
 class SimEvent:
     """A point in a simulated stream; ``time`` is its virtual time."""
 
-    __slots__ = ("done", "error", "stream", "time")
+    __slots__ = ("done", "stream", "time")
 
     def __init__(self, stream: SimStream) -> None:
         self.stream = stream
         self.done = False
-        self.error: BaseException | None = None
-        """What work of the stream had raised by then, and nobody had been told."""
         self.time = stream._next
 
     def query(self) -> bool:
@@ -63,17 +61,10 @@ class SimEvent:
             return self.done
 
     def synchronize(self) -> None:
-        """Run simulated work until the event is complete; raises what work before it in its stream raised.
-
-        All that wait for the event are told, and work after it is not concerned any more.
-        """
+        """Run simulated work until the event is complete; raises what work of its stream raised."""
         with _world:
             self.stream.device._run_until(self)
-            if self.error is not None:
-                if self.stream._error is self.error:
-                    self.stream._error = None
-                    self.stream._rest()
-                raise self.error
+            self.stream._raise()
 
     def __repr__(self) -> str:
         return f"<SimEvent of {self.stream!r}: {'complete' if self.done else 'pending'}>"
@@ -173,10 +164,8 @@ class SimStream:
             except BaseException as error:
                 self._error = self._error or error
         elif kind == "record":
-            item.done, item.error = True, self._error
-        elif isinstance(item, SimEvent):
-            self._error = self._error or item.error  # what comes next reads what was not written
-        else:
+            item.done = True
+        elif not isinstance(item, SimEvent):
             item.synchronize()
         self.device._clock = max(self.device._clock, self.time)
         self._rest()
@@ -305,7 +294,6 @@ class SimDevice:
         with _world:
             for event in [stream.record() for stream in self._in_order()]:
                 self._run_until(event)
-                event.error = None  # told below; its traceback will hold this frame, and so the event
             for stream in self._in_order():
                 stream._raise()
 

@@ -22,7 +22,7 @@ from weftplan.engine.failure import Failure, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.streams import synchronize_host
-from weftplan.engine.var import Order, Var
+from weftplan.engine.var import Order
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.undeclared import undeclared_write
@@ -238,15 +238,6 @@ class Execution(Driver):
         self._failed += 1
         self._unobserved[failure] = None
 
-    def _hold(self, var: Var, failure: Failure) -> None:
-        """Inside the region: ``var`` has what ``failure`` should have written. May be repeated."""
-        var.failure = failure
-        self._failed_vars.add(var)
-        if self._raise_once:
-            if failure.vars is None:
-                failure.vars = []
-            failure.vars.append(var)
-
     def _spread(self, op: OprBlock) -> list[Failure | None]:
         """Inside the region: a failure exists; give that of ``op`` to what it writes, or heal it. May be repeated.
 
@@ -285,7 +276,11 @@ class Execution(Driver):
             if var.failure is None or (op.prop is _DELETE and var.deleted):
                 self._failed_vars.discard(var)
                 continue
-            self._hold(var, var.failure)
+            self._failed_vars.add(var)
+            if self._raise_once:
+                if var.failure.vars is None:
+                    var.failure.vars = []
+                var.failure.vars.append(var)
         if not self._failed_vars:
             self._all_well()
         if self._counted != op.seq:  # the first time; no call in between, so no interrupt

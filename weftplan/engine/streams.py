@@ -45,13 +45,11 @@ LATER: Any = object()
 class Mark:
     """The point in a stream after one operation."""
 
-    __slots__ = ("event", "failure", "label", "seq", "site", "stream")
+    __slots__ = ("event", "label", "seq", "site", "stream")
 
     def __init__(self, stream: Any, op: OprBlock) -> None:
         self.stream = stream
         self.event = stream.record()
-        self.failure: Failure | None = None
-        """What the first thread that waited was told; changed inside the engine's region."""
         self.label = op.label
         self.site = op.site
         self.seq = op.seq
@@ -115,18 +113,13 @@ def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
 
         def note() -> None:
             core._any_failure = core._careful = True
-            if mark.failure is None:  # several threads may be told, and several vars have the mark
-                mark.failure = failure
-                core._add_unobserved(failure)
-            if var.failure is None and not is_healed(mark.failure):
-                core._hold(var, mark.failure)
-
-        def is_healed(failure: Failure) -> bool:  # by the one raise, this var, too
-            return core._raise_once and failure.observed_seq is not None
+            core._add_unobserved(failure)
+            if var.failure is None:
+                var.failure = failure
+                core._failed_vars.add(var)
 
         core._exclusively(note)
-        told = mark.failure
-        return None if told is None or is_healed(told) else told
+        return failure
     return None
 
 
