@@ -204,6 +204,22 @@ def test_an_error_of_the_device_reaches_the_host(eng):
     assert ran == ["no skip", "heals", "heals, too"]
 
 
+def test_what_failed_work_read_and_wrote_can_be_written_again(eng):
+    """Once the user has been told, operations on a CPU and on another stream write over both, and nothing fails."""
+    x, y, ran = eng.new_variable(), eng.new_variable(), []
+    for where in (cpu(0), sim(1), cpu(0)):
+        enqueue(eng, sim(0), lambda: None, (), [x])
+        enqueue(eng, sim(0), lambda: 1 / 0, [x], [y], name="bad kernel")
+        with pytest.raises(ZeroDivisionError):
+            eng.wait_for_var(y)
+        for var in (x, y):
+            enqueue(eng, where, lambda where=where: ran.append(where), (), [var])
+        for var in (x, y):
+            eng.wait_for_var(var)
+    eng.wait_for_all()
+    assert ran == [where for where in (cpu(0), sim(1), cpu(0)) for _ in "xy"]
+
+
 def test_an_error_of_the_device_that_only_wait_for_all_can_tell(eng):
     """What met it ran all the same (NO_SKIP), and nobody waited for the var: it is told once; the var has failed."""
     a = eng.new_variable()

@@ -15,15 +15,6 @@ from weftplan.errors import KVStoreError
 from weftplan.ndarray import spilling
 
 
-@pytest.fixture
-def eng():
-    """A threaded engine for the process."""
-    made = engine.create("ThreadedEnginePerDevice")
-    with engine.using(made):
-        yield made
-    made.stop()
-
-
 @pytest.fixture(params=["local", "device"])
 def kv(request, eng):
     """A store with the key "w" of three elements."""

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import cores, engine
-
-
-@pytest.fixture
-def eng():
-    """A threaded engine for the process."""
-    made = engine.create("ThreadedEnginePerDevice")
-    with engine.using(made):
-        yield made
-    made.stop()
+from weftplan import cores
 
 
 def operations(eng, call):
