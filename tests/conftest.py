@@ -9,7 +9,11 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("weftplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from tests.seeds import FRESH
+
+settings.register_profile(
+    "weftplan", deadline=None, derandomize=not FRESH, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("weftplan")
 """No limit of time for one example: on a loaded machine a test must not fail for being slow."""
 

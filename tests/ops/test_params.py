@@ -82,6 +82,8 @@ def test_accepted(parser, value, expected):
         (p_dtype, "float31", "one of float32"),
         (p_dtype, 99, "99 is not one of MXNet's numbers"),
         (p_dtype, "complex64", "one of float32"),
+        (p_dtype, "a", "one of float32"),
+        (p_dtype, "|a5", "one of float32"),
         (p_dtype, None, "one of float32"),
     ],
 )

@@ -13,6 +13,7 @@ from tests.standin_cupy.machine import lock, machine, thread
 from tests.standin_cupy.memory import Memory, enqueue
 from tests.standin_cupy.meter import meter
 from tests.standin_cupy.streams import capturable, get_current_stream
+from weftplan.locks import members
 
 DTYPES = {"FLOAT": np.dtype(np.float32), "HALF": np.dtype(np.float16), "DOUBLE": np.dtype(np.float64)}
 STEPS = ("made", "validated", "lowered", "planned", "supported", "built")
@@ -271,7 +272,7 @@ def _check(handle: Any) -> None:
 
 
 def _memory(address: int) -> Memory:
-    for memory in list(machine.memories):
+    for memory in members(machine.memories):
         if memory.device_id == thread.device and memory.ptr <= address < memory.ptr + memory.size:
             return memory
     raise AssertionError(f"{address:#x} is no memory of gpu({thread.device})")

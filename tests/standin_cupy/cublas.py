@@ -14,6 +14,7 @@ from tests.standin_cupy.machine import CUDARuntimeError, machine, thread
 from tests.standin_cupy.memory import Memory, enqueue
 from tests.standin_cupy.meter import meter
 from tests.standin_cupy.streams import capturable
+from weftplan.locks import members
 
 TF32 = 3
 _NAMES = {np.float32: "sgemm", np.float64: "dgemm"}
@@ -24,7 +25,7 @@ class CUBLASError(RuntimeError):
 
 
 def _found(address: int) -> Memory:
-    for memory in list(machine.memories):
+    for memory in members(machine.memories):
         if memory.ptr <= address < memory.ptr + memory.size:
             if memory.device_id != thread.device:
                 raise CUDARuntimeError("cudaErrorIllegalAddress: memory of another device")

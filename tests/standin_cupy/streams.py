@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.standin_cupy.machine import DEVICES, Clock, CUDARuntimeError, ids, lock, machine, merge, thread
 from tests.standin_cupy.meter import meter
+from weftplan.locks import members
 
 
 class Device:
@@ -44,7 +45,7 @@ class Device:
         not_while_capturing("Device.synchronize")
         meter.syncs["Device.synchronize"] += 1
         with lock:
-            for stream in list(machine.streams):
+            for stream in members(machine.streams):
                 if stream.device_id == self.id:
                     merge(machine.host, stream.now())
 

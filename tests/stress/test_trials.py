@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from tests.seeds import seed
 from tests.stress import trials
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
@@ -14,6 +13,6 @@ pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
 @pytest.mark.parametrize("kind", list(trials.TRIALS))
 def test_fresh_seeds_find_nothing(kind: str) -> None:
     """A hundred random networks under random option sets, on every engine, or within random budgets."""
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
-    assert trials.run(kind, seed, 100) == 0
+    number = seed(fresh=True)
+    print(f"seed {number}")
+    assert trials.run(kind, number, 100) == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import weftplan as mx
+from tests.seeds import seed
 from weftplan.errors import FormatError, MXNetError
 
 ROOT = Path(__file__).parents[2]
@@ -105,8 +106,7 @@ def test_mutations_of_files_are_refused_or_read(kind: str, count: int) -> None:
         pytest.importorskip(kind)
     if kind in ("recordio", "image"):
         pytest.importorskip("PIL")
-    seed = int.from_bytes(os.urandom(4), "little")
-    out = limited("fuzz", kind, str(seed), str(count), seconds=110, megabytes=600)
+    out = limited("fuzz", kind, str(seed()), str(count), seconds=110, megabytes=600)
     assert f"{count} mutations" in out
 
 
@@ -115,6 +115,5 @@ def test_mutations_of_files_are_refused_or_read(kind: str, count: int) -> None:
 @pytest.mark.parametrize("kind", ["symbol", "params", "onnx", "safetensors", "recordio", "image"])
 def test_ten_thousand_mutations(kind: str) -> None:
     """The same, ten thousand times."""
-    seed = int.from_bytes(os.urandom(4), "little")
-    out = limited("fuzz", kind, str(seed), "10000", seconds=850, megabytes=600)
+    out = limited("fuzz", kind, str(seed(fresh=True)), "10000", seconds=850, megabytes=600)
     assert "10000 mutations" in out

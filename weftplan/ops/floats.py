@@ -29,6 +29,8 @@ def dtype_of(value: Any) -> DType:
             value = importlib.import_module("ml_dtypes").bfloat16
         except ImportError:
             raise TypeError(_INSTALL) from None
+    if isinstance(value, str) and value.lstrip("<>=|").startswith("a"):
+        raise TypeError(f"data type {value!r} not understood")  # NumPy's old name of bytes, of which it warns
     found: DType = np.dtype(value)
     return found
 

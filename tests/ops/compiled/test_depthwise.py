@@ -88,7 +88,7 @@ def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) ->
     return found
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(cases())
 @example(case(image=(7, 7)))
 @example(case(image=(33, 31), stride=(2, 2)))
@@ -116,7 +116,7 @@ def test_against_the_plain_kernel(given_case: dict[str, Any]):
         assert np.abs(got - one).max() <= eps * (8 + count), given_case
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None)
 @given(cases())
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
     """The same bits from code for 128, 256 and 512 bits."""
