@@ -29,6 +29,13 @@ def table(folder: Path, **settings: Any) -> mx.io.DataIter:
     return mx.io.CSVIter(path, (2,), batch_size=4, **settings)
 
 
+def few_features(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """The rows from a file in the format of LIBSVM."""
+    path = folder / "rows.t"
+    path.write_text("".join(f"{k} 0:{a} 1:{b}\n" for k, (a, b) in enumerate(ROWS)))
+    return mx.io.LibSVMIter(path, (2,), batch_size=4, **settings)
+
+
 def images(folder: Path) -> mx.io.DataIter:
     """Eleven images of 2x2 pixels, as MNIST's files, in a random order that stays."""
     pixels, labels = np.arange(44, dtype="u1").reshape(11, 2, 2), np.arange(11, dtype="u1")
@@ -93,6 +100,8 @@ ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {
     "arrays roll over": lambda folder: arrays(shuffle=True, last_batch_handle="roll_over"),
     "table": table,
     "table starting over": lambda folder: table(folder, round_batch=False),
+    "few features": few_features,
+    "few features of a part": lambda folder: few_features(folder, num_parts=2, part_index=1),
     "images": images,
     "records": records,
     "records shuffled": lambda folder: records(folder, shuffle=True, round_batch=False, prefetch_buffer=1),

@@ -40,3 +40,16 @@ for _region, _part in zip(_REGIONS, ((2, 2), (3, 2))):  # noqa: B905  (MXNet's P
     _add("_slice_assign", (3, 4), _part, params=_region, grad=False, name=f"slice_assign {_part}")
     _add("_slice_assign_scalar", (3, 4), params={"scalar": 7.0, **_region}, grad=False,
          name=f"slice_assign_scalar {_part}")  # fmt: skip
+
+_VECTORS = ((3,), (3,), (3,), {"shape": (3,), "low": 0.5, "high": 2.0})
+for _number, (_shape, _train, _more) in enumerate((
+    ((4, 3, 2, 5), True, {"fix_gamma": False}),
+    ((4, 3, 2, 5), True, {}),
+    ((4, 3, 2, 5), False, {"fix_gamma": False}),
+    ((6, 3), True, {"fix_gamma": False, "eps": 0.1, "momentum": 0.3}),
+    ((4, 3, 5), True, {"fix_gamma": False, "output_mean_var": True}),
+    ((2, 3, 2, 2, 2), True, {"use_global_stats": True, "fix_gamma": False}),
+)):  # fmt: skip
+    # Layers of one key share what they keep in MXNet. The moving statistics change in its backward pass.
+    _add("_contrib_SyncBatchNorm", _shape, *_VECTORS, params={"key": f"golden{_number}", **_more}, is_train=_train,
+         grad=_train)  # fmt: skip

@@ -61,3 +61,10 @@ for _k, _bad in enumerate((float("nan"), float("inf"), -float("inf"))):
         {"op": "multi_all_finite", "inputs": [V, {"value": [1.0, _bad]}], "params": {"num_arrays": 2}},
     ):
         CASES.append({**_case, "imperative": True, "name": f"{_case['op']} of a number that is not finite, {_k}"})
+
+_RATES = ([0.1, 0.2, 0.3, 0.4], [4.0, 0.0, 9.0, 1e-12], [1.0, 2.0, 0.0, 5.0], [0.0, 0.1, 0.2, 0.3])
+for _extra in ({}, {"rescale_grad": 0.25}):
+    CASES.append({
+        "op": "multi_lars", "imperative": True, "name": f"multi_lars {_extra}",
+        "inputs": [{"value": value} for value in _RATES], "params": {"eta": 0.001, "eps": 1e-6, **_extra},
+    })  # fmt: skip

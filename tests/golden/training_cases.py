@@ -113,6 +113,8 @@ STEPS = {
     "adagrad": ("adagrad", {"learning_rate": 0.2, "wd": 0.1, "clip_gradient": 0.7, "eps": 1e-3}),
     "rmsprop": ("rmsprop", {"learning_rate": 0.05, "wd": 0.1, "gamma1": 0.8, "clip_gradient": 0.7}),
     "rmsprop-centered": ("rmsprop", {"wd": 0.1, "gamma2": 0.5, "centered": True, "clip_weights": 0.4}),
+    "lars": ("lars", {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1, "eta": 0.3, "clip_gradient": 0.7}),
+    "lars-plain": ("lars", {"learning_rate": 0.5, "wd": 0.1, "eta": 0.3, "eps": 0.01}),
     "adadelta": ("adadelta", {"rho": 0.8, "wd": 0.1, "epsilon": 1e-3, "clip_gradient": 0.7}),
 }
 

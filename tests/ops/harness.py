@@ -208,7 +208,8 @@ class Builder:
         names = made.input_names(parsed)
         assert len(names) == len(inputs), f"{op} takes {names}, got {len(inputs)} inputs"
         if made.backward_of is not None:
-            derived = forward.op.name.startswith("_np")  # it may have the gradient of its base
+            # What is derived from another operator may have its gradient.
+            derived = forward.op.name.startswith("_np") or forward.op.name == "_contrib_SyncBatchNorm"
             same = registry.get(made.backward_of) is forward.op or derived
             assert same, f"{op} is the backward of {made.backward_of}"
             specs = [spec_of(forward.inputs[k]) for k in made.gradient_inputs(parsed)]

@@ -101,6 +101,20 @@ BATCH_NORM = [
     for shape, axis in (((4, 3, 2, 2), 1), ((4, 2, 3), -1), ((4, 3), 1), ((3, 2, 4), 0))
     for params in ({"fix_gamma": False}, {}, {"fix_gamma": False, "use_global_stats": True})
 ]
+
+
+def _sync_batch_norm(*shape, **params):
+    _, arrays, _ = _batch_norm(shape, 1)
+    return SYNC, arrays, {"key": "bn", "eps": 0.01, **params}
+
+
+SYNC = "_contrib_SyncBatchNorm"
+SYNC_BATCH_NORM = [
+    _sync_batch_norm(4, 3, 2, 2, fix_gamma=False),
+    _sync_batch_norm(4, 3, ndev=2),
+    _sync_batch_norm(2, 3, 4, fix_gamma=False, use_global_stats=True),
+    _sync_batch_norm(4, 3, 8, 8, fix_gamma=False),
+]
 NORMS = [
     *(("LayerNorm", [uniform(2, 3, 4), uniform(n), uniform(n)], {"axis": a}) for a, n in ((-1, 4), (1, 3), (0, 2))),
     ("LayerNorm", [uniform(3, 4), uniform(4), uniform(4)], {"eps": 0.1}),
@@ -274,6 +288,7 @@ DIFFERENTIABLE = [
     *DECONVOLUTION,
     *POOLING,
     *BATCH_NORM,
+    *SYNC_BATCH_NORM,
     *NORMS,
     *ACTIVATION,
     *SOFTMAX,
@@ -325,7 +340,7 @@ CASES = [*DIFFERENTIABLE, *LOSSES, *OTHERS]
 
 def narrowed(op, arrays, dtype):
     """The arrays of a case in a narrower float dtype; vectors of BatchNorm stay float32 beside float16 data."""
-    vectors = "float32" if op == "BatchNorm" and dtype == "float16" else dtype
+    vectors = "float32" if op in ("BatchNorm", SYNC) and dtype == "float16" else dtype
     return [x.astype(vectors if k else dtype) if x.dtype == np.float64 else x.copy() for k, x in enumerate(arrays)]
 
 

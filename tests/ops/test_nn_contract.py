@@ -6,7 +6,7 @@ import pkgutil
 import numpy as np
 import pytest
 from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare
-from ops_nn_cases import CASES, DIFFERENTIABLE, ident, narrowed
+from ops_nn_cases import CASES, DIFFERENTIABLE, SYNC, ident, narrowed
 
 import weftplan.ops.nn
 from tests.together import operator, together
@@ -23,7 +23,7 @@ def wrt(case):
     op, _, params = case
     if op in ("Crop", "softmax_cross_entropy", "ROIPooling"):
         return (0,)
-    if op == "BatchNorm":
+    if op in ("BatchNorm", SYNC):
         return (0, 1, 2) if params.get("fix_gamma") is False else (0, 2)
     return None
 

@@ -325,3 +325,18 @@ def test_contexts_of_groups(caplog):
     assert "grad_req names ['elsewhere_weight']" in caplog.text
     with pytest.raises(BindError, match="'first' has 3 contexts, the module has 2"):
         mx.mod.Module(net, label_names=None, context=contexts, group2ctxs={"first": [mx.cpu(0)] * 3})
+
+
+def test_statistics_of_the_whole_batch():
+    """SyncBatchNorm of several devices trains on one context alone; it runs on several, and with given statistics."""
+
+    def module(contexts, **more):
+        net = mx.sym.contrib.SyncBatchNorm(mx.sym.Variable("data"), ndev=2, key="k", name="bn", **more)
+        return mx.mod.Module(mx.sym.MakeLoss(net), label_names=None, context=contexts)
+
+    both = [mx.cpu(0), mx.cpu(1)]
+    with pytest.raises(BindError, match=r"bn.*whole batch.*each of 2 contexts.*train on one context"):
+        module(both).bind([("data", (4, 3))])
+    module(both).bind([("data", (4, 3))], for_training=False)
+    module(both, use_global_stats=True).bind([("data", (4, 3))])
+    module(mx.cpu()).bind([("data", (4, 3))])

@@ -1,4 +1,4 @@
-"""Ftrl, FTML, LAMB, Adamax, Nadam, Signum, SGLD, DCASGD and LBSGD, against their formulas written out in NumPy."""
+"""Optimizers of papers, from Ftrl to LARS and LBSGD, against their formulas written out in NumPy."""
 
 import math
 
@@ -78,6 +78,14 @@ def dcasgd(w, g, s, t, lr, wd, p):
     return w + s["m"]
 
 
+def lars(w, g, s, t, lr, wd, p):
+    """You et al., 2017, algorithm 1; the limit of the gradient is no part of its norm."""
+    length = np.linalg.norm(w)
+    rate = lr * p["eta"] * length / (np.linalg.norm(s["unlimited"]) + wd * length + p["eps"])
+    s["m"] = p["momentum"] * s["m"] + rate * (g + wd * w)
+    return w - s["m"]
+
+
 CASES = [
     ("ftrl", ftrl, {"learning_rate": 0.3, "lamda1": 0.05, "beta": 0.7}),
     ("ftml", ftml, {"learning_rate": 0.1, "beta1": 0.6, "beta2": 0.99, "epsilon": 1e-6}),
@@ -91,6 +99,8 @@ CASES = [
     ("signum", signsgd, {"learning_rate": 0.1, "momentum": 0.0}),
     ("dcasgd", dcasgd, {"learning_rate": 0.1, "momentum": 0.6, "lamda": 0.3}),
     ("dcasgd", dcasgd, {"learning_rate": 0.1, "momentum": 0.0, "lamda": 0.3}),
+    ("lars", lars, {"learning_rate": 0.5, "momentum": 0.8, "eta": 0.3, "eps": 0.01}),
+    ("lars", lars, {"learning_rate": 0.5, "momentum": 0.0, "eta": 0.3, "eps": 0.0}),
 ]  # fmt: skip
 
 
@@ -112,7 +122,7 @@ def test_steps_are_those_of_the_papers(name, step, settings, wd, clip):
     for t in range(1, 6):
         gradient = rng.standard_normal((3, 4))
         updater(0, mx.nd.array(gradient, dtype="float64"), weight)
-        g = gradient * 0.5
+        g = state["unlimited"] = gradient * 0.5
         if clip is not None and with_decay:
             expected = step(expected, np.clip(g + wd * expected, -clip, clip) - wd * expected, state, t, settings["learning_rate"], wd, settings)  # fmt: skip # noqa: E501
         elif clip is not None and step is signum:
@@ -184,6 +194,32 @@ def test_large_batches_by_norms():
     updater = mx.optimizer.get_updater(mx.optimizer.LBSGD(learning_rate=0.1, warmup_strategy="lars"))
     updater(0, mx.nd.array([1.0, 0.0]), weight)
     np.testing.assert_allclose(weight.asnumpy(), [3 - 0.1 * 5, 4], rtol=1e-6)
+
+
+def test_rates_of_layers():
+    """LARS: lr itself for biases and where a norm is 0, no decay of a gamma, momentum that follows a new rate."""
+    names = {0: "fc_weight", 1: "fc_bias", 2: "bn_gamma"}
+    settings = {"learning_rate": 0.5, "wd": 0.1, "eta": 0.1, "param_idx2name": names}
+    updater = mx.optimizer.get_updater(mx.optimizer.LARS(**settings))
+    for index, weight, expected in (
+        (0, [0.0, 0.0], [-0.5, 0.0]),
+        (1, [3.0, 4.0], [2.5, 4.0]),
+        (2, [1.0, 2.0], [0.5, 2.0]),
+    ):
+        array = mx.nd.array(weight)
+        updater(index, mx.nd.array([1.0, 0.0]), array)
+        np.testing.assert_allclose(array.asnumpy(), expected, rtol=1e-6)
+    for correction, factor in ((True, 0.5), (False, 1.0)):
+        optimizer = mx.optimizer.LARS(
+            learning_rate=0.5, momentum=0.9, momentum_correction=correction, param_idx2name={0: "a_bias", 1: "b_bias"}
+        )
+        updater = mx.optimizer.get_updater(optimizer)
+        weights = [mx.nd.array([3.0]), mx.nd.array([3.0])]
+        for gradient, rate in ((1.0, 0.5), (0.0, 0.25)):
+            optimizer.set_learning_rate(rate)
+            for index, array in enumerate(weights):
+                updater(index, mx.nd.array([gradient]), array)
+        assert [float(array.asscalar()) for array in weights] == pytest.approx([2.5 - 0.9 * factor * 0.5] * 2)
 
 
 def test_many_parameters_at_once():

@@ -51,6 +51,7 @@ import weftplan.ops.sizes
 import weftplan.ops.slicing
 import weftplan.ops.special
 import weftplan.ops.split_v2
+import weftplan.ops.sync_batch_norm
 import weftplan.ops.unary
 import weftplan.ops.update
 import weftplan.ops.update_adamw

@@ -1,6 +1,7 @@
-"""What training loops ask of many arrays at once: multi_sgd_update, all_finite, multi_all_finite, multi_sum_sq.
+"""What training loops ask of many arrays at once: multi_sgd_update, counts over arrays, multi_lars.
 
-Each is one operator with a number of inputs that a parameter says; its kernel goes through the arrays one by one.
+All but the last, whose vectors have an element for each weight, are operators with a number of inputs that a parameter
+says; their kernels go through the arrays one by one.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ops.add_n import numbered
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.forms import Room, kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float, p_inputs, p_tuple
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, take_bytes
+from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, same_shape, take_bytes
 from weftplan.ops.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.update import COMMON, sgd_step
 
@@ -189,5 +190,50 @@ register(
         inputs=lambda params: numbered("array_", params["num_arrays"]),
         workspace=_sum_sq_workspace,
         doc="The sum of squares of each array, in float32.",
+    )
+)
+
+# ----------------------------------------------------------------------------------------------------------- multi_lars
+
+
+def _of_rates(params: Params, rates: Any, *others: Any) -> Room:
+    return [*[(rates.shape, rates.dtype)] * 3, *[(rates.shape, BOOL)] * 2]
+
+
+@kernel(scratch=_of_rates)
+def _multi_lars(
+    xp: Any, p: Params, rates: Any, weights: Any, grads: Any, decays: Any, out: Any,
+    weight: Any, grad: Any, decay: Any, either: Any, zero: Any,
+) -> None:  # fmt: skip
+    """rate · eta · |w| / (|g| + wd · |w| + eps); the rate itself where one of the norms is 0."""
+    xp.less_equal(weights, 0, out=either)
+    xp.less_equal(grads, 0, out=zero)
+    xp.logical_or(either, zero, out=either)
+    xp.sqrt(weights, out=weight)
+    xp.sqrt(grads, out=grad)
+    xp.multiply(grad, p["rescale_grad"], out=grad)
+    xp.add(grad, p["eps"], out=grad)
+    xp.multiply(decays, weight, out=decay)
+    xp.add(grad, decay, out=grad)
+    xp.multiply(weight, p["eta"], out=weight)
+    xp.divide(weight, grad, out=weight)
+    xp.copyto(weight, 1, where=either)
+    xp.multiply(rates, weight, out=out)
+
+
+register(
+    Op(
+        name="multi_lars",
+        forward=_multi_lars,
+        infer_shape=same_shape,
+        infer_dtype=floats_only("multi_lars", same_dtype),
+        params=(
+            Param("eta", p_float, doc="share of a weight's norm that a step may be"),
+            Param("eps", p_float, doc="added to the norm of the gradient"),
+            Param("rescale_grad", p_float, 1.0, "factor of the norm of the gradient"),
+        ),
+        inputs=("lrs", "weights_sum_sq", "grads_sum_sq", "wds"),
+        inplace=(InplacePair(0, 0),),
+        doc="The rates of layers from the squares of the norms of their weights and gradients (LARS).",
     )
 )

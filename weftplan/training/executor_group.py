@@ -14,7 +14,7 @@ from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, list
 from weftplan.executor import Executor, simple_bind
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import is_number
-from weftplan.symbol import Symbol
+from weftplan.symbol import Symbol, topological_order
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.memory import Share
 from weftplan.training.placing import Placed, split_batch
@@ -60,6 +60,7 @@ class ExecutorGroup:
 
     Raises:
         BudgetError: an executor does not fit its share.
+        BindError: a context occurs twice, or what is trained on several contexts needs statistics of the whole batch.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class ExecutorGroup:
     ) -> None:
         if len(set(contexts)) != len(contexts):
             raise BindError(f"a context may occur only once, got {list(contexts)}")
+        if for_training and len(contexts) > 1:
+            _refuse_shared_statistics(symbol, len(contexts))
         self.contexts = list(contexts)
         self.data_shapes = list(data_shapes)
         self.label_shapes = list(label_shapes)
@@ -258,6 +261,23 @@ def _bound(symbol: Symbol, share: Share | None, ctx: Context, **settings: Any) -
 
 
 _HOST = Context("cpu", 0)
+
+
+def _refuse_shared_statistics(symbol: Symbol, contexts: int) -> None:
+    """Refuse layers whose statistics are to be those of the whole batch, where an executor sees its slice alone."""
+    names = [
+        node.name
+        for node in topological_order(symbol.entries)
+        if node.op is not None
+        and node.op.name == "_contrib_SyncBatchNorm"
+        and node.params["ndev"] > 1
+        and not node.params["use_global_stats"]
+    ]
+    if names:
+        raise BindError(
+            f"{listed(names)}: SyncBatchNorm takes its statistics of the whole batch, and each of {contexts} contexts "
+            f"would see its slice alone: train on one context, or make these layers BatchNorm"
+        )
 
 
 def _requests(arguments: Sequence[str], trained: Sequence[str], grad_req: GradReq) -> dict[str, str]:

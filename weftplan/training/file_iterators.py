@@ -23,10 +23,10 @@ from weftplan.training.iterator_state import State, make_state, read_state, whol
 File = str | os.PathLike[str]
 
 
-class _Rows(DataIter):
+class Rows(DataIter):
     """Base: batches of rows that lie in memory; :meth:`getdata` gives one array, as MXNet's iterators over files do."""
 
-    def __init__(self, data: Host, label: Host, batch_size: int, data_name: str, label_name: str) -> None:
+    def __init__(self, data: Any, label: Any, batch_size: int, data_name: str, label_name: str) -> None:
         super().__init__(batch_size)
         if batch_size < 1:
             raise ParameterError(f"{type(self).__name__}: batch_size must be at least 1, got {batch_size}")
@@ -86,7 +86,60 @@ class _Rows(DataIter):
         return self._batch
 
 
-class CSVIter(_Rows):
+class RoundedRows(Rows):
+    """Base: the last batch of an epoch is filled up with the first samples.
+
+    Args:
+        round_batch: the next epoch leaves those out; else it starts over. ``pad`` of the batch says how many.
+        part: the rows that are read; None: all.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        label: Any,
+        batch_size: int,
+        data_name: str,
+        label_name: str,
+        *,
+        round_batch: bool,
+        part: range | None = None,
+    ) -> None:
+        super().__init__(data, label, batch_size, data_name, label_name)
+        self.round_batch = round_batch
+        self._facts["round_batch"] = bool(round_batch)
+        if part is not None and len(part) < len(self._order):
+            self._order = np.asarray(part)
+            self._facts["part"] = [part.start, part.stop]
+        self._used = 0
+        """Samples of the next epoch that filled up the last batch of this one."""
+
+    def reset(self) -> None:
+        self._cursor = self._used
+        self._used = 0
+
+    def state(self) -> State:
+        return {**super().state(), "used": self._used}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        (used,) = read_state(self, state, self._facts, "used")
+        whole_in(self, "used", used, len(self._order))
+        super().set_state(state)
+        self._used = used
+
+    def iter_next(self) -> bool:
+        count, start = len(self._order), self._cursor
+        if start >= count:
+            return False
+        stop = start + self.batch_size
+        self._cursor = stop
+        pad = max(0, stop - count)
+        self._used = pad % count if self.round_batch else 0
+        self._take(self._order[np.arange(start, stop) % count], pad)
+        return True
+
+
+class CSVIter(RoundedRows):
     """Rows of numbers in text files, with commas between.
 
     Args:
@@ -117,35 +170,7 @@ class CSVIter(_Rows):
         label = np.zeros((len(data), *shape), np.dtype(dtype))
         if label_csv is not None:
             label = _table(label_csv, shape, np.dtype(dtype))
-        super().__init__(data, label, batch_size, data_name, label_name)
-        self.round_batch = round_batch
-        self._facts["round_batch"] = bool(round_batch)
-        self._used = 0
-        """Samples of the next epoch that filled up the last batch of this one."""
-
-    def reset(self) -> None:
-        self._cursor = self._used
-        self._used = 0
-
-    def state(self) -> State:
-        return {**super().state(), "used": self._used}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        (used,) = read_state(self, state, self._facts, "used")
-        whole_in(self, "used", used, len(self._data))
-        super().set_state(state)
-        self._used = used
-
-    def iter_next(self) -> bool:
-        count, start = len(self._data), self._cursor
-        if start >= count:
-            return False
-        stop = start + self.batch_size
-        self._cursor = stop
-        pad = max(0, stop - count)
-        self._used = pad % count if self.round_batch else 0
-        self._take(np.arange(start, stop) % count, pad)
-        return True
+        super().__init__(data, label, batch_size, data_name, label_name, round_batch=round_batch)
 
 
 def _table(path: File, shape: tuple[int, ...], dtype: Any) -> Host:
@@ -162,7 +187,7 @@ def _table(path: File, shape: tuple[int, ...], dtype: Any) -> Host:
     return rows.reshape(len(rows), *shape)
 
 
-class MNISTIter(_Rows):
+class MNISTIter(Rows):
     """Images and labels in the files of MNIST, packed with gzip or not; pixels from 0 to 255/256.
 
     Args:

@@ -1,7 +1,7 @@
 """``mx.io``: data iterators by name.
 
-The classes stand in ``io.py``, ``file_iterators.py``, ``prefetching.py``, ``images/records.py`` and ``input/``; this
-file owns their public names alone.
+The classes stand in ``io.py``, ``file_iterators.py``, ``libsvm.py``, ``prefetching.py``, ``images/records.py`` and
+``input/``; this file owns their public names alone.
 """
 
 from weftplan.training.file_iterators import CSVIter, MNISTIter, ResizeIter
@@ -9,6 +9,7 @@ from weftplan.training.images.records import ImageRecordIter, ImageRecordUInt8It
 from weftplan.training.input.dataset_iter import DatasetIter
 from weftplan.training.input.seeding import sample_rng
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
+from weftplan.training.libsvm import LibSVMIter
 from weftplan.training.prefetching import PrefetchingIter
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ImageRecordIter_v1",
     "ImageRecordUInt8Iter",
     "ImageRecordUInt8Iter_v1",
+    "LibSVMIter",
     "MNISTIter",
     "NDArrayIter",
     "PrefetchingIter",

@@ -20,7 +20,7 @@ from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import construct, number
 from weftplan.training.optimizer_adaptive import FTML, LAMB, Adamax, Ftrl, Nadam
 from weftplan.training.optimizer_base import Optimizer, State, one_operator
-from weftplan.training.optimizer_descent import DCASGD, LBSGD, SGLD, Signum
+from weftplan.training.optimizer_descent import DCASGD, LARS, LBSGD, SGLD, Signum
 from weftplan.training.optimizer_more import NAG, AdaDelta, AdaGrad, GroupAdaGrad, RMSProp
 
 contrib = SimpleNamespace(GroupAdaGrad=GroupAdaGrad)
@@ -29,6 +29,7 @@ __all__ = [
     "DCASGD",
     "FTML",
     "LAMB",
+    "LARS",
     "LBSGD",
     "NAG",
     "SGD",

@@ -1,4 +1,4 @@
-"""Variants of plain descent: Signum, SGLD, DCASGD, LBSGD and ccSGD.
+"""Variants of plain descent: Signum, SGLD, DCASGD, LARS and LBSGD.
 
 Each owns its formula and its states' shapes only; ``optimizer_base.py`` has what they share.
 """
@@ -6,6 +6,7 @@ Each owns its formula and its states' shapes only; ``optimizer_base.py`` has wha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,84 @@ class DCASGD(Optimizer):
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes * (2 if self.momentum else 1)
+
+
+@Optimizer.register
+class LARS(Optimizer):
+    """Descent with a rate for each layer, by the norms of its weight and gradient (You et al., 2017).
+
+    ``lr * eta * |w| / (|g| + wd * |w| + eps)``; names that end in gamma, beta or bias keep ``lr``, and so does a layer
+    of which a norm is 0. Weight decay is off for every name that does not end in ``_weight``.
+
+    Args:
+        momentum: decay of the velocity.
+        eta: share of a weight's norm that a step may be, over the rate.
+        eps: added to the norm of the gradient.
+        momentum_correction: in the first update of a weight under another rate the momentum is multiplied by the ratio
+            of the rates (Goyal et al., 2017). MXNet 1.9.1 does so for the weights alone that it updates first.
+        lazy_update: accepted; it matters to sparse gradients alone.
+    """
+
+    weight_last = True
+
+    def __init__(
+        self,
+        momentum: float = 0.0,
+        lazy_update: bool = True,
+        eta: float = 0.001,
+        eps: float = 0,
+        momentum_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.momentum = number(momentum, "LARS: momentum", low=0)
+        self.eta = number(eta, "LARS: eta", low=0)
+        self.eps = number(eps, "LARS: eps", low=0)
+        self.momentum_correction = momentum_correction
+        self._rate_before: dict[Any, float] = {}
+        """Index -> the rate of its last update, before ``lr_mult``."""
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
+        others = {n: 0.0 for n in self.idx2name.values() if n.endswith("_gamma")}
+        stated = {n: float(a["__wd_mult__"]) for n, a in self._attrs.items() if "__wd_mult__" in a}
+        super().set_wd_mult({**others, **stated, **args_wd_mult})
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return zeros_as(weight) if self.momentum else None
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        self._update_count(index)
+        lr, wd = self._rates(index)
+        common = {"wd": wd, **self._common()}
+        now = self.learning_rate
+        before = self._rate_before.get(index, now)
+        self._rate_before[index] = now
+        momentum = self.momentum * (now / before if self.momentum_correction and before else 1.0)
+        if str(self.idx2name.get(index, index)).endswith(("gamma", "beta", "bias")):
+            if state is None:
+                nd.sgd_update(weight, grad, out=weight, lr=lr, **common)
+            else:
+                nd.sgd_mom_update(weight, grad, state, out=weight, lr=lr, momentum=momentum, **common)
+            return
+        rate = self._rate(weight, grad, lr, wd).reshape((1,) * len(weight.shape))
+        g = clipped(grad * self.rescale_grad, self.clip_gradient)
+        step = nd.broadcast_mul(g + weight * wd, rate.astype(weight.dtype))
+        if state is None:
+            weight[:] = weight - step
+        else:
+            state[:] = state * momentum - step
+            weight[:] = weight + state
+
+    def _rate(self, weight: NDArray, grad: NDArray, lr: float, wd: float) -> Any:
+        """The layer's rate, as an array of one element; nobody waits for the norms."""
+        of_weight, of_grad = (nd.multi_sum_sq(array, num_arrays=1) for array in (weight, grad))
+        rate, decay = (nd.full((1,), value, ctx=weight.context) for value in (lr, wd))
+        return nd.multi_lars(
+            rate, of_weight, of_grad, decay, eta=self.eta, eps=self.eps, rescale_grad=self.rescale_grad
+        )
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return weight_nbytes if self.momentum else 0
 
 
 _WARMUPS = {

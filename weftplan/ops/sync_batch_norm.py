@@ -1,0 +1,118 @@
+"""SyncBatchNorm: BatchNorm whose statistics are those of the whole batch, however many devices share it.
+
+An executor sees its own part of a batch alone. So the statistics are exact where one context trains, and at inference,
+which needs none; a Module refuses to train such a layer on several contexts. Kernels and the gradient are BatchNorm's.
+The visible ``var`` is the variance, where BatchNorm shows 1 / sqrt(variance + eps): so it is in MXNet 1.9.1, whose
+``mean`` and ``var`` hold something in training alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import weftplan.ops.compiled.batch_norm
+import weftplan.ops.cuda.batch_norm  # noqa: F401 - both offer the kernels that are offered again here
+from weftplan.ops.implementations import Implementation, Specs, provide, provided
+from weftplan.ops.params import p_int, p_str
+from weftplan.ops.registry import get, register
+from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Kernel, Op, OpContext, Param, Params
+
+NAME = "_contrib_SyncBatchNorm"
+_BASE = get("BatchNorm")
+_SHARED = ("eps", "momentum", "fix_gamma", "use_global_stats", "output_mean_var")
+
+
+def _of_base(params: Params) -> dict[str, Any]:
+    """What BatchNorm is told; the channels are axis 1."""
+    told = {param.name: param.default for param in _BASE.params}
+    return {**told, **{name: params[name] for name in _SHARED}, "axis": 1}
+
+
+def _without_var(outputs: Sequence[Any]) -> list[Any]:
+    """BatchNorm's outputs among (output, mean, var, inverse)."""
+    return [*outputs[:2], *outputs[3:]]
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    vector = merge_shape(outs[2], outs[3], f"{NAME}: the variance and 1 / sqrt(variance + eps)")
+    new_ins, (data, mean, inverse) = _BASE.infer_shape(_of_base(params), ins, [*outs[:2], vector])
+    return list(new_ins), [data, mean, inverse, inverse]
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    vector = merge_dtype(outs[2], outs[3], f"{NAME}: the variance and 1 / sqrt(variance + eps)")
+    new_ins, (data, mean, inverse) = _BASE.infer_dtype(_of_base(params), ins, [*outs[:2], vector])
+    return list(new_ins), [data, mean, inverse, inverse]
+
+
+def _kernel(base: Kernel) -> Kernel:
+    """BatchNorm's kernel, and the variance where somebody wants it."""
+
+    def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        told = _of_base(params)
+        var, inverse = outputs[2:]
+        spare = ctx.take(inputs[3].shape, inputs[3].dtype)  # taken whoever is wanted: it was declared
+        if var is not None and inverse is None:
+            inverse = spare
+        base(ctx, told, inputs, [*outputs[:2], inverse])
+        if var is not None:
+            ctx.xp.multiply(inverse, inverse, out=var)
+            ctx.xp.divide(1.0, var, out=var)
+            ctx.xp.subtract(var, params["eps"], out=var)
+            ctx.xp.maximum(var, 0.0, out=var)  # a variance of 0 comes back rounded
+
+    return forward
+
+
+def _offered(found: Implementation) -> Implementation:
+    """An implementation of BatchNorm as one of this operator."""
+
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        return take_bytes(outputs[3]) + found.workspace(_of_base(params), inputs, _without_var(outputs))
+
+    return replace(
+        found,
+        kernel=_kernel(found.kernel),
+        workspace=workspace,
+        refusal=lambda params, ins, outs: found.refusal(_of_base(params), ins, _without_var(outs)),
+        slower=lambda params, ins, outs: found.slower(_of_base(params), ins, _without_var(outs)),
+    )
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    kept = [builder.ograd(), builder.input(0), builder.input(1), builder.output(1), builder.output(3)]
+    return [*builder.node("_backward_BatchNorm", kept, _of_base(builder.params)), None, None]
+
+
+assert _BASE.workspace is not None
+_numpy = _offered(Implementation(name="numpy", kernel=_BASE.forward, workspace=_BASE.workspace))
+register(
+    Op(
+        name=NAME,
+        forward=_numpy.kernel,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=(
+            *(param for param in _BASE.params if param.name in _SHARED[:-1]),
+            Param("output_mean_var", _BASE.params[4].parse, False, "True: the mean and the variance are visible."),
+            Param("ndev", p_int, 1, "Number of contexts that train together; more than 1: see a Module's refusal."),
+            Param("key", p_str, doc="Which layers of several contexts belong together."),
+        ),
+        inputs=("data", "gamma", "beta", "moving_mean", "moving_var"),
+        aux=_BASE.aux,
+        outputs=("output", "mean", "var", "inverse"),
+        visible_outputs=lambda params: 3 if params["output_mean_var"] else 1,
+        gradient=_gradient,
+        needs_training=lambda params: not params["use_global_stats"],
+        inplace=_BASE.inplace,
+        ignored_inputs=_BASE.ignored_inputs,
+        workspace=_numpy.workspace,
+        input_init=_BASE.input_init,
+        doc="BatchNorm on axis 1 with the statistics of the whole batch, where one context trains.",
+    )
+)
+for _place in ("host", "gpu"):
+    provide(NAME, _offered(provided(_place)["BatchNorm"]), on=_place)
