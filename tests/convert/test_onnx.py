@@ -31,6 +31,7 @@ IMAGES = {
     "deconv": mx.sym.Deconvolution(X, kernel=(3, 3), num_filter=3, stride=(2, 2), pad=(1, 1), adj=(1, 1)),
     "norms": mx.sym.BatchNorm(mx.sym.InstanceNorm(X), fix_gamma=False)[0] + mx.sym.LRN(X, nsize=3),
     "fixed gamma": mx.sym.BatchNorm(X)[0],
+    "norms of several devices": mx.sym.contrib.SyncBatchNorm(X, key="bn", ndev=2, fix_gamma=False),
     "max pool": mx.sym.Pooling(X, kernel=(3, 2), stride=(2, 2), pad=(1, 1), pool_type="max"),
     "avg pool": mx.sym.Pooling(X, kernel=(2, 2), stride=(2, 2), pad=(1, 1), pool_type="avg"),
     "avg pool, padding left out": mx.sym.Pooling(

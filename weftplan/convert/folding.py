@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ndarray import NDArray, array
+from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.symbol import Symbol
@@ -50,7 +51,7 @@ def fold_batch_norm(
     for node in order:
         if node.is_variable:
             continue
-        layer = node.inputs[0].node if node.op is not None and node.op.name == "BatchNorm" else None
+        layer = node.inputs[0].node if node.op is not None and node.op.name in BATCH_NORMS else None
         if layer is None or not _can_be_folded(node, layer, uses, values):
             kept = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
             if kept is not node:
@@ -84,7 +85,7 @@ def _can_be_folded(
 ) -> bool:
     if layer.op is None or layer.op.name not in LINEAR or node.control_deps or layer.control_deps:
         return False
-    if uses[layer, 0] != 1 or uses[node, 1] or uses[node, 2] or node.params["axis"] != 1:
+    if uses[layer, 0] != 1 or uses[node, 1] or uses[node, 2] or node.params.get("axis", 1) != 1:
         return False
     if layer.op.name == "FullyConnected" and not layer.params["flatten"]:
         return False

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weftplan.errors import ShapeError
+from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Symbol, infer, topological_order
 from weftplan.symbol.node import Node
 
-_ELEMENTWISE = ("BatchNorm", "Cast", "_copy", "Dropout", "identity")
+_ELEMENTWISE = (*BATCH_NORMS, "Cast", "_copy", "Dropout", "identity")
 """Operators between an input and the first layer with weights that leave its shape alone, with those that end so."""
 _SCALARS = "_scalar"
 _SIZES = {"N": 1, "T": 35, "D": 16}

@@ -18,6 +18,7 @@ from weftplan import planner
 from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import is_float
+from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.ops.rules import is_known
 from weftplan.ops.schema import Shape
 from weftplan.report.input_forms import Form, form_of, usual_shape
@@ -303,7 +304,7 @@ def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
     found: list[str] = []
     ignored, fresh, broken = [], [], []
     for node in nodes:
-        if node.op is None or node.op.name != "BatchNorm":
+        if node.op is None or node.op.name not in BATCH_NORMS:
             continue
         gamma, mean, var = (node.inputs[k].node.name for k in (1, 3, 4))
         if node.params["fix_gamma"] and gamma in args and not np.all(args[gamma].asnumpy() == 1):

@@ -15,6 +15,7 @@ from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
 from weftplan.ops import registry
 from weftplan.ops.floats import dtype_of
+from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import topological_order
@@ -37,7 +38,7 @@ _PRODUCTS = frozenset(
 _HARMLESS = frozenset(
     {
         "Activation",
-        "BatchNorm",
+        *BATCH_NORMS,
         "BlockGrad",
         "Concat",
         "Crop",
@@ -73,7 +74,7 @@ _HARMLESS = frozenset(
     }
 )
 """What stays in 16 bits where all of its data come so."""
-_OWN_PARAMETERS = frozenset({"BatchNorm"})
+_OWN_PARAMETERS = frozenset(BATCH_NORMS)
 """Whose parameters are float32 beside data of 16 bits."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.convert.onnx_out.writing import Call, rule
+from weftplan.ops.nn.batch_norm import BATCH_NORMS
 
 
 def _window(call: Call, axes: int) -> dict[str, Any]:
@@ -43,9 +44,9 @@ def _deconvolution(call: Call) -> None:
     call.end("ConvTranspose", call.inputs, **_window(call, axes), **facts)
 
 
-@rule("BatchNorm")
+@rule(*BATCH_NORMS)
 def _batch_norm(call: Call) -> None:
-    if call.params["axis"] % len(call.shape()) != 1:
+    if call.params.get("axis", 1) % len(call.shape()) != 1:
         raise call.refuse("the channels must be axis 1")
     inputs = list(call.inputs)
     if call.params["fix_gamma"]:
