@@ -371,6 +371,77 @@ def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
     )
 
 
+def test_one_operation_for_all_gradients_of_a_bucket(tmp_path: Path):
+    """A list of keys is pushed as one, and what waits for it is pulled as one; all of it has the fate of its bucket.
+
+    Keys whose arrays cannot share an operation have their own, and the result is the same.
+    """
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        eng = mx.engine.get()
+        keys, shapes = list("abcd"), [(40_000,), (3,), (0,), (70, 100)]
+        for key, shape in zip(keys, shapes):
+            kv.init(key, mx.nd.zeros(shape))
+        outs = [mx.nd.empty(shape) for shape in shapes]
+
+        def step(gradients, keys=keys):
+            for gradient in gradients:
+                gradient.wait_to_read()
+            mx.nd.waitall()
+            kv.barrier()
+            open_ = threading.Event()
+            eng.push(open_.wait, (), (gradients[0].var,))
+            before = eng.statistics().pushed
+            kv.push(keys, gradients)
+            pushed, before = eng.statistics().pushed - before, eng.statistics().pushed
+            kv.pull(keys, outs)
+            pulled = eng.statistics().pushed - before
+            open_.set()
+            for place, (key, out) in enumerate(zip(keys, outs)):
+                assert (out.asnumpy() == 2 * place + 3).all(), (key, out)
+            return pushed, pulled
+
+        import threading
+        gradients = [mx.nd.full(shape, rank + 1 + place) for place, shape in enumerate(shapes)]
+        assert step(gradients) == (1, 1)
+
+        one = mx.nd.full((80_000,), 1.0 + rank)   # parts of one array: a var that both would wait for is one
+        gradients[0] = one[:40_000]
+        assert step(gradients) == (1, 1)
+        outs[0] = one[40_000:]                     # read by the push, written by the pull
+        assert step(gradients) == (1, 1)
+        kept, outs[1] = outs[1], mx.nd.empty((6,))[:3]
+        assert step(gradients) == (1, 1)
+
+        def fail():
+            raise ValueError("no gradient")
+        if rank == 0:
+            eng.push(fail, (), (gradients[1].var,))
+        kv.push(keys, gradients)
+        kv.pull(keys, outs)
+        for out in outs:
+            try:
+                out.wait_to_read()
+                raise SystemExit("no error")
+            except ValueError as error:
+                assert rank == 0 and "no gradient" in str(error)
+            except KVStoreError as error:
+                assert rank == 1 and "rank 0 has no value for it" in str(error) and "no gradient" in str(error)
+        try:
+            mx.nd.waitall()
+        except ValueError:
+            assert rank == 0
+        gradients = [mx.nd.full(shape, rank + 1 + place) for place, shape in enumerate(shapes)]
+        outs = [mx.nd.empty(shape) for shape in shapes]
+        failed = any(kv._stored[key].var.failure is not None for key in keys)
+        assert step(gradients)[0] == (4 if failed else 1)
+        """,
+        FLAGS_fuse_parameter_groups_size="-1",
+    )
+
+
 def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     """A missing mpi4py is a KVStoreError that names the extra."""
     monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)

@@ -35,7 +35,7 @@ class Exchange:
 
     def arrive(self) -> None:
         array = np.zeros(self._nbytes, np.uint8)
-        self.part.arrive(array, array, None, lambda error=None: self.over.set())
+        self.part.arrive((array,), (array,), None, lambda error=None: self.over.set())
 
 
 @pytest.fixture(params=[False, True])

@@ -21,14 +21,17 @@ SMALL = 1 << 19
 """Bytes that may be copied by whoever finds the copy ready, where processes share the cores: to hand such a copy to a
 worker takes longer."""
 
-Spread = Callable[[Any, Sequence[Any]], None]
-"""Called with a raw array of the host and those that are to become like it."""
+LARGE = 1 << 26
+"""The same where a process has one core: a worker would not copy beside it, but instead of it."""
+
+Spread = Callable[..., None]
+"""Called with a raw array of the host and those that are to become like it; ``total``: bytes that are copied in all."""
 
 
-def copy(source: NDArray, target: NDArray, priority: int, *, inline: bool = False) -> None:
+def copy(source: NDArray, target: NDArray, priority: int, *, inline: int = 0) -> None:
     """``target[...] = source``, asynchronously; a copy onto itself is nothing.
 
-    ``inline``: whoever finds a small one ready makes it, in no queue.
+    ``inline``: of at most so many bytes, whoever finds it ready makes it, in no queue.
     """
     if source.var is target.var:
         return
@@ -41,15 +44,13 @@ def copy(source: NDArray, target: NDArray, priority: int, *, inline: bool = Fals
         (source.var,),
         (target.var,),
         target.context,
-        prop=FnProperty.ASYNC if inline and target.nbytes <= SMALL else FnProperty.NORMAL,
+        prop=FnProperty.ASYNC if target.nbytes <= inline else FnProperty.NORMAL,
         priority=priority,
         name="KVStoreCopy",
     )
 
 
-def copy_to_all(
-    source: NDArray, targets: Sequence[NDArray], priority: int, spread: Spread, *, inline: bool = False
-) -> None:
+def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int, spread: Spread, *, inline: int = 0) -> None:
     """``target[...] = source`` for every target.
 
     Those on the host share an operation, because to wake a thread for each takes longer than small copies do, and large
@@ -73,7 +74,7 @@ def copy_to_all(
     if together:
         where = source if len(together) > 1 else together[0]
         nbytes = len(together) * source.nbytes
-        small = inline and nbytes <= SMALL
+        small = nbytes <= inline
         alone = len(together) == 1 and nbytes <= SMALL
         push_kernel(
             _fill_one if alone else partial(_fill, spread),
@@ -87,6 +88,48 @@ def copy_to_all(
         )
     for target in apart:
         copy(source, target, priority, inline=inline)
+
+
+def together_fit(source: NDArray, targets: Sequence[NDArray], seen: set[Any]) -> bool:
+    """Whether the copies of ``source`` to ``targets`` may share an operation with those whose vars were ``seen``.
+
+    All of them are on the host, and none has failed: an operation has one fate. If so, their vars have been seen, too.
+    """
+    arrays = (source, *targets)
+    found = {array.var for array in arrays}
+    if len(found) < len(arrays) or not seen.isdisjoint(found):
+        return False
+    for array in arrays:
+        if array.context.device_type not in HOST or array.var.failure is not None:
+            return False
+    seen |= found
+    return True
+
+
+def copy_each(
+    pairs: Sequence[tuple[NDArray, Sequence[NDArray]]], priority: int, spread: Spread, *, inline: int = 0
+) -> None:
+    """``target[...] = source`` for every target of every source, which fit together, as one operation."""
+    counts = [len(targets) for _, targets in pairs]
+    sources = [source for source, _ in pairs]
+    targets = [target for _, some in pairs for target in some]
+    nbytes = sum(target.nbytes for target in targets)
+
+    def fill(*raws: Any) -> None:
+        rest = iter(raws[len(counts) :])
+        for raw, count in zip(raws, counts, strict=False):
+            spread(raw, [next(rest) for _ in range(count)], total=nbytes)
+
+    push_kernel(
+        fill,
+        [*sources, *targets],
+        [source.var for source in sources],
+        [target.var for target in targets],
+        targets[0].context,
+        prop=FnProperty.ASYNC if nbytes <= inline else FnProperty.NORMAL,
+        priority=priority,
+        name="KVStoreCopy",
+    )
 
 
 def _fill(spread: Spread, source: Any, *targets: Any) -> None:

@@ -59,8 +59,9 @@ class KVStoreLocal(UpdatingStore):
     """
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
-    _inline = False
-    """Small copies are made by whoever finds them ready: where another thread has just waited for what they copy."""
+    _inline = 0
+    """Bytes up to which copies are made by whoever finds them ready: where a thread has just waited for what they copy,
+    and as many as suits the cores that it has."""
 
     def __init__(self, name: str = "local") -> None:
         super().__init__()
@@ -81,6 +82,11 @@ class KVStoreLocal(UpdatingStore):
             "bound": self._bound,
             "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",
         }
+        self._share_cores(self._sharing["threads"])
+
+    def _share_cores(self, most: int) -> None:
+        """Sum and copy on at most so many threads."""
+        self._sharing["threads"] = min(self._sharing["threads"], most)
         self._add: Callable[..., None] = partial(reduce_arrays, block_sum=self._block_sum, **self._sharing)
         self._spread = partial(spread_array, **self._sharing)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from weftplan.cores import share_out
 from weftplan.ndarray.errstate import quietly
-from weftplan.ops.compiled.sums import compiled_spread, compiled_sum
+from weftplan.ops.compiled.sums import PAST, compiled_sum, copy_past
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
@@ -114,11 +114,13 @@ _COMPILED: dict[BlockSum, bool] = {sum_grouped_block: True, sum_sequential_block
 """The orders that compiled loops know, and whether they put terms in brackets."""
 
 
-def spread_array(source: Array, targets: Sequence[Array], *, threads: int, bound: int, compiled: bool = True) -> None:
+def spread_array(
+    source: Array, targets: Sequence[Array], *, threads: int, bound: int, compiled: bool = True, total: int = 0
+) -> None:
     """``target[...] = source`` for every target; all contiguous, of one shape and dtype, none sharing memory.
 
-    A compiled loop reads ``source`` once for all of them. ``threads``, ``bound`` and ``compiled`` are as for
-    :func:`reduce_arrays`.
+    ``threads``, ``bound`` and ``compiled`` are as for :func:`reduce_arrays`; ``total``: bytes of all targets, where
+    they are more than these.
     """
     if source.size == 0 or not targets:
         return
@@ -128,14 +130,35 @@ def spread_array(source: Array, targets: Sequence[Array], *, threads: int, bound
         return
     flat = source.reshape(-1)
     flats = [target.reshape(-1) for target in targets]
-    work = compiled_spread(flat, flats) if compiled and flat.nbytes > BLOCK_BYTES else None
-    if work is None:
+    block = max(1, BLOCK_BYTES // flat.itemsize)
+    fill = filler(max(total, len(targets) * source.nbytes), compiled=compiled)
 
-        def work(lo: int, hi: int) -> None:
+    def work(lo: int, hi: int) -> None:
+        # In blocks, which are still in the cache for the second target.
+        step = hi - lo if len(flats) == 1 else block
+        for start in range(lo, hi, step):
+            stop = min(start + step, hi)
             for one in flats:
-                one[lo:hi] = flat[lo:hi]
+                fill(flat[start:stop], one[start:stop])
 
-    share_out(work, flat.size, max(1, BLOCK_BYTES // flat.itemsize), threads if flat.size >= bound else 1)
+    share_out(work, flat.size, block, threads if flat.size >= bound else 1)
+
+
+def filler(nbytes: int, *, compiled: bool = True) -> Callable[[Array, Array], object]:
+    """A function that makes its second array, of one dimension, like its first, as a part of ``nbytes`` in all.
+
+    Where they do not fit into the caches they are written past them, if a compiled loop may do that.
+    """
+    return _fill_past if compiled and nbytes >= PAST else _fill
+
+
+def _fill(source: Array, target: Array) -> None:
+    target[...] = source
+
+
+def _fill_past(source: Array, target: Array) -> None:
+    if not copy_past(source, target):
+        target[...] = source
 
 
 def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum) -> None:

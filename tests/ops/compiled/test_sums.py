@@ -65,19 +65,23 @@ def test_a_sum_into_its_first_source(monkeypatch):
     np.testing.assert_array_equal(xs[0], want)
 
 
-@pytest.mark.parametrize("past", [False, True])
-@pytest.mark.parametrize("count", [1, 4])
-def test_copies_to_several(monkeypatch, count, past):
-    """Every target gets every element of the range, and nothing behind it."""
-    if past:
-        monkeypatch.setattr(sums, "PAST", 0)
-    source = arrays(1, 333, "float32")[0]
-    rooms = arrays(count, 333 + 16, "float32")
-    before = [room.copy() for room in rooms]
-    sums.compiled_spread(source, [room[:333] for room in rooms])(0, 333)
-    for room, old in zip(rooms, before, strict=True):
-        np.testing.assert_array_equal(room[:333], source)
-        np.testing.assert_array_equal(room[333:], old[333:])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8"])
+@pytest.mark.parametrize(("begins", "size"), [(0, 333), (5, 333), (3, 64), (0, 64)])
+def test_copies(dtype, begins, size):
+    """Every element is copied, wherever the target begins, and nothing else is written."""
+    source = np.random.default_rng(0).integers(0, 100, size + 3).astype(dtype)[3:]
+    room = np.full(size + 200, 7, dtype)
+    target = room[begins : begins + size]
+    assert sums.copy_past(source, target) or target.nbytes < 2 * sums.LINE
+    if (target != 7).any():
+        np.testing.assert_array_equal(target, source)
+    target[...] = 7
+    assert (room == 7).all()
+
+
+def test_copies_of_less_than_a_line():
+    """Are left to NumPy."""
+    assert not sums.copy_past(np.zeros(3, np.float32), np.ones(3, np.float32))
 
 
 def test_results_that_do_not_begin_on_a_line(monkeypatch):

@@ -93,7 +93,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
         def start(on_complete: OnComplete) -> None:
             part = Part()
-            part.arrive(values.raw(), values.raw(), None, on_complete)
+            part.arrive((values.raw(),), (values.raw(),), None, on_complete)
             self._sequencer.put(Ticket(f"{verb.name.lower()} {key!r}", [part], exchange))
 
         get_engine().push_async(

@@ -23,18 +23,27 @@ from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
 from weftplan.kvstore.distributed.shared import SharedMemory
 from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode
-from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
+from weftplan.kvstore.reduce import Array, filler, sum_as_one_block, sum_sequential_block
 
 
 class Group(Meeting):
     """The members of a store, and what they exchange.
 
-    ``add(shares, total)`` makes ``total`` the sum of arrays from left to right.
+    ``add(shares, total)`` makes ``total`` the sum of arrays from left to right; ``filler`` is that of ``reduce.py``.
     """
 
-    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float, add: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        mpi: Any,
+        comm: Any,
+        *,
+        stall_s: float,
+        timeout_s: float,
+        add: Callable[..., None],
+        filler: Callable[[int], Callable[[Array, Array], object]] = filler,
+    ) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
-        self._add = add
+        self._add, self._filler = add, filler
         self._scratch = np.empty(0, np.uint8)
         self.joined = 0
         """Bytes copied so far to join arrays of one exchange."""
@@ -136,9 +145,10 @@ class Group(Meeting):
         area = self._shared.own.shares
         area.reach(nbytes)
         row: Array = area.room[:nbytes].view(shares[0].dtype)
+        fill = self._filler(nbytes)
         for first, end in ((0, own[0]), (own[1], row.size)):
             for place, piece in pieces(shares, first, end):
-                row[place : place + piece.size] = piece
+                fill(piece, row[place : place + piece.size])
         self._shown = max(self._shown, nbytes)
         return row
 
@@ -172,12 +182,13 @@ class Group(Meeting):
         if told.kind is Kind.FAILED or not alike(own, every):
             self.sequence += 1
             raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
+        fill = self._filler(nbytes)
         for rank, (start, end) in ranges.items():
             length = (end - start) * dtype.itemsize
             room = shared.own.sums.room if rank == self.rank else shared.sums(rank, length)
             summed = room[:length].view(dtype)
             for place, piece in pieces(totals, start, end):
-                piece[...] = summed[place - start : place - start + piece.size]
+                fill(summed[place - start : place - start + piece.size], piece)
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""

@@ -16,29 +16,32 @@ from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.engine.waiting import helpers
 from weftplan.errors import KVStoreError, OutOfMemoryError
-from weftplan.kvstore.copies import HOST, copy
+from weftplan.kvstore.copies import HOST, LARGE, SMALL, copy
 from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Sequencer, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import Array, sum_sequential_block
+from weftplan.kvstore.reduce import Array, filler, sum_sequential_block
 from weftplan.ndarray import NDArray, empty
 from weftplan.ndarray.pushing import holding
 
 _EXIT_S = 30.0
 """Seconds that a process which ends gives its last exchanges."""
 
+_OPERATION = "KVStoreExchange"
+
 
 class KVStoreDist(KVStoreLocal):
     """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
 
-    _inline = True
-
     def __init__(self, name: str) -> None:
         super().__init__(name)
         library = mpi.start()
+        cores = mpi.cores_of_this_process()
+        self._share_cores(cores)
+        self._inline = SMALL if cores > 1 else LARGE
         self._mpi = library
         self._group = Group(
             library,
@@ -46,6 +49,7 @@ class KVStoreDist(KVStoreLocal):
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
             add=partial(self._add, block_sum=sum_sequential_block),
+            filler=partial(filler, compiled=self._sharing["compiled"]),
         )
         self._sequencer = Sequencer(self._group, name)
         helpers.append(self._sequencer.help)
@@ -87,38 +91,50 @@ class KVStoreDist(KVStoreLocal):
         if array.context.device_type not in HOST:
             wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
             copy(array, wire, priority)
+        part = self._joint_part([(wire, sources)], priority)
+        if wire is not array:
+            copy(wire, array, priority)
+        return part
+
+    def _joint_part(self, results: Sequence[tuple[NDArray, Sequence[NDArray]]], priority: int) -> Part:
+        """The same for several arrays on the host, each with its sources: one operation for all of them.
+
+        They share its fate: should one of their sources have failed, all of them have.
+        """
         part = Part()
-        reads = (sources[0].var,) if len(sources) == 1 else tuple(dict.fromkeys(source.var for source in sources))
+        writes = tuple([result.var for result, _ in results])
+        reads = tuple(dict.fromkeys([source.var for _, sources in results for source in sources]))
 
         def start(on_complete: OnComplete) -> None:
-            for var in reads or (wire.var,):
+            for var in reads or writes:
                 if var.failure is not None:
-                    part.arrive(None, None, var.failure.exception(), on_complete)
+                    part.arrive((), (), var.failure.exception(), on_complete)
                     return
             try:
                 here(on_complete)
             except OutOfMemoryError as error:
-                part.arrive(None, None, error, on_complete)
+                part.arrive((), (), error, on_complete)
 
         def summed(on_complete: OnComplete) -> None:
-            total = share = wire.raw()
-            if len(sources) == 1:
-                share = sources[0].raw()
-            elif sources:
-                self._add([source.raw() for source in sources], total)
-            failed = wire.var.failure
-            if failed is not None and failed.observed_seq is None:  # it stays failed until somebody was told
-                part.arrive(share, total, None, lambda error=None: on_complete(error or failed.exception()))
+            shares, totals = [], []
+            for result, sources in results:
+                total = share = result.raw()
+                if len(sources) == 1:
+                    share = sources[0].raw()
+                elif sources:
+                    self._add([source.raw() for source in sources], total)
+                shares.append(share)
+                totals.append(total)
+            failures = [var.failure for var in writes if var.failure is not None]
+            failed = next((one for one in failures if one.observed_seq is None), None)
+            if failed is not None:  # it stays failed until somebody was told
+                part.arrive(shares, totals, None, lambda error=None: on_complete(error or failed.exception()))
                 return
-            part.arrive(share, total, None, on_complete)
+            part.arrive(shares, totals, None, on_complete)
 
-        here = holding([*sources, wire], summed)
-        # It runs even when the sum has failed: the others wait for this process, and must be told.
-        get_engine().push_async(
-            start, reads, (wire.var,), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"
-        )
-        if wire is not array:
-            copy(wire, array, priority)
+        here = holding([array for result, sources in results for array in (*sources, result)], summed)
+        # It runs even when a sum has failed: the others wait for this process, and must be told.
+        get_engine().push_async(start, reads, writes, prop=FnProperty.NO_SKIP, priority=priority, name=_OPERATION)
         return part
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:

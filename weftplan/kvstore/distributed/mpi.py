@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from weftplan.blas import usable_cpus
 from weftplan.errors import KVStoreError
 
 COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
@@ -22,6 +23,12 @@ wrong sums as success after a death on several hosts (Open MPI 5.0.11)."""
 def environment() -> dict[str, str]:
     """Settings of Open MPI for the processes of a job, as environment variables."""
     return {"OMPI_MCA_coll": COMPONENTS}
+
+
+def cores_of_this_process() -> int:
+    """How many of this machine's cores each of the job's processes on it has for itself, at least 1."""
+    here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    return max(1, usable_cpus() // int(here)) if here.isdecimal() and int(here) else usable_cpus()
 
 
 _lost: list[bool] = []

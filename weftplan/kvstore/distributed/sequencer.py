@@ -12,8 +12,8 @@ takes longer than a small exchange. It leaves what it has begun to the store's t
 store's thread is not woken for what is ready when the program asks for it, and looks every few milliseconds whether one
 was left. The lock ``driving`` is held by whoever drives, so MPI is called by one thread at a time.
 
-A :class:`Ticket` has one *part* for each array. ``Part.arrive`` is called from the engine (any thread) when the array
-is ready; the driver answers by calling ``on_complete`` of the operation.
+A :class:`Ticket` has one *part* for each operation that waits for it. ``Part.arrive`` is called from the engine (any
+thread) when its arrays are ready; the driver answers by calling ``on_complete`` of the operation.
 """
 
 from __future__ import annotations
@@ -54,37 +54,37 @@ _POLITE = 60
 
 
 class Part:
-    """One array of a ticket: the engine's operation that waits for it.
+    """Arrays of a ticket, and the engine's operation that waits for them.
 
     Attributes:
-        share: what this process has.
-        array: where the result goes; may be ``share`` itself.
+        shares: what this process has; none where it failed.
+        arrays: where the results go; may be ``shares`` themselves.
     """
 
-    __slots__ = ("_complete", "array", "arrived", "failure", "share", "ticket")
+    __slots__ = ("_complete", "arrays", "arrived", "failure", "shares", "ticket")
 
     def __init__(self) -> None:
         self.arrived = False
         self._complete: OnComplete | None = None
-        self.share: Array | None = None
-        self.array: Array | None = None
+        self.shares: Sequence[Array] = ()
+        self.arrays: Sequence[Array] = ()
         self.failure: BaseException | None = None
         self.ticket: Ticket | None = None
 
     def arrive(
-        self, share: Array | None, array: Array | None, failure: BaseException | None, on_complete: OnComplete
+        self, shares: Sequence[Array], arrays: Sequence[Array], failure: BaseException | None, on_complete: OnComplete
     ) -> None:
-        """The array may be exchanged now, or ``failure`` says why there is none; called once, by the engine."""
-        self.share, self.array, self.failure, self._complete = share, array, failure, on_complete
+        """The arrays may be exchanged now, or ``failure`` says why there are none; called once, by the engine."""
+        self.shares, self.arrays, self.failure, self._complete = shares, arrays, failure, on_complete
         self.arrived = True
         ticket = self.ticket  # looked at behind `arrived`, as `put` looks at `arrived` behind it: one sees the other
         if ticket is not None and ticket.ready():
             ticket.ring()
 
     def complete(self, error: BaseException | None) -> None:
-        """Tell the engine; an array that had failed before keeps its own error."""
+        """Tell the engine; arrays that had failed before keep their own error."""
         complete, self._complete = self._complete, None
-        self.share = self.array = None
+        self.shares = self.arrays = ()
         if complete is not None:
             complete(self.failure or error)
 
@@ -112,19 +112,19 @@ class Ticket:
         """Its arrays travel within messages."""
         nbytes = 0
         for part in self.parts:
-            if part.share is not None:
-                nbytes += part.share.nbytes
+            for share in part.shares:
+                nbytes += share.nbytes
         return nbytes <= INLINE
 
     def steps(self, group: Group) -> Steps[None]:
         """Exchange the arrays of all parts as one."""
         part = self.parts[0]
-        if len(self.parts) == 1 and part.failure is None and part.share is not None and part.array is not None:
-            return self.exchange(group, (part.share,), (part.array,), self.description, None)
+        if len(self.parts) == 1 and part.failure is None:
+            return self.exchange(group, part.shares, part.arrays, self.description, None)
         failed = next((part.failure for part in self.parts if part.failure is not None), None)
         failure = None if failed is None else f"{type(failed).__name__}: {failed}"
-        shares = [part.share for part in self.parts if part.share is not None]
-        arrays = [part.array for part in self.parts if part.array is not None]
+        shares = [share for part in self.parts for share in part.shares]
+        arrays = [array for part in self.parts for array in part.arrays]
         return self.exchange(group, shares, arrays, self.description, failure)
 
     def tell(self, error: BaseException | None) -> None:
@@ -348,4 +348,4 @@ class Sequencer:
 def _give_up(item: Ticket | _Call) -> None:
     for part in item.parts if isinstance(item, Ticket) else ():
         if not part.arrived:
-            part.arrive(None, None, KVStoreError("its process ended before it was computed"), lambda error=None: None)
+            part.arrive((), (), KVStoreError("its process ended before it was computed"), lambda error=None: None)

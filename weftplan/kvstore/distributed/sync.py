@@ -23,7 +23,7 @@ from weftplan.engine import get as get_engine
 from weftplan.errors import MXNetError
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
-from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.copies import HOST, copy_each, together_fit
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
@@ -72,6 +72,8 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         with self._turn:
             self._sequencer.check()
             within = self._collected is not None
+            if not within and self._push_straight(groups, priority):
+                return
             if not self._group.whole and any(key not in self._merged for key, _ in groups):
                 self._lay_out(self._stored if within else [key for key, _ in groups])
             if within:
@@ -84,6 +86,40 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             finally:
                 self._collected = None
                 self._put(collected)
+
+    def _push_straight(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> bool:
+        """Push an operation for each bucket where every sum is made in the stored value; False: nothing is done."""
+        if self._updater is not None:
+            return False
+        seen: set[Any] = set()
+        for key, arrays in groups:
+            stored = self._stored[key]
+            if not (self._sums_straight(arrays, stored) and together_fit(stored, arrays, seen)):
+                return False
+        if len(groups) > 1:
+            groups = sorted(groups, key=lambda group: -self._keys.number(group[0]))
+        for bucket in self._rule.cut([(group, group[1][0].nbytes, group[1][0].dtype) for group in groups]):
+            part = self._joint_part([(self._stored[key], arrays) for key, arrays in bucket], priority)
+            what = ", ".join([self._described(key, arrays[0]) for key, arrays in bucket])
+            self._sequencer.put(Ticket(f"sum {what}", (part,), Group.sum))
+        return True
+
+    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        super()._pull(self._pull_awaited(groups, priority) if len(groups) > 1 else groups, priority)
+
+    def _pull_awaited(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> list[tuple[Key, list[NDArray]]]:
+        """Push the copies of values that are being exchanged, an operation for each bucket; returns the others."""
+        awaited, others = [], []
+        seen: set[Any] = set()
+        for key, arrays in groups:
+            stored = self._stored[key]
+            if stored.var.write is not None and together_fit(stored, arrays, seen):
+                awaited.append(((stored, arrays), stored.nbytes, stored.dtype))
+            else:
+                others.append((key, arrays))
+        for bucket in self._rule.cut(awaited[::-1]):
+            copy_each(bucket, priority, self._spread, inline=self._inline)
+        return others
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
         """Make the merge buffers of keys that are pushed together side by side, in the order in which they travel.

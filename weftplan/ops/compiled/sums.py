@@ -1,4 +1,4 @@
-"""Sums of several arrays, and copies of one to several, as compiled loops: each byte is read once and written once.
+"""Sums of several arrays, and copies past the caches, as compiled loops: each byte is read once and written once.
 
 An element's additions are those of the order that is asked for, so bits are NumPy's. Results too large for the caches
 are written past them, which saves the memory one read of what is overwritten anyway. Any thread may call; nothing is
@@ -50,32 +50,34 @@ def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work
         lambda target: [_sum(scalar, count, grouped=grouped, past=past) for past in (False, True)],
         ("sum", "sum_past"),
     )
-    past = _goes_past([out]) and not any(np.may_share_memory(source, out) for source in sources)
+    past = _goes_past(out) and not any(np.may_share_memory(source, out) for source in sources)
     return _work(entries["sum_past" if past else "sum"], [out, *sources], out.itemsize)
 
 
-def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
-    """What copies ``source[first:last]`` to every target; None where there is no compiled kernel for it.
+def copy_past(source: Array, target: Array) -> bool:
+    """``target[...] = source``, past the caches; False: there is no compiled kernel for it, and nothing is done.
 
-    Args:
-        source: a contiguous array of one dimension.
-        targets: arrays like it, none of which shares memory with it or another one.
+    Both are contiguous, of one dimension, one size and one dtype, and share no memory. Where one array goes to several,
+    copy it in blocks, to one after the other: two streams past the caches at once may fall on the same bank of the
+    memory, line after line, which took 50 times as long where it was measured.
     """
-    if source.dtype not in _SCALARS or not 1 <= len(targets) <= MOST or isinstance(host(), str):
-        return None
-    scalar, count = _SCALARS[source.dtype], len(targets)
-    entries = library(
-        f"spread-{count}-{scalar}",
-        lambda target: [_spread(scalar, count, past=past) for past in (False, True)],
-        ("spread", "spread_past"),
-    )
-    entry = entries["spread_past" if _goes_past(targets) else "spread"]
-    return _work(entry, [source, *targets], source.itemsize)
+    address, itemsize = _address(target), target.itemsize
+    head = -address % LINE
+    whole = (target.nbytes - head) // LINE * LINE
+    if whole <= 0 or head % itemsize or isinstance(host(), str):
+        return False
+    entry = library("copy", lambda _: [_copy()], ("copy_past",))["copy_past"]
+    first, end = head // itemsize, (head + whole) // itemsize
+    target[:first] = source[:first]
+    target[end:] = source[end:]
+    words = np.array([0, whole, _address(source) + head, address + head], np.int64)
+    entry(_address(words))
+    return True
 
 
-def _goes_past(results: Sequence[Array]) -> bool:
-    """True when results are large enough for that, and lie on borders of lines."""
-    return sum(result.nbytes for result in results) >= PAST and all(_address(r) % LINE == 0 for r in results)
+def _goes_past(result: Array) -> bool:
+    """True when the result is large enough for that, and lies on borders of lines."""
+    return result.nbytes >= PAST and _address(result) % LINE == 0
 
 
 def _work(entry: Entry, arrays: Sequence[Array], itemsize: int) -> Work:
@@ -112,14 +114,14 @@ def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
             found = f.binary("fadd", found, bracket)
         return found
 
-    _each_line(f, first, last, total, [out], past=past)
+    _each_line(f, first, last, total, out, past=past)
     return f
 
 
-def _spread(scalar: str, count: int, *, past: bool) -> Function:
-    f, first, last = _begin("spread_past" if past else "spread", scalar)
-    source, *targets = (f.pointer("%words", 2 + i) for i in range(count + 1))
-    _each_line(f, first, last, lambda load: load(source), targets, past=past)
+def _copy() -> Function:
+    f, first, last = _begin("copy_past", "float")
+    source, target = f.pointer("%words", 2), f.pointer("%words", 3)
+    _each_line(f, first, last, lambda load: load(source), target, past=True)
     return f
 
 
@@ -130,20 +132,18 @@ def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
 
 
 def _each_line(
-    f: Function, first: str, last: str, value: Callable[[Callable[[str], str]], str], outs: Sequence[str], *, past: bool
+    f: Function, first: str, last: str, value: Callable[[Callable[[str], str]], str], out: str, *, past: bool
 ) -> None:
-    """Store ``value`` of every line to all ``outs``; what is left at the end goes through a mask."""
+    """Store ``value`` of every line to ``out``; what is left at the end goes through a mask."""
     length = f.sub(last, first)
     whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
     with f.loop(first, whole, LINE) as offset:
         found = value(lambda pointer: f.load(f.at(pointer, offset)))
-        for out in outs:
-            (f.store_past if past else f.store)(found, f.at(out, offset))
+        (f.store_past if past else f.store)(found, f.at(out, offset))
     left = f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
     with f.when(f.compare("sgt", left, 0)):
         mask = f.mask_below(left)
         found = value(lambda pointer: f.load_masked(f.at(pointer, whole), mask))
-        for out in outs:
-            f.store_masked(found, f.at(out, whole), mask)
+        f.store_masked(found, f.at(out, whole), mask)
     if past:
         f.fence()
