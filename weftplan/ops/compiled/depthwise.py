@@ -1,21 +1,29 @@
 """Kernels of depthwise convolutions (one filter for each channel) as LLVM IR: vectors run along rows.
 
-A plane of one channel is copied with its padding into a small buffer; where columns are taken two by two, even and odd
-columns lie apart, so that every load is a whole vector. Each output is one chain over the taps; each tap's gradient is
-a chain in every lane of a vector of 32 bytes, on every machine, whose lanes are added by halves at the end.
+A plane of one channel is copied into a small buffer whose padding is cleared once for all planes; where columns are
+taken two by two, even and odd columns lie apart, so that every load is a whole vector. Each output is one chain over
+the taps; each tap's gradient is a chain in every lane of a vector of 32 bytes, on every machine, whose lanes are added
+by halves at the end. Kernels of 3x3 have functions of their own, in which the nine weights, or sums, stay in registers:
+on small planes the loop over taps took most of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import product as every
 
-from weftplan.ops.compiled.copies import pad, pointer, word
+from weftplan.ops.compiled.copies import PAD, pointer, word
 from weftplan.ops.compiled.ir import Function, Value
 
 VECTOR_BYTES = 32
+SLACK = 2 * VECTOR_BYTES
+"""Bytes behind a copy of a plane that loads of whole vectors may reach."""
 ROWS = 4
 """Rows of outputs that are computed together, so that a tap's weight is loaded once for all."""
-GROUPS = (9, 3, 1)
+NINE = 9
+"""Taps of a 3x3 kernel."""
+GROUPS = (NINE, 3, 1)
 """Taps whose gradients are summed together."""
 
 PASS = ("x", "w", "y", "buffer", "second", "images", "channels", "first", "last", "x_plane", "y_plane", "rows",
@@ -32,21 +40,57 @@ def _lanes(scalar: str) -> int:
     return VECTOR_BYTES // (4 if scalar == "float" else 8)
 
 
-def _copy(f: Function, get: dict[str, str], plane: str, helpers: dict[str, Function], how: str) -> str:
-    """The plane in the form that the taps' offsets count on; returns where it is."""
-    buffer, second = pointer(f, how, PASS, "buffer"), pointer(f, how, PASS, "second")
-    f.call(helpers["pad"], plane, buffer, pointer(f, how, PASS, "pad"), 1, get["lead"])
-    apart = f.compare("ne", get["apart"], 0)
-    n, wide = f.lanes, f.lanes * f.size
-    with f.when(apart), f.loop(0, get["pad_rows"]) as row:
-        from_ = f.at(buffer, f.mul(f.mul(row, 2), get["pitch"]))
-        to = f.at(second, f.mul(row, get["pitch"]))
-        with f.loop(0, get["pitch"], wide) as i:
-            double = f.at(from_, f.mul(i, 2))
-            a, b = f.load(double), f.load(f.at(double, wide))
-            f.store(f.shuffle(a, b, [2 * lane for lane in range(n)]), f.at(to, i))
-            f.store(f.shuffle(a, b, [2 * lane + 1 for lane in range(n)]), f.at(f.at(to, get["phase"]), i))
-    return f.value(f"select i1 {apart}, ptr {second}, ptr {buffer}")
+class _Planes:
+    """Planes, one by one, in the form that the taps' offsets count on; made before the loops over planes."""
+
+    def __init__(self, f: Function, get: dict[str, str]) -> None:
+        self.f, self.get = f, get
+        self.buffer, self.second = (pointer(f, "%how", PASS, name) for name in ("buffer", "second"))
+        how = pointer(f, "%how", PASS, "pad")
+        height, width, to_height, to_width, lead_width = (
+            word(f, how, PAD, name) for name in ("height", "width", "to_height", "to_width", "lead_width")
+        )
+        size, lead = f.size, get["lead"]
+        left_out = f.larger(f.sub(0, lead), 0), f.larger(f.sub(0, lead_width), 0)
+        zeros = f.larger(lead, 0), f.larger(lead_width, 0)
+        self.rows = f.smaller(f.sub(height, left_out[0]), f.sub(to_height, zeros[0]))
+        columns = f.larger(f.smaller(f.sub(width, left_out[1]), f.sub(to_width, zeros[1])), 0)
+        self.skipped = f.mul(f.add(f.mul(left_out[0], width), left_out[1]), size)
+        self.front = f.mul(f.add(f.mul(zeros[0], to_width), zeros[1]), size)
+        self.step, self.to_step = f.mul(width, size), f.mul(to_width, size)
+        self.whole = f.value(f"and i64 {columns}, {-f.lanes}")
+        left = f.sub(columns, self.whole)
+        self.has_rest, self.mask = f.compare("ne", left, 0), f.mask_below(left)
+        self.apart = f.compare("ne", get["apart"], 0)
+        nbytes = f.add(f.mul(to_height, self.to_step), SLACK)
+        f.emit(f"call void @llvm.memset.p0.i64(ptr {self.buffer}, i8 0, i64 {nbytes}, i1 false)")
+
+    def copy(self, plane: str) -> str:
+        """Lay out the plane; returns where it is.
+
+        A row is copied in whole vectors: what is behind it in the last one is zeros, and either padding, which is zeros
+        anyway, or the beginning of later rows, which are copied later.
+        """
+        f, get = self.f, self.get
+        n, wide = f.lanes, f.lanes * f.size
+        begin, to_begin = f.at(plane, self.skipped), f.at(self.buffer, self.front)
+        with f.loop(0, self.rows) as row:
+            from_, to = f.at(begin, f.mul(row, self.step)), f.at(to_begin, f.mul(row, self.to_step))
+            with f.loop(0, self.whole, n) as column:
+                offset = f.mul(column, f.size)
+                f.store(f.load(f.at(from_, offset)), f.at(to, offset))
+            with f.when(self.has_rest):
+                offset = f.mul(self.whole, f.size)
+                f.store(f.load_masked(f.at(from_, offset), self.mask), f.at(to, offset))
+        with f.when(self.apart), f.loop(0, get["pad_rows"]) as row:
+            from_ = f.at(self.buffer, f.mul(f.mul(row, 2), get["pitch"]))
+            to = f.at(self.second, f.mul(row, get["pitch"]))
+            with f.loop(0, get["pitch"], wide) as i:
+                double = f.at(from_, f.mul(i, 2))
+                a, b = f.load(double), f.load(f.at(double, wide))
+                f.store(f.shuffle(a, b, [2 * lane for lane in range(n)]), f.at(to, i))
+                f.store(f.shuffle(a, b, [2 * lane + 1 for lane in range(n)]), f.at(f.at(to, get["phase"]), i))
+        return f.value(f"select i1 {self.apart}, ptr {self.second}, ptr {self.buffer}")
 
 
 def _words(f: Function, names: Sequence[str]) -> dict[str, str]:
@@ -59,7 +103,7 @@ _NUMBERS = ("images", "channels", "first", "last", "x_plane", "y_plane", "rows",
 
 def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
     """A vector of outputs, of which ``left`` belong to the row. What it writes too far is the beginning of later rows,
-    which are written later; behind the plane's ``end`` nothing is written."""
+    or planes, which are written later; behind ``end`` nothing is written."""
     behind = f.value(f"ptrtoint ptr {f.at(place, f.lanes * f.size)} to i64")
     inside = f.compare("sle", behind, end)
     with f.when(inside):
@@ -68,9 +112,29 @@ def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None
         f.store_masked(value, place, f.mask_below(left))
 
 
-def forward(scalar: str, helpers: dict[str, Function]) -> Function:
-    """``forward(how)``: outputs from padded planes; also a data gradient of stride 1, whose taps are turned."""
-    f = Function("forward", (("ptr", "how"),), scalar, _lanes(scalar))
+@contextlib.contextmanager
+def _each_plane(f: Function, get: dict[str, str], x: str, y: str) -> Iterator[tuple[str, str, str, str]]:
+    """Loops over images and channels: (channel, its plane's copy, its place in ``y``, where the last of them ends)."""
+    planes = _Planes(f, get)
+    with f.loop(0, get["images"]) as image:
+        before = f.mul(image, get["channels"])
+        ended = f.at(y, f.mul(f.add(before, get["last"]), get["y_plane"]))
+        end = f.value(f"ptrtoint ptr {ended} to i64")
+        with f.loop(get["first"], get["last"]) as channel:
+            number = f.add(before, channel)
+            source = planes.copy(f.at(x, f.mul(number, get["x_plane"])))
+            yield channel, source, f.at(y, f.mul(number, get["y_plane"])), end
+
+
+def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
+    """Bytes from the first column of a 3x3 kernel to each, in a copy for columns taken one by one or two by two."""
+    return [0, get["phase"], f.size] if by == 2 else [0, f.size, 2 * f.size]
+
+
+def forward(scalar: str, by: int = 0) -> Function:
+    """``forward(how)``: outputs from padded planes; also a data gradient of stride 1, whose taps are turned. With
+    ``by``, a stride, for kernels of 3x3 without dilation alone."""
+    f = Function(f"forward{by or ''}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
     n, size = f.lanes, f.size
@@ -84,33 +148,48 @@ def forward(scalar: str, helpers: dict[str, Function]) -> Function:
     least = f.splat(f.value(f"select i1 {behind}, {scalar} 0.0, {scalar} 0xFFF0000000000000"))
     zero = f.local(scalar)
     f.put_scalar("0.0", zero)
-    with f.loop(0, get["images"]) as image, f.loop(get["first"], get["last"]) as channel:
-        number = f.add(f.mul(image, get["channels"]), channel)
+    weights_at = [f.word(table, 2 * tap + 1) for tap in range(NINE)] if by else []
+    columns = _columns(f, get, by)
+    with _each_plane(f, get, x, y) as (channel, source, target, end):
         weight = f.at(w, f.mul(channel, taps_bytes))
-        source = _copy(f, get, f.at(x, f.mul(number, get["x_plane"])), helpers, "%how")
-        target = f.at(y, f.mul(number, get["y_plane"]))
-        end = f.value(f"ptrtoint ptr {f.at(target, get['y_plane'])} to i64")
         start = f.broadcast(f.value(f"select i1 {biased}, ptr {f.at(bias, f.mul(channel, size))}, ptr {zero}"))
+        factors = [f.broadcast(f.at(weight, place)) for place in weights_at]
 
-        def rows(first: Value, count: int, source: str = source, target: str = target, weight: str = weight,
-                 end: str = end, start: str = start) -> None:  # fmt: skip
+        def sums_of_nine(begin: str, count: int, start: str = start, factors: Sequence[str] = factors) -> list[str]:
+            sums = [start] * count
+            for line in range(by * (count - 1) + 3):  # each is read once for all rows of outputs
+                place = f.at(begin, f.mul(get["pitch"], line))
+                values = [f.load(f.at(place, column)) for column in columns]
+                for row in range(count):
+                    i = line - by * row
+                    if 0 <= i < 3:
+                        for j, value in enumerate(values):
+                            sums[row] = f.fma(value, factors[3 * i + j], sums[row])
+            return sums
+
+        def sums_of_all(begin: str, count: int, start: str = start, weight: str = weight) -> list[str]:
+            sums = [f.local(f.vector) for _ in range(count)]
+            for one in sums:
+                f.store(start, one)
+            with f.loop(0, get["taps"]) as tap:
+                pair = f.mul(tap, 2)
+                here = f.at(begin, f.word(table, pair))
+                factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
+                for row, one in enumerate(sums):
+                    value = f.load(f.at(here, f.mul(get["row_step"], row)))
+                    f.store(f.fma(value, factor, f.load(one)), one)
+            return [f.load(one) for one in sums]
+
+        sums_of = sums_of_nine if by else sums_of_all
+
+        def rows(first: Value, count: int, source: str = source, target: str = target, end: str = end) -> None:
             with f.loop(0, blocks) as turned:
                 block = f.sub(f.sub(blocks, 1), turned)  # the last first: see _put_row
                 column = f.mul(block, n)
                 begin = f.at(source, f.add(f.mul(first, get["row_step"]), f.mul(column, size)))
-                sums = [f.local(f.vector) for _ in range(count)]
-                for one in sums:
-                    f.store(start, one)
-                with f.loop(0, get["taps"]) as tap:
-                    pair = f.mul(tap, 2)
-                    here = f.at(begin, f.word(table, pair))
-                    factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
-                    for row, one in enumerate(sums):
-                        value = f.load(f.at(here, f.mul(get["row_step"], row)))
-                        f.store(f.fma(value, factor, f.load(one)), one)
-                for row, one in enumerate(sums):
+                for row, one in enumerate(sums_of(begin, count)):
                     place = f.at(target, f.add(f.mul(f.add(first, row), row_bytes), f.mul(column, size)))
-                    _put_row(f, f.floored(f.load(one), least), place, end, f.sub(get["columns"], column))
+                    _put_row(f, f.floored(one, least), place, end, f.sub(get["columns"], column))
 
         with f.loop(0, by_four, ROWS) as first:
             rows(first, ROWS)
@@ -119,7 +198,7 @@ def forward(scalar: str, helpers: dict[str, Function]) -> Function:
     return f
 
 
-def data_by_two(scalar: str, helpers: dict[str, Function]) -> Function:
+def data_by_two(scalar: str) -> Function:
     """``data_by_two(how)``: the data gradient of stride 2. Rows and columns of one parity are read by the same taps, so
     both parities of columns are computed side by side and woven together."""
     f = Function("data_by_two", (("ptr", "how"),), scalar, _lanes(scalar))
@@ -129,12 +208,8 @@ def data_by_two(scalar: str, helpers: dict[str, Function]) -> Function:
     pairs = f.value(f"sdiv i64 {f.add(get['columns'], 2 * n - 1)}, {2 * n}")
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
-    with f.loop(0, get["images"]) as image, f.loop(get["first"], get["last"]) as channel:
-        number = f.add(f.mul(image, get["channels"]), channel)
+    with _each_plane(f, get, x, y) as (channel, source, target, end):
         weight = f.at(w, f.mul(channel, taps_bytes))
-        source = _copy(f, get, f.at(x, f.mul(number, get["x_plane"])), helpers, "%how")
-        target = f.at(y, f.mul(number, get["y_plane"]))
-        end = f.value(f"ptrtoint ptr {f.at(target, get['y_plane'])} to i64")
         with f.loop(0, get["rows"]) as row:
             half = f.value(f"sdiv i64 {row}, 2")
             parity = f.sub(row, f.mul(half, 2))
@@ -165,9 +240,10 @@ def data_by_two(scalar: str, helpers: dict[str, Function]) -> Function:
     return f
 
 
-def weights(scalar: str, helpers: dict[str, Function]) -> Function:
-    """``weights(how)``: the gradient of the weight; ``x`` is the image, ``y`` the output gradient, ``w`` the result."""
-    f = Function("weights", (("ptr", "how"),), scalar, _lanes(scalar))
+def weights(scalar: str, by: int = 0) -> Function:
+    """``weights(how)``: the gradient of the weight; ``x`` is the image, ``y`` the output gradient, ``w`` the result.
+    With ``by``, a stride, for kernels of 3x3 without dilation alone."""
+    f = Function(f"weights{by or ''}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
     n, size = f.lanes, f.size
@@ -179,17 +255,21 @@ def weights(scalar: str, helpers: dict[str, Function]) -> Function:
     has_rest = f.compare("ne", rest, 0)
     done = f.local("i64")
     room = pointer(f, "%how", PASS, "sums")
+    planes = _Planes(f, get)
     with f.loop(get["first"], get["last"]) as channel:
         result = f.at(w, f.mul(channel, taps_bytes))
         with f.loop(0, get["images"]) as image:
             number = f.add(f.mul(image, get["channels"]), channel)
-            source = _copy(f, get, f.at(x, f.mul(number, get["x_plane"])), helpers, "%how")
+            source = planes.copy(f.at(x, f.mul(number, get["x_plane"])))
             dy = f.at(y, f.mul(number, get["y_plane"]))
             f.keep(0, done)
-            for group in GROUPS:
+            for group in (NINE,) if by else GROUPS:
                 end = f.sub(get["taps"], group - 1)
                 with f.loop(f.word(done), end, group) as tap:
-                    places = [f.word(table, f.mul(f.add(tap, k), 2)) for k in range(group)]
+                    lines: list[Value] = [f.mul(get["pitch"], i) for i in range(3)] if by else [0]
+                    columns = (
+                        _columns(f, get, by) if by else [f.word(table, f.mul(f.add(tap, k), 2)) for k in range(group)]
+                    )
                     kept = [f.at(room, f.mul(f.add(tap, k), n * size)) for k in range(group)]
                     sums = [f.local(f.vector) for _ in range(group)]
                     fresh = f.compare("eq", image, 0)
@@ -199,16 +279,18 @@ def weights(scalar: str, helpers: dict[str, Function]) -> Function:
                     with f.loop(0, get["rows"]) as row:
                         line = f.at(dy, f.mul(row, row_bytes))
                         begin = f.at(source, f.mul(row, get["row_step"]))
+                        rows = [f.at(begin, offset) for offset in lines]
                         with f.loop(0, whole, n) as column:
                             offset = f.mul(column, size)
-                            d, here = f.load(f.at(line, offset)), f.at(begin, offset)
-                            for one, place in zip(sums, places, strict=True):
-                                f.store(f.fma(f.load(f.at(here, place)), d, f.load(one)), one)
+                            d = f.load(f.at(line, offset))
+                            for one, (here, moved) in zip(sums, every(rows, columns), strict=True):
+                                value = f.load(f.at(f.at(here, offset), moved))
+                                f.store(f.fma(value, d, f.load(one)), one)
                         with f.when(has_rest):
                             offset = f.mul(whole, size)
-                            d, here = f.load_masked(f.at(line, offset), mask), f.at(begin, offset)
-                            for one, place in zip(sums, places, strict=True):
-                                value = f.load_masked(f.at(here, place), mask)
+                            d = f.load_masked(f.at(line, offset), mask)
+                            for one, (here, moved) in zip(sums, every(rows, columns), strict=True):
+                                value = f.load_masked(f.at(f.at(here, offset), moved), mask)
                                 f.store(f.fma(value, d, f.load(one)), one)
                     for one, place in zip(sums, kept, strict=True):
                         f.store(f.load(one), place)
@@ -222,10 +304,9 @@ def weights(scalar: str, helpers: dict[str, Function]) -> Function:
 
 def functions(scalar: str) -> list[Function]:
     """All functions of the module of depthwise convolutions."""
-    helpers = {"pad": pad(scalar, _lanes(scalar))}
+    strides = (0, 1, 2)
     return [
-        helpers["pad"],
-        forward(scalar, helpers),
-        data_by_two(scalar, helpers),
-        weights(scalar, helpers),
+        *(forward(scalar, by) for by in strides),
+        data_by_two(scalar),
+        *(weights(scalar, by) for by in strides),
     ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.ops.compiled import depthwise
 from weftplan.ops.compiled.copies import PAD
-from weftplan.ops.compiled.depthwise import PASS, VECTOR_BYTES
+from weftplan.ops.compiled.depthwise import PASS, SLACK, VECTOR_BYTES
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import call_in_parts, count
 from weftplan.ops.compiled.sizes import Sizes
@@ -62,9 +62,8 @@ def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
     get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
     rows, columns = int(pad[PAD.index("to_height")]), int(pad[PAD.index("to_width")])
     size = int(plan.tables[1][-1])  # the entry behind the last tap holds the bytes of an element
-    slack = 2 * VECTOR_BYTES
-    first = -(-rows * columns * size // VECTOR_BYTES) * VECTOR_BYTES + slack
-    second = 2 * get["phase"] + slack if get["apart"] else 0
+    first = -(-rows * columns * size // VECTOR_BYTES) * VECTOR_BYTES + SLACK
+    second = 2 * get["phase"] + SLACK if get["apart"] else 0
     return first, second, get["taps"] * VECTOR_BYTES
 
 
@@ -125,6 +124,7 @@ def data(s: Sizes) -> KernelArguments:
     if s.stride[1:] == (1, 1):
         reach = [d * (k - 1) for d, k in zip(s.dilate[1:], s.kernel[1:], strict=True)]
         taps = [(reach[0] - i * s.dilate[1], reach[1] - j * s.dilate[2], index) for i, j, index in _kernel(s)]
+        taps.reverse()  # as forward: the first reads the first place
         lead = (reach[0] - s.pad[1], reach[1] - s.pad[2])
         to = (s.image[1] + reach[0], s.image[2] + reach[1])
         plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], apart=False)
@@ -167,7 +167,7 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
     return library(
         f"depthwise-{scalar}",
         lambda _: depthwise.functions(scalar),
-        ("forward", "data_by_two", "weights"),
+        ("forward", "forward1", "forward2", "data_by_two", "weights", "weights1", "weights2"),
         target,
     )
 
@@ -177,6 +177,8 @@ def run(
     **more: int,
 ) -> None:  # fmt: skip
     """One pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
+    if s.kernel[1:] == (3, 3) and s.dilate[1:] == (1, 1) and name != "data_by_two":
+        name += str(s.stride[1])
     first, second, sums = plan_bytes(plan)
     begin = address(room)
     arguments = plan.filled(
