@@ -172,15 +172,11 @@ class Sequencer:
         self._broken: KVStoreError | None = None
         self._last: _Call | None = None
         """After it the thread ends."""
-        self._closing = threading.Event()
+        self.closed = False
+        """True once the thread has ended or is about to."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"weftplan-{name}", daemon=True)
         self._thread.start()
-
-    @property
-    def closed(self) -> bool:
-        """True once the thread has ended or is about to."""
-        return self._closing.is_set() or not self._thread.is_alive()
 
     def check(self) -> None:
         """Raise KVStoreError where nothing can be exchanged any more; to be called before any part is pushed."""
@@ -238,7 +234,7 @@ class Sequencer:
 
         self._last = _Call(leave, repairs=True)
         self._items.append(self._last)
-        self._closing.set()
+        self.closed = True
         self._ring()
         self._thread.join(timeout)
         if self._thread.is_alive():  # an array that will never be ready: let the others know
@@ -293,6 +289,12 @@ class Sequencer:
             self._bell.release()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self.closed = True
+
+    def _serve(self) -> None:
         idle = 0
         while True:
             rung = self._bell.acquire(timeout=_LAZY_S if self._lazy else 1.0)

@@ -92,13 +92,16 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         if self._updater is not None:
             return False
         seen: set[Any] = set()
+        alone = len(groups) == 1
         for key, arrays in groups:
             stored = self._stored[key]
-            if not (self._sums_straight(arrays, stored) and together_fit(stored, arrays, seen)):
+            if not (self._sums_straight(arrays, stored) and (alone or together_fit(stored, arrays, seen))):
                 return False
-        if len(groups) > 1:
+        buckets = [groups]
+        if not alone:
             groups = sorted(groups, key=lambda group: -self._keys.number(group[0]))
-        for bucket in self._rule.cut([(group, group[1][0].nbytes, group[1][0].dtype) for group in groups]):
+            buckets = self._rule.cut([(group, group[1][0].nbytes, group[1][0].dtype) for group in groups])
+        for bucket in buckets:
             part = self._joint_part([(self._stored[key], arrays) for key, arrays in bucket], priority)
             what = ", ".join([self._described(key, arrays[0]) for key, arrays in bucket])
             self._sequencer.put(Ticket(f"sum {what}", (part,), Group.sum))
