@@ -14,11 +14,10 @@ from weftplan.engine.streams import Mark, StreamWorker, VarEvents
 
 @pytest.fixture(params=["lazy", "random"])
 def eng(request):
-    """An engine with several workers, hence streams, per device; in both orders of the simulated hardware. It has one
-    worker on the host: of two that wait for the same work at once a device tells one alone of an error."""
+    """An engine with several workers, hence streams, per device; in both orders of the simulated hardware."""
     for i in range(2):
         configure(i, order=request.param, seed=3)
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1, gpu_workers=2, copy_workers=1)
+    made = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2, copy_workers=1)
     yield made
     made.stop()
     for i in range(2):
@@ -59,7 +58,7 @@ def test_streams_are_ordered_by_events(eng):
 
 def test_without_events_the_order_is_lost(monkeypatch):
     """The test above can fail: take the wait for events away and the value is wrong."""
-    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op, stream: None)
+    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op, stream, before: None)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
     enqueue(eng, sim(0), lambda: cell.fill(5), (), [a])
@@ -136,7 +135,7 @@ def test_streams_of_another_kind_of_device():
     first = OprBlock(None, (), (var,), "elsewhere")
     eng.push(lambda: None, (), [eng.new_variable()], sim(0))
     eng.wait_for_all()
-    var.events = VarEvents(Mark(Other(), first))
+    var.events = VarEvents(Mark(Other(), Other(), first))
     enqueue(eng, sim(0), lambda: log.append("work"), [var], ())
     eng.wait_for_all()
     assert log == ["synchronized", "work"]

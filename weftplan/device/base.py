@@ -6,7 +6,7 @@ it is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,6 +26,25 @@ class Event(Protocol):
         ...
 
 
+class Work(Protocol):
+    """What one operation enqueues, made by :meth:`Stream.work`. ``with work:`` is around it, in the same thread."""
+
+    def record(self, stream: Any, number: int, after: Iterable[Event], over: Iterable[Event]) -> Event:
+        """Mark the end of the work, on the stream that it ends on.
+
+        Args:
+            stream: where it ends.
+            number: of the operation, in the order in which they were pushed.
+            after: events of the work whose results it reads.
+            over: events of the work whose results it overwrites.
+        """
+        ...
+
+    def __enter__(self) -> Work: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
 @runtime_checkable
 class Stream(Protocol):
     """An in-order queue of device work. ``with stream:`` makes it current in this thread."""
@@ -42,6 +61,15 @@ class Stream(Protocol):
 
     def synchronize(self) -> None:
         """Block the host until the stream is empty."""
+        ...
+
+    def finish(self) -> Sequence[Any]:
+        """Block the host until the stream is empty; the faults of its work that nobody has been told of. A stream that
+        cannot say whose they are has none, and raises an error as :meth:`synchronize` does."""
+        ...
+
+    def work(self, owner: Any) -> Work:
+        """The work of one operation, to come on this stream; ``owner`` is what a fault of it carries."""
         ...
 
     def __enter__(self) -> Stream: ...

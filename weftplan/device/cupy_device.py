@@ -23,7 +23,7 @@ from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
 from weftplan.device.peers import PEER, Peers
-from weftplan.device.stream import current_stream, pop_stream, push_stream
+from weftplan.device.stream import NO_WORK, NoWork, current_stream, pop_stream, push_stream
 from weftplan.device.temporaries import Temporaries
 from weftplan.errors import DeviceError, OutOfMemoryError
 
@@ -112,6 +112,15 @@ class CupyStream:
     def synchronize(self) -> None:
         """Block the host until the stream is empty."""
         self.handle.synchronize()
+
+    def finish(self) -> tuple[()]:
+        """As :meth:`synchronize`; there are no faults."""
+        self.synchronize()
+        return ()
+
+    def work(self, owner: Any) -> NoWork:
+        """Nothing is noted of an operation: its errors come at once or concern the whole device."""
+        return NO_WORK
 
     def __enter__(self) -> CupyStream:
         # CUDA's current device and CuPy's current stream are per thread, as ours is.

@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.device import host_memory
 from weftplan.device.context import Context
-from weftplan.device.stream import pop_stream, push_stream
+from weftplan.device.stream import NO_WORK, NoWork, pop_stream, push_stream
 from weftplan.errors import OutOfMemoryError
 
 ALIGNMENT = 64
@@ -55,6 +55,15 @@ class HostStream:
 
     def synchronize(self) -> None:
         """Return at once."""
+
+    def finish(self) -> tuple[()]:
+        """As :meth:`synchronize`; there are no faults."""
+        self.synchronize()
+        return ()
+
+    def work(self, owner: Any) -> NoWork:
+        """Nothing is noted of an operation: its errors come at once."""
+        return NO_WORK
 
     def __enter__(self) -> HostStream:
         push_stream(self)

@@ -29,7 +29,8 @@ from weftplan.device.context import Context
 from weftplan.device.links import connected
 from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
 from weftplan.device.simulated_hardware import Addresses, CostModel, Wires
-from weftplan.device.stream import current_stream, pop_stream, push_stream
+from weftplan.device.simulated_work import Fault, SimWork
+from weftplan.device.stream import current_stream, current_work, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 
@@ -46,11 +47,14 @@ _wires = Wires()
 class SimEvent:
     """A point in a simulated stream; ``time`` is its virtual time."""
 
-    __slots__ = ("done", "stream", "time")
+    __slots__ = ("done", "fault", "stream", "time", "work")
 
-    def __init__(self, stream: SimStream) -> None:
+    def __init__(self, stream: SimStream, work: SimWork | None = None) -> None:
         self.stream = stream
+        self.work = work
         self.done = False
+        self.fault: Fault | None = None
+        """Once it is complete: what went wrong with its work or with what that was made of."""
         self.time = stream._next
 
     def query(self) -> bool:
@@ -61,10 +65,12 @@ class SimEvent:
             return self.done
 
     def synchronize(self) -> None:
-        """Run simulated work until the event is complete; raises what work of its stream raised."""
+        """Run simulated work until the event is complete; one that is of no :meth:`SimStream.work` raises what work of
+        its stream raised and nobody has been told of."""
         with _world:
             self.stream.device._run_until(self)
-            self.stream._raise()
+            if self.work is None:
+                self.stream._raise()
 
     def __repr__(self) -> str:
         return f"<SimEvent of {self.stream!r}: {'complete' if self.done else 'pending'}>"
@@ -81,9 +87,12 @@ class SimStream:
         """Virtual seconds at which the work run so far ends."""
         self._end = 0.0
         """The same for all that was enqueued; new work of a stream begins at :attr:`_next`."""
-        self._queue: deque[tuple[str, Any, float]] = deque()
-        """Kind, function or event, and the virtual time at which it is over."""
-        self._error: BaseException | None = None
+        self._queue: deque[tuple[str, Any, float, SimWork | None]] = deque()
+        """Kind, function or event, the virtual time at which it is over, and whose it is."""
+        self._untold: list[Fault] = []
+        """What has raised since somebody was last told of all."""
+        self._nobodys: Fault | None = None
+        """Of work of which nobody said whose it was: the next operation that ends here answers for it."""
 
     @property
     def pending(self) -> int:
@@ -110,10 +119,14 @@ class SimStream:
                 end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._next)
             self._append("run", lambda: _copy(dst, src), end)
 
-    def record(self) -> SimEvent:
-        """An event that completes when the work enqueued so far has run."""
+    def work(self, owner: Any) -> SimWork:
+        """The work of one operation; ``owner`` is what its faults carry."""
+        return SimWork(owner)
+
+    def record(self, work: SimWork | None = None) -> SimEvent:
+        """An event that completes when the work enqueued so far has run; that of ``work`` knows its fault."""
         with _world:
-            event = SimEvent(self)
+            event = SimEvent(self, work)
             self._append("record", event, self._next)
         return event
 
@@ -128,47 +141,68 @@ class SimStream:
             self.device._run_until(self.record())
             self._raise()
 
+    def finish(self) -> list[Fault]:
+        """Run all work of this stream; its faults that nobody has been told of, each once."""
+        with _world:
+            self.device._run_until(self.record())
+            found, self._untold = self._untold, []
+            self._rest()
+        return [fault for fault in found if fault.untold]
+
     def _append(self, kind: str, item: Any, end: float) -> None:
         self._end = end
-        self._queue.append((kind, item, end))
+        self._queue.append((kind, item, end, current_work()))
         self.device._busy[self.index] = self
 
     def _raise(self) -> None:
-        error, self._error = self._error, None
+        errors = [fault.error for fault in self._untold if fault.untold]
+        self._untold, self._nobodys = [], None
         self._rest()
         try:
-            if error is not None:
-                raise error
+            if errors:
+                raise errors[0]
         finally:
-            del error  # its traceback holds this frame: a cycle would keep the stream
+            del errors  # the traceback holds this frame: a cycle would keep the stream
 
     def _rest(self) -> None:
         """Nothing pending and no error: the device need not know this stream."""
-        if not self._queue and self._error is None:
+        if not self._queue and not self._untold:
             self.device._busy.pop(self.index, None)
 
     def _ready(self) -> bool:
         """True when the first piece of work may run now."""
         if not self._queue:
             return False
-        kind, item, _ = self._queue[0]
+        kind, item, _, _ = self._queue[0]
         return kind != "wait" or not isinstance(item, SimEvent) or item.done
 
     def _advance(self) -> None:
         """Run the first piece of work; an exception is kept for the next synchronisation, and skips nothing."""
-        kind, item, self.time = self._queue.popleft()
+        kind, item, self.time, work = self._queue.popleft()
         if kind == "run":
             try:
                 with np.errstate(all="ignore"):  # hardware that nobody watches makes infinities and NaN in silence
                     item()
             except BaseException as error:
-                self._error = self._error or error
+                self._fail(error, work)
         elif kind == "record":
+            if item.work is not None:
+                item.fault = item.work.fault() or self._nobodys
+                self._nobodys = None
             item.done = True
         elif not isinstance(item, SimEvent):
             item.synchronize()
         self.device._clock = max(self.device._clock, self.time)
         self._rest()
+
+    def _fail(self, error: BaseException, work: SimWork | None) -> None:
+        trace = error.__traceback__
+        if trace is not None:  # without the caller's frame, which holds the work that is to keep the error
+            BaseException.with_traceback(error, trace.tb_next)
+        fault = Fault(error, None) if work is None else work.fail(error)
+        self._untold.append(fault)
+        if work is None:
+            self._nobodys = self._nobodys or fault
 
     def __enter__(self) -> SimStream:
         push_stream(self)

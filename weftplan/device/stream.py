@@ -1,7 +1,7 @@
-"""The current stream of each thread: ``with stream:`` sets it, ``current_stream()`` reads it.
+"""The current stream of each thread, and the work that it enqueues: ``with stream:`` and ``with work:`` set them.
 
-This file owns one stack of streams per thread; other threads never see it. ``Device.launch`` and ``Device.copy`` read
-it.
+This file owns a stack of each per thread; other threads never see them. ``Device.launch`` and ``Device.copy`` ask for
+the stream, streams whose work fails later ask for the work.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from weftplan.device.base import Stream
+from weftplan.device.base import Event, Stream
 from weftplan.errors import DeviceError
 
 _local = threading.local()
@@ -36,6 +37,44 @@ def pop_stream(stream: Stream) -> None:
     if not stack or stack[-1] is not stream:
         raise DeviceError(f"{stream!r} is not the current stream of this thread: leave `with stream:` blocks in order")
     stack.pop()
+
+
+def current_work() -> Any:
+    """The innermost ``with work:`` of this thread, or None."""
+    stack: list[Any] | None = getattr(_local, "work", None)
+    return stack[-1] if stack else None
+
+
+def push_work(work: Any) -> None:
+    """Make ``work`` that of this thread."""
+    stack: list[Any] | None = getattr(_local, "work", None)
+    if stack is None:
+        stack = _local.work = []
+    stack.append(work)
+
+
+def pop_work() -> None:
+    """Undo the last :func:`push_work`."""
+    _local.work.pop()
+
+
+class NoWork:
+    """The work of an operation on a device that does not tell whose an error is: nothing is noted of it."""
+
+    __slots__ = ()
+
+    def record(self, stream: Stream, *of: Any) -> Event:
+        """An event after what ``stream`` has been given so far."""
+        return stream.record()
+
+    def __enter__(self) -> NoWork:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return
+
+
+NO_WORK = NoWork()
 
 
 @contextmanager

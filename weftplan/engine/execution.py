@@ -22,7 +22,7 @@ from weftplan.engine.failure import Failure, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.streams import synchronize_host
-from weftplan.engine.var import Order
+from weftplan.engine.var import Order, Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.undeclared import undeclared_write
@@ -238,6 +238,20 @@ class Execution(Driver):
         self._failed += 1
         self._unobserved[failure] = None
 
+    def _hold(self, var: Var, failure: Failure) -> None:
+        """Inside the region: ``var`` has not what ``failure`` should have written. May be repeated."""
+        self._any_failure = self._careful = True
+        var.failure = failure
+        self._failed_vars.add(var)
+        if self._raise_once:
+            if failure.vars is None:
+                failure.vars = []
+            failure.vars.append(var)
+
+    def _is_healed(self, failure: Failure) -> bool:
+        """Whether the one raise of ``failure`` has healed all that it concerns (WEFTPLAN_ERRORS=mxnet)."""
+        return self._raise_once and failure.observed_seq is not None
+
     def _spread(self, op: OprBlock) -> list[Failure | None]:
         """Inside the region: a failure exists; give that of ``op`` to what it writes, or heal it. May be repeated.
 
@@ -248,7 +262,7 @@ class Execution(Driver):
         if isinstance(failure, BaseException):  # noted by whoever ran it, who may have had no room for more
             failure = op.failure = Failure(failure, op.name, op.site, op.seq, op.fn)
         mapping = failure if isinstance(failure, dict) else None
-        if self._raise_once and isinstance(failure, Failure) and failure.observed_seq is not None:
+        if isinstance(failure, Failure) and self._is_healed(failure):
             # Skipped before the one raise, finished after it: the raise has healed this operation, too.
             skipped += 1
             failure = None
@@ -276,11 +290,7 @@ class Execution(Driver):
             if var.failure is None or (op.prop is _DELETE and var.deleted):
                 self._failed_vars.discard(var)
                 continue
-            self._failed_vars.add(var)
-            if self._raise_once:
-                if var.failure.vars is None:
-                    var.failure.vars = []
-                var.failure.vars.append(var)
+            self._hold(var, var.failure)
         if not self._failed_vars:
             self._all_well()
         if self._counted != op.seq:  # the first time; no call in between, so no interrupt

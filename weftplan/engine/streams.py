@@ -17,13 +17,22 @@ the same time, under ``_lock``. Events are recorded under it, too: of two worker
 
     1: enqueue a read    1: record    2: enqueue a read    2: record    2: store its mark    1: store its mark
 
-would leave a mark that does not cover the second read. Below ``_lock`` there are only the device's own locks.
+would leave a mark that does not cover the second read.
+
+Work that fails after it was enqueued: a device that can tell whose it was (``Stream.work``) gives the mark's event the
+fault, also of what the work was made of, and all who wait for the event are told. What comes of it is what would have
+come if the operation had failed at once: who reads it fails alike, who writes over it does unless it was pushed after
+the user had been told. Where several have failed, which of them is named depends on what is known by then. CUDA cannot
+tell: its error is of whatever the stream has done, and of all that comes later.
+
+Below ``_lock`` there are only the device's own locks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +56,9 @@ class Mark:
 
     __slots__ = ("event", "label", "seq", "site", "stream")
 
-    def __init__(self, stream: Any, op: OprBlock) -> None:
+    def __init__(self, stream: Any, event: Any, op: OprBlock) -> None:
         self.stream = stream
-        self.event = stream.record()
+        self.event = event
         self.label = op.label
         self.site = op.site
         self.seq = op.seq
@@ -68,28 +77,42 @@ class VarEvents:
         return f"<VarEvents: {'written' if self.writer else 'not written'}, {len(self.readers)} readers>"
 
 
-def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark]]:
-    """(var, mark) of everything on streams that must have passed before ``op`` may touch its vars."""
+class Why(Enum):
+    """Why an operation comes after a mark: it takes over the mark's failure only in the first two cases."""
+
+    READS = 1
+    """What was written there; failed, it cannot be read."""
+    OVERWRITES = 2
+    """What was written there; failed, it may be written again by whoever was pushed after the user had been told."""
+    FOLLOWS_READER = 3
+    """What was only read there."""
+
+
+Before = list[tuple["Var", Mark, Why]]
+
+
+def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark, Why]]:
+    """(var, mark, why) of everything on streams that must have passed before ``op`` may touch its vars."""
     for var in op.reads:
         events = var.events
         if events is not None and events.writer is not None:
-            yield var, events.writer
+            yield var, events.writer, Why.READS
     for var in op.writes:
         events = var.events
         if events is not None:
             if events.writer is not None:
-                yield var, events.writer
+                yield var, events.writer, Why.OVERWRITES
             with _lock:
                 readers = list(events.readers.values())
             for mark in readers:
-                yield var, mark
+                yield var, mark, Why.FOLLOWS_READER
 
 
 def synchronize_host(core: Runs, op: OprBlock) -> Failure | None:
     """Block until ``op``, which runs on the host, may touch its vars; a device's error is its failure."""
     found: Failure | None = None
-    for var, mark in marks_before(op):
-        failure = _pass(core, var, mark)
+    for var, mark, why in marks_before(op):
+        failure = _pass_for(core, op, var, mark, why)
         found = found or failure
     for var in op.writes:
         var.events = None
@@ -103,24 +126,50 @@ def synchronize_var(core: Runs, var: Var) -> None:
         _pass(core, var, events.writer)
 
 
+def _pass_for(core: Runs, op: OprBlock, var: Var, mark: Mark, why: Why) -> Failure | None:
+    """Block until the mark has passed; the failure because of which ``op`` must be skipped."""
+    if why is Why.FOLLOWS_READER:
+        with suppress(Exception):  # whoever wants what the reader wrote is told
+            mark.event.synchronize()
+        return None
+    failure = _pass(core, var, mark)
+    return failure if failure is not None and (why is Why.READS or failure.blocks(op.seq)) else None
+
+
 def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
+    """Block until the mark, which is of the last write of ``var``, has passed; the failure that the var has by it."""
+    failure: Failure | None = None
     try:
         mark.event.synchronize()
     except BaseException as error:
         if issubclass(type(error), (KeyboardInterrupt, SystemExit)):
             raise
         failure = Failure(error, f"{mark.label} (or earlier work of its stream)", mark.site, mark.seq)
+        core._exclusively(partial(core._add_unobserved, failure))
+    fault = getattr(mark.event, "fault", None)
+    if fault is not None:
+        failure = _failure_of(core, fault, mark.stream)
+        if core._is_healed(failure):
+            return None
+    if failure is not None and var.failure is None:
+        core._exclusively(partial(core._hold, var, failure))
+    return failure
+
+
+def _failure_of(core: Runs, fault: Any, stream: Any) -> Failure:
+    """The one failure that all who meet ``fault`` are told."""
+    if fault.kept is None:
+        name, site, seq = fault.owner or (f"work on {stream!r}", None, 0)
+        failure = Failure(fault.error, name, site, seq)
 
         def note() -> None:
-            core._any_failure = core._careful = True
-            core._add_unobserved(failure)
-            if var.failure is None:
-                var.failure = failure
-                core._failed_vars.add(var)
+            if fault.kept is None:
+                fault.kept = failure
+                core._add_unobserved(failure)
 
         core._exclusively(note)
-        return failure
-    return None
+    found: Failure = fault.kept
+    return found
 
 
 class StreamPool:
@@ -157,10 +206,13 @@ class StreamPool:
         """Block until everything enqueued has passed; an error becomes a failure that wait_for_all raises."""
         for stream in (self.inward, self.outward, *self._compute):
             try:
-                stream.synchronize()
+                faults = stream.finish()
             except Exception as error:
                 failure = Failure(error, f"work on {stream!r}", None, 0)
                 core._exclusively(partial(core._add_unobserved, failure))
+            else:
+                for fault in faults:
+                    _failure_of(core, fault, stream)
 
 
 def pool_of(core: Runs, place: Any) -> StreamPool:
@@ -179,7 +231,7 @@ class StreamWorker:
     """What a worker thread of an asynchronous device runs operations with."""
 
     def __init__(self, core: Runs, place: Any) -> None:
-        self._graveyard: list[tuple[list[Mark], OprBlock]] = []
+        self._graveyard: list[tuple[Before, OprBlock]] = []
         # Before any operation of this worker can be granted to others, everybody is careful.
         core._streams_used = True
         core._careful = True
@@ -188,19 +240,21 @@ class StreamWorker:
     def run(self, core: Runs, op: OprBlock) -> Any:
         """As ``engine._execute``, or LATER."""
         if op.prop is FnProperty.DELETE_VAR:
-            marks = [mark for _, mark in marks_before(op)]
+            marks = list(marks_before(op))
             if marks:
                 self._graveyard.append((marks, op))
                 return LATER
             return core._execute_carefully(op, on_stream=True)
         try:
             stream = self._pool.choose(op)
-            late = self._wait_for_others(core, op, stream)
+            before = list(marks_before(op))
+            late = self._wait_for_others(core, op, stream, before)
             if late is not None and op.prop is not FnProperty.NO_SKIP:
                 return late
-            with stream:
+            work = stream.work((op.label, op.site, op.seq))
+            with stream, work:
                 failure = core._execute_carefully(op, on_stream=True)
-            self._mark(op, stream)
+            self._mark(op, stream, work, before, failure)
         except BaseException as error:  # of the device: it takes no more work
             return Failure.of(op, error)
         return failure
@@ -209,43 +263,56 @@ class StreamWorker:
         """As ``engine._start_async``: what was enqueued when the operation says that it is done counts as its work."""
 
         stream = self._pool.choose(op)
+        before = list(marks_before(op))
+        work = stream.work((op.label, op.site, op.seq))
 
         def complete(failure: Any) -> None:
             try:
-                self._mark(op, stream)
+                self._mark(op, stream, work, before, failure)
             except BaseException as error:
                 failure = failure or Failure.of(op, error)
             done(failure)
 
         try:
-            late = self._wait_for_others(core, op, stream)
+            late = self._wait_for_others(core, op, stream, before)
         except BaseException as error:
             late = Failure.of(op, error)
         if late is not None and op.prop is not FnProperty.NO_SKIP:
             done(late)
             return
-        with stream:
+        with stream, work:
             core._start_async(op, complete, on_stream=True)
 
-    def _wait_for_others(self, core: Runs, op: OprBlock, stream: Any) -> Failure | None:
+    def _wait_for_others(self, core: Runs, op: OprBlock, stream: Any, before: Before) -> Failure | None:
         """Order ``stream``, where ``op`` goes, behind what other streams do to its vars. Without this call a stream
         would read what another has not written yet.
 
         Devices of different kinds do not know each other's events: the host waits, and is told what has failed there.
         """
         found: Failure | None = None
-        for var, mark in marks_before(op):
+        for var, mark, why in before:
             if mark.stream is not stream:
                 if type(mark.stream) is type(stream):
                     stream.wait(mark.event)
                 else:
-                    failure = _pass(core, var, mark)
+                    failure = _pass_for(core, op, var, mark, why)
                     found = found or failure
         return found
 
-    def _mark(self, op: OprBlock, stream: Any) -> None:
+    def _mark(self, op: OprBlock, stream: Any, work: Any, before: Before, failure: Any) -> None:
+        """Note that the work of ``op`` ends here.
+
+        On the device it takes over the faults of what it was made of, unless it is never skipped, or the engine knows
+        already that it has failed, and so why.
+        """
+        after: list[Any] = []
+        over: list[Any] = []
+        if op.prop is not FnProperty.NO_SKIP and (failure is None or isinstance(failure, dict)):
+            for _, earlier, why in before:
+                if why is not Why.FOLLOWS_READER and type(earlier.stream) is type(stream):
+                    (after if why is Why.READS else over).append(earlier.event)
         with _lock:
-            mark = Mark(stream, op)
+            mark = Mark(stream, work.record(stream, op.seq, after, over), op)
             for var in op.reads:
                 if var.events is None:
                     var.events = VarEvents(None)
@@ -264,13 +331,12 @@ class StreamWorker:
         """
         while self._graveyard:
             marks, op = self._graveyard[0]
-            if not block and not all(mark.event.query() for mark in marks):
+            if not block and not all(mark.event.query() for _, mark, _ in marks):
                 return
             self._graveyard.pop(0)
             failure = None
-            for mark in marks:
-                for var in op.writes:
-                    failure = _pass(core, var, mark) or failure
+            for var, mark, why in marks:
+                failure = _pass_for(core, op, var, mark, why) or failure
             yield op, core._execute_carefully(op, on_stream=True) or failure
             block = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSet
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from weftplan.engine.region import Driver, Region
@@ -13,12 +13,13 @@ class Runs(Protocol):
 
     _any_failure: bool
     _careful: bool
-    _failed_vars: MutableSet[Any]
     _streams: list[Any]
     _streams_used: bool
 
     def _add_unobserved(self, failure: Any) -> None: ...
     def _exclusively(self, change: Callable[[], Any]) -> Any: ...
+    def _hold(self, var: Any, failure: Any) -> None: ...
+    def _is_healed(self, failure: Any) -> bool: ...
     def _execute_carefully(self, op: Any, *, on_stream: bool = False) -> Any: ...
     def _start_async(self, op: Any, done: Callable[[Any], None], *, on_stream: bool = False) -> None: ...
 

@@ -49,7 +49,7 @@ from weftplan.ops.schema import (
 )
 
 BATCH_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
-"""Operators with these inputs and these parameters, outside training the same; the second has its channels on axis 1."""
+"""Operators with these inputs and parameters, the same outside training; the second has its channels on axis 1."""
 _PARAMS = (
     Param("eps", p_float, 1e-3, "Added to the variance."),
     Param("momentum", p_float, 0.9, "Share of the old value in new moving statistics."),

@@ -1,0 +1,233 @@
+"""Work of a simulated device that fails after it was enqueued: everybody whose data it spoils is told, nobody else."""
+
+import gc
+import random
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from weftplan import device, engine
+from weftplan.device.context import cpu, sim
+from weftplan.device.simulated import configure
+from weftplan.device.simulated_device import SimEvent
+from weftplan.engine import FnProperty
+
+
+@pytest.fixture(params=["lazy", "random"])
+def eng(request):
+    """An engine with two workers everywhere, on simulated hardware in either order."""
+    for i in range(2):
+        configure(i, order=request.param, seed=5)
+    made = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2)
+    yield made
+    made.stop()
+    for i in range(2):
+        configure(i, order="lazy")
+
+
+def do(eng, where, fn, reads, writes, **options):
+    """Push ``fn``: on a host it runs in the operation, on a device it is enqueued."""
+    work = fn if where.device_type == "cpu" else lambda: device.get(where).launch(fn)
+    eng.push(work, reads, writes, where, **options)
+
+
+def fails(eng, var):
+    """Whether waiting for ``var`` raises what the operations here raise."""
+    try:
+        eng.wait_for_var(var)
+    except ZeroDivisionError:
+        return True
+    return False
+
+
+def test_all_who_wait_at_once_are_told(eng, monkeypatch):
+    """Operations on several workers of the host and of the other device, and two threads of the user."""
+    before, ran = sys.getswitchinterval(), []
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(30):
+            bad, made = eng.new_variable(), [eng.new_variable() for _ in range(4)]
+            do(eng, sim(0), lambda: 1 / 0, (), [bad], name="bad kernel")
+            for i, var in enumerate(made[:3]):
+                do(eng, cpu(i), lambda: ran.append("host"), [bad], [var])
+            do(eng, sim(1), int, [bad], [made[3]])
+            told = []
+            threads = [threading.Thread(target=lambda bad=bad, told=told: told.append(fails(eng, bad))) for _ in "ab"]
+            for thread in threads:
+                thread.start()
+            assert all(fails(eng, var) for var in made)
+            for thread in threads:
+                thread.join()
+            assert (told, ran) == ([True, True], [])
+            eng.wait_for_all()
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_what_was_made_of_it_has_failed_in_whatever_order_it_is_asked_for(eng, first):
+    """On the same stream, on the other device, and the thing itself; with one failure, counted once."""
+    chain = [eng.new_variable() for _ in range(3)]
+    do(eng, sim(0), lambda: 1 / 0, (), chain[:1], name="bad kernel")
+    do(eng, sim(0), int, chain[:1], chain[1:2])
+    do(eng, sim(1), int, chain[1:2], chain[2:])
+    for var in chain[first:] + chain[:first]:
+        with pytest.raises(ZeroDivisionError) as caught:
+            eng.wait_for_var(var)
+        assert caught.value.__notes__ == [note for note in caught.value.__notes__ if "'bad kernel'" in note]
+    eng.wait_for_all()
+    assert eng.statistics().failed == 1
+
+
+def test_other_work_of_the_stream_has_not_failed(eng):
+    """Before and behind it, told before or after."""
+    good = [eng.new_variable() for _ in range(4)]
+    bad = eng.new_variable()
+    for var in good[:2]:
+        do(eng, sim(0), int, (), [var])
+    do(eng, sim(0), lambda: 1 / 0, (), [bad])
+    for var in good[2:]:
+        do(eng, sim(0), int, (), [var])
+    eng.wait_for_var(good[0])
+    eng.wait_for_var(good[2])
+    assert fails(eng, bad)
+    eng.wait_for_var(good[1])
+    eng.wait_for_var(good[3])
+    eng.wait_for_all()
+
+
+def test_wait_for_all_tells_of_each_once_and_the_vars_stay_failed(eng):
+    """Several failures at once, one of an operation that writes nothing."""
+    a, b = eng.new_variable(), eng.new_variable()
+    do(eng, sim(0), lambda: 1 / 0, (), [a], name="first")
+    do(eng, sim(1), lambda: 1 / 0, (), [b], name="second")
+    do(eng, sim(0), lambda: 1 / 0, [a], (), name="moot: it would not have run")
+    do(eng, sim(0), lambda: 1 / 0, (), (), name="third")
+    with pytest.raises(ZeroDivisionError) as caught:
+        eng.wait_for_all()
+    notes = "\n".join(caught.value.__notes__)
+    assert [name for name in ("first", "second", "third") if f"'{name}'" in notes] == ["first", "second", "third"]
+    assert "moot" not in notes
+    eng.wait_for_all()
+    assert fails(eng, a)
+    assert fails(eng, b)
+    assert eng.statistics().failed == 3
+
+
+def test_what_is_skipped_names_what_it_was_skipped_for(eng):
+    """It would have written over a later error of which nobody knows yet; who overwrites it heals what is known."""
+    x, y, ran = eng.new_variable(), eng.new_variable(), []
+    do(eng, cpu(0), lambda: 1 / 0, (), [x], name="known")
+    eng._wait_idle()
+    do(eng, sim(0), lambda: 1 / 0, (), [y], name="late")
+    do(eng, sim(0), lambda: ran.append("skipped"), [x], [y])
+    with pytest.raises(ZeroDivisionError) as caught:
+        eng.wait_for_var(x)
+    assert "'known'" in caught.value.__notes__[0]
+    do(eng, cpu(0), lambda: ran.append("heals"), (), [y])
+    eng.wait_for_var(y)
+    assert ran == ["heals"]
+    with pytest.raises(ZeroDivisionError) as caught:
+        eng.wait_for_all()
+    assert "'late'" in caught.value.__notes__[0]
+
+
+def test_what_has_run_keeps_nothing_of_what_came_before(eng):
+    """A chain of operations on a var may be of any length: the last event holds none of the others."""
+    var = eng.new_variable()
+
+    def events():
+        return sum(type(one) is SimEvent for one in gc.get_objects())
+
+    before = events()
+    for _ in range(30):
+        do(eng, sim(0), int, (), [var])
+    eng.wait_for_var(var)
+    assert events() <= before + 2
+
+
+def test_work_that_a_thread_of_the_user_enqueues(eng):
+    """Of an asynchronous operation: whatever ends there next answers for it."""
+    bad, place = eng.new_variable(), device.get(sim(0))
+
+    def start(on_complete):
+        stream = device.current_stream()
+
+        def work():
+            with stream:
+                place.launch(lambda: 1 / 0)
+            on_complete()
+
+        threading.Thread(target=work).start()
+
+    eng.push_async(start, (), [bad], sim(0), name="from a thread")
+    assert fails(eng, bad)
+    assert fails(eng, bad)
+
+
+def test_the_one_raise_heals_everything(monkeypatch):
+    """WEFTPLAN_ERRORS=mxnet: also what nobody had looked at."""
+    monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    a, b, ran = eng.new_variable(), eng.new_variable(), []
+    do(eng, sim(0), lambda: 1 / 0, (), [a])
+    do(eng, sim(0), int, [a], [b])
+    assert fails(eng, a)
+    assert not fails(eng, a)
+    assert not fails(eng, b)
+    do(eng, cpu(0), lambda: ran.append(1), [a, b], ())
+    eng.wait_for_all()
+    assert ran == [1]
+    eng.stop()
+
+
+def outcome(eng, seed, places):
+    """What the waits of a random program give: a value, or the name of the operation that failed. One at most does: of
+    several, those that come after more than one may name another, by what is known of them when they run."""
+
+    def waited(i):
+        try:
+            eng.wait_for_var(made[i])
+        except ZeroDivisionError as error:
+            return str(error)
+        return cells[i]
+
+    rng = random.Random(seed)
+    count = 5
+    cells, seen = np.zeros(count), []
+    made = [eng.new_variable() for _ in range(count)]
+    worst = rng.randrange(20)
+    for step in range(40):
+        if rng.random() < 0.2:
+            one = rng.randrange(count)
+            seen.append(waited(one))
+            continue
+        reads = rng.sample(range(count), rng.randrange(3))
+        writes = rng.sample([i for i in range(count) if i not in reads], rng.randrange(1, 3))
+        bad = step == worst
+        prop = FnProperty.NO_SKIP if rng.random() < 0.1 and not reads else FnProperty.NORMAL
+
+        def work(step=step, reads=reads, writes=writes, bad=bad):
+            if bad:
+                raise ZeroDivisionError(f"step {step}")
+            cells[writes] = np.sum(cells[reads]) % 1000 * 3 + step
+
+        where = rng.choice(places)
+        do(eng, where, work, [made[i] for i in reads], [made[i] for i in writes], name=f"step {step}", prop=prop)
+    seen += [waited(i) for i in range(count)]
+    try:
+        eng.wait_for_all()
+    except ZeroDivisionError as error:  # of what was overwritten by work that may do so
+        seen.append(str(error))
+    return seen
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_programs_fail_as_on_an_engine_without_streams(eng, block):
+    """The same waits give the same values and the same failures as where every operation has run when it is pushed."""
+    plain = engine.create("ThreadedEngine")
+    for seed in range(block * 50, block * 50 + 50):
+        assert outcome(eng, seed, [sim(0), sim(1), cpu(0)]) == outcome(plain, seed, [cpu(0)] * 3), seed
+    plain.stop()

@@ -1,0 +1,86 @@
+"""Whose error it is when simulated work fails after the operation that enqueued it is over, and what was made of it.
+
+A stream runs the work of many operations, so that one of it has failed says nothing of the others. Each operation
+therefore knows the fault of its own work, on whatever streams it put it, or of work whose results it used; it is told
+to everybody who waits for the operation's event, as often as they ask. Everything here is changed under the lock of
+simulated work; the fault of an event that is complete does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from weftplan.device.stream import pop_work, push_work
+
+
+class Fault:
+    """An error of simulated work.
+
+    ``owner`` is what :meth:`weftplan.device.base.Stream.work` was given, or None if nobody said whose the work was;
+    ``kept`` is what the first who was told has made of the fault, and says whom it still ``blocks``.
+    """
+
+    __slots__ = ("error", "kept", "moot", "owner")
+
+    def __init__(self, error: BaseException, owner: Any) -> None:
+        self.error = error
+        self.owner = owner
+        self.kept: Any = None
+        self.moot = False
+        """Of work that would not have run had what it was made of been known to have failed."""
+
+    @property
+    def untold(self) -> bool:
+        """Whether somebody is still to be told."""
+        return self.kept is None and not self.moot
+
+    def blocks(self, number: int) -> bool:
+        """False when the user had been told before the operation with this number was pushed: it may overwrite."""
+        return self.kept is None or bool(self.kept.blocks(number))
+
+
+class SimWork:
+    """What one operation enqueues: ``with work:`` says so to this thread."""
+
+    __slots__ = ("_after", "_number", "_over", "_own", "owner")
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self._own: list[Fault] = []
+        self._number = 0
+        self._after: tuple[Any, ...] = ()
+        """Simulated events, as in ``_over``."""
+        self._over: tuple[Any, ...] = ()
+
+    def fail(self, error: BaseException) -> Fault:
+        """Note that a piece of this work has raised ``error``."""
+        fault = Fault(error, self.owner)
+        self._own.append(fault)
+        return fault
+
+    def fault(self) -> Fault | None:
+        """When all of it has run: the fault of what it reads or overwrites, as if it had not run then, or its own."""
+        read: list[Fault | None] = [event.fault for event in self._after]
+        written: list[Fault | None] = [event.fault for event in self._over]
+        found = next((fault for fault in read if fault), None) or next(
+            (fault for fault in written if fault and fault.blocks(self._number)), None
+        )
+        self._after = self._over = ()  # an event that is kept keeps none of those before it
+        if found is None:
+            return self._own[0] if self._own else None
+        for fault in self._own:
+            fault.moot = True
+        return found
+
+    def record(self, stream: Any, number: int, after: Iterable[Any], over: Iterable[Any]) -> Any:
+        """An event of the simulated ``stream`` that completes when this work has run, and then knows its fault."""
+        self._number, self._after, self._over = number, tuple(after), tuple(over)
+        return stream.record(self)
+
+    def __enter__(self) -> SimWork:
+        push_work(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pop_work()
