@@ -10,10 +10,10 @@ that bind one symbol at the same time may plan it twice.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from weftplan import config
 from weftplan.ops import implementations
 from weftplan.planner import PlannedGraph
 from weftplan.symbol import Symbol
@@ -77,13 +77,9 @@ def planned_once(
     return found
 
 
-_PREFIXES = ("MXNET_", "WEFTPLAN_", "FLAGS_", "NNVM_")
-"""How variables begin that planning may read."""
-
-
 def _settings() -> Hashable:
     """What planning reads beside its arguments: variables of the environment, and who provides kernels."""
     return (
-        tuple(item for item in os.environ.items() if item[0].startswith(_PREFIXES)),
+        config.in_force(),
         *[tuple(implementations.provided(where).items()) for where in ("host", "gpu")],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from weftplan import config
@@ -161,24 +162,7 @@ class PlanOptions:
         """
         keep_objects(config.get("WEFTPLAN_KERNEL_CACHE"))
         tuning.read_with(config.get)
-        read = cls(
-            strategy=config.get("WEFTPLAN_PLANNER_STRATEGY"),
-            match_range=config.get("MXNET_EXEC_MATCH_RANGE"),
-            auto_search=config.get("NNVM_AUTO_SEARCH_MATCH_RANGE"),
-            enable_inplace=config.get("MXNET_EXEC_ENABLE_INPLACE"),
-            num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
-            inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
-            eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
-            fusion=config.get("MXNET_USE_FUSION"),
-            drop_dead_outputs=config.get("WEFTPLAN_DROP_DEAD_OUTPUTS"),
-            spill=_switch(config.get("WEFTPLAN_SPILL")),
-            kernels=config.get("WEFTPLAN_KERNELS"),
-            autotune=config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT"),
-            # Both set: echo, the more careful rule of the two.
-            recompute="echo"
-            if config.get("MXNET_MEMORY_OPT")
-            else ("mxnet" if config.get("MXNET_BACKWARD_DO_MIRROR") else "off"),
-        )
+        read = _read(config.in_force())
         return read.replace(**overrides)  # itself where there are none
 
     @property
@@ -218,3 +202,26 @@ def _switch(text: str) -> bool | str:
     """The option of a variable: a truth value where it is one."""
     lowered = text.strip().lower()
     return text if lowered not in ("", "0", "1", "true", "false") else lowered in ("1", "true")
+
+
+@lru_cache(maxsize=16)
+def _read(variables: tuple[tuple[str, str], ...]) -> PlanOptions:
+    """Options as the environment has them while these are its variables; a bind asks each time."""
+    return PlanOptions(
+        strategy=config.get("WEFTPLAN_PLANNER_STRATEGY"),
+        match_range=config.get("MXNET_EXEC_MATCH_RANGE"),
+        auto_search=config.get("NNVM_AUTO_SEARCH_MATCH_RANGE"),
+        enable_inplace=config.get("MXNET_EXEC_ENABLE_INPLACE"),
+        num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
+        inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
+        eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
+        fusion=config.get("MXNET_USE_FUSION"),
+        drop_dead_outputs=config.get("WEFTPLAN_DROP_DEAD_OUTPUTS"),
+        spill=_switch(config.get("WEFTPLAN_SPILL")),
+        kernels=config.get("WEFTPLAN_KERNELS"),
+        autotune=config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT"),
+        # Both set: echo, the more careful rule of the two.
+        recompute="echo"
+        if config.get("MXNET_MEMORY_OPT")
+        else ("mxnet" if config.get("MXNET_BACKWARD_DO_MIRROR") else "off"),
+    )
