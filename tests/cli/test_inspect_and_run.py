@@ -116,6 +116,26 @@ def test_built_in_networks_have_usual_shapes() -> None:
         assert "type for example --shape data=N,C,H,W, such as --shape data=1,1,28,28" in words(result)
 
 
+def test_shapes_that_an_onnx_file_says(tmp_path: Path) -> None:
+    """They are those of inspect and plan, unless others are given; no message names a line of the commands' library."""
+    onnx = pytest.importorskip("onnx")
+    args, aux = parameters()
+    model = mx.onnx.export_model(network(), {**args, **aux}, [(2, 3, 8, 8)], onnx_file_path=tmp_path / "net.onnx")
+    sizes = [json.loads(call("inspect", model, "--json", *more).stdout)["inputs"][0]["shape"]
+             for more in ((), ("--shape", "data=5,3,8,8"))]  # fmt: skip
+    assert sizes == [[2, 3, 8, 8], [5, 3, 8, 8]]
+    assert "batch 2" in words(call("plan", model))
+    assert "batch 7" in words(call("plan", model, "--batch", 7))
+    changed = onnx.load(model)
+    for dim in changed.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "side"
+    onnx.save(changed, model)
+    result = call("plan", model)
+    assert result.exit_code == 1
+    assert "shape of argument 'data' is unknown" in words(result)
+    assert "created at" not in words(result)
+
+
 @pytest.mark.parametrize("command", ["inspect", "convert"])
 def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str) -> None:
     """A shape of what is no argument is a mistake, and the nearest name is told."""

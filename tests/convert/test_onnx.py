@@ -231,3 +231,36 @@ def test_damaged_models(tmp_path: Path) -> None:
         except MXNetError:
             refused += 1
     assert refused > 50
+
+
+def test_names_and_shapes_of_a_file(tmp_path: Path) -> None:
+    """A network comes back with its names; its inputs are those that are no parameters; open dimensions are 0."""
+    net = mx.sym.Activation(conv(X, name="conv"), act_type="relu", name="act")
+    net = mx.sym.softmax(mx.sym.FullyConnected(net, num_hidden=2, name="fc"), name="scores")
+    args, aux = parameters(net, data=(1, 3, 5, 5))
+    path = tmp_path / "net.onnx"
+    model = export_model(net, args, aux, {"data": (1, 3, 5, 5)})
+    onnx.save(model, path)
+    symbol, _, _ = mx.onnx.import_model(path)
+    assert symbol.list_outputs() == ["scores_output"]
+    assert {"conv_output", "act_output", "fc_output"} <= {*symbol.get_internals().list_outputs()}
+    told = mx.contrib.onnx.get_model_metadata(path)
+    assert told == {"input_tensor_data": [("data", (1, 3, 5, 5))], "output_tensor_data": [("scores_output", (1, 2))]}
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(model, path)
+    assert mx.contrib.onnx.get_model_metadata(path)["input_tensor_data"] == [("data", (0, 3, 5, 5))]
+
+
+def test_names_that_two_operators_would_have(tmp_path: Path) -> None:
+    """The first has it, and the other one of its kind; ``_output`` behind a name is no part of it."""
+    nodes = [
+        node("Relu", "x", "a_output"),
+        node("Tanh", "a_output", "a"),
+        node("Sigmoid", "a", "y"),
+    ]
+    written(tmp_path / "net.onnx", nodes, (2, 3))
+    symbol, _, _ = import_model(tmp_path / "net.onnx")
+    names = symbol.get_internals().list_outputs()
+    assert names[:2] == ["x", "a_output"]
+    assert names[2].startswith("tanh")
+    assert names[3] == "y_output"

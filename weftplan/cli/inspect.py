@@ -46,14 +46,14 @@ def command(
 ) -> None:
     """Look into MODEL, a symbol file or a checkpoint's prefix, and its parameters PARAMS, a file or an epoch.
 
-    A built-in network, such as lenet, is shown with its usual shapes for one sample. Nothing is run. The exit code is
+    A built-in network, such as lenet, is shown with its usual shapes for one sample, an ONNX file with those that it
+    says. Nothing is run. The exit code is
     1 when a file cannot be read.
     """
     loaded = load_model(model, params)
     shapes = parse_shapes(shape_texts)
     check_names(shapes, loaded.symbol, "--shape")
-    if loaded.network.built_in:
-        shapes = loaded.network.shapes(shapes, None if shapes else 1)
+    shapes = loaded.network.shapes(shapes, 1 if loaded.network.built_in and not shapes else None)
     with shape_advice(loaded.network, shapes, loaded.stored_shapes):
         found = inspect(
             loaded.symbol, name=loaded.name, version=loaded.version, args=loaded.args, aux=loaded.aux, shapes=shapes

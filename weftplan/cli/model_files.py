@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.plan_inputs import PARAMETERS, Network, load_network
+from weftplan.cli.plan_inputs import PARAMETERS, Network, load_network, onnx_network
 from weftplan.convert import load_safetensors
-from weftplan.convert.onnx_in import import_model
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
@@ -57,8 +56,8 @@ def load_model(model: str, params: str | None) -> Model:
     if path is not None and path.suffix == ".onnx":
         if params not in (None, "-"):
             raise click.BadParameter(f"{model} holds its parameters itself; give a dash", param_hint="PARAMS")
-        symbol, args, aux = import_model(path)
-        return Model(Network(path.name, symbol, built_in=False), "ONNX", args, aux)
+        network, args, aux = onnx_network(path)
+        return Model(network, "ONNX", args, aux)
     if params is not None and Path(params).is_file() and path is not None and _looks_like_params(path):
         raise FormatError(f"{model} holds arrays and no network: give the symbol file first, then the parameters")
     network = load_network(str(path) if path is not None else model)

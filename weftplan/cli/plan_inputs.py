@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
-from weftplan.convert.onnx_in import import_model
+from weftplan.convert.onnx_in import Params, declared_shapes, import_model
 from weftplan.errors import FormatError, PlanError, ShapeError, did_you_mean
 from weftplan.planner.batch import with_batch
 from weftplan.report.input_forms import advice
@@ -30,6 +30,8 @@ class Network:
     name: str
     symbol: Symbol
     built_in: bool
+    declared: Shapes = field(default_factory=dict)
+    """Shapes of inputs that the file says."""
 
     def shapes(self, given: Shapes, batch: int | None) -> dict[str, tuple[int, ...]]:
         """Shapes of the inputs: for a built-in network its usual ones, then those given, then another batch size.
@@ -39,11 +41,11 @@ class Network:
         """
         if batch is None:
             if not self.built_in:
-                return dict(given)
+                return {**self.declared, **given}
             # Labels and states follow the batch of the first shape that was given.
             batch = next((shape[0] for shape in given.values()), 32)
             return {**models.input_shapes(self.name, batch), **given}
-        usual = models.input_shapes(self.name) if self.built_in else {}
+        usual = models.input_shapes(self.name) if self.built_in else self.declared
         try:
             return with_batch({**usual, **given}, batch)
         except PlanError as error:
@@ -58,10 +60,7 @@ def load_network(model: str) -> Network:
         FormatError: the file is no symbol.
     """
     if model in models.names():
-        symbol = models.get(model)
-        for node in topological_order(symbol.entries):
-            node.created_at = None  # nobody's line: the outermost caller is the library that runs commands
-        return Network(model, symbol, built_in=True)
+        return Network(model, _nobodys(models.get(model)), built_in=True)
     path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
     if path is None:
         beside = [str(file).removesuffix("-symbol.json") for file in Path(model).parent.glob("*-symbol.json")]
@@ -71,7 +70,7 @@ def load_network(model: str) -> Network:
             param_hint="MODEL",
         )
     if path.suffix == ".onnx":
-        return Network(path.name, import_model(path)[0], built_in=False)
+        return onnx_network(path)[0]
     try:
         content = path.read_bytes()
         if content[:8] == PARAMETERS:
@@ -86,6 +85,21 @@ def load_network(model: str) -> Network:
             f"{model} holds a plan, as --save writes it, and no network; weftplan.planner.MemoryPlan.from_json reads it"
         )
     return Network(path.name, load_json(text, model), built_in=False)
+
+
+def onnx_network(path: Path) -> tuple[Network, Params, Params]:
+    """The network in an ONNX file with the shapes that it says, and its parameters."""
+    symbol, args, aux = import_model(path)
+    used = symbol.list_arguments()
+    declared = {key: dims for key, dims in declared_shapes(path)[0].items() if key in used and dims and 0 not in dims}
+    return Network(path.name, _nobodys(symbol), built_in=False, declared=declared), args, aux
+
+
+def _nobodys(symbol: Symbol) -> Symbol:
+    """``symbol``, whose nodes nobody's line has made: the outermost caller is the library that runs commands."""
+    for node in topological_order(symbol.entries):
+        node.created_at = None
+    return symbol
 
 
 def _beside(path: Path) -> str:

@@ -9,13 +9,26 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftplan.convert.onnx_in import import_model
+from weftplan.convert.onnx_in import declared_shapes, import_model
 from weftplan.convert.onnx_out import export_model as _export
 from weftplan.files import replacing
 from weftplan.symbol import Symbol, load
 from weftplan.training.checkpoint import read_params
 
-__all__ = ["export_model", "import_model"]
+__all__ = ["export_model", "get_model_metadata", "import_model"]
+
+
+def get_model_metadata(model_file: str | os.PathLike[str]) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """What an ONNX file says of its inputs and outputs: ``input_tensor_data`` and ``output_tensor_data``.
+
+    Each is a list of names and shapes, with 0 for a dimension that the file leaves open. Parameters are no inputs.
+
+    Raises:
+        FormatError: the file is damaged, or no ONNX model.
+        MXNetError: ``onnx`` is not installed.
+    """
+    inputs, outputs = declared_shapes(model_file)
+    return {"input_tensor_data": list(inputs.items()), "output_tensor_data": list(outputs.items())}
 
 
 def export_model(

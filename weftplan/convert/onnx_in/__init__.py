@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from weftplan.files import other_kind
 from weftplan.ndarray import NDArray
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Symbol
+from weftplan.symbol.node import Node
 
 Params = dict[str, NDArray]
 
@@ -37,6 +38,8 @@ def import_model(
 ) -> tuple[Symbol, Params, Params]:
     """(symbol, arg_params, aux_params) of an ONNX file.
 
+    An operator has the name of its output, without ``_output`` behind it, as far as no other has that name.
+
     Args:
         shapes: shapes of inputs, where the file leaves them open (an open first dimension is 1).
 
@@ -45,6 +48,36 @@ def import_model(
         UnknownOperatorError: operators that are not read; names all of them.
         MXNetError: ``onnx`` is not installed.
     """
+    onnx, model, opset = _loaded(path)
+    where = os.fspath(path)
+    try:
+        return _read(onnx, model.graph, shapes or {}, opset, where)
+    except MXNetError:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
+        raise FormatError(f"{where}: damaged, or beyond what is read: {error}") from error
+
+
+def declared_shapes(path: str | os.PathLike[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Shapes of (the inputs that are no parameters, the outputs) as an ONNX file says them; 0 where it leaves one open.
+
+    Raises:
+        FormatError: the file is damaged, or no ONNX model.
+        MXNetError: ``onnx`` is not installed.
+    """
+    _, model, _ = _loaded(path)
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = {value.name: _dims(value) for value in graph.input if value.name not in constants}
+    return inputs, {value.name: _dims(value) for value in graph.output}
+
+
+def _dims(value: Any) -> Shape:
+    return tuple(dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim)
+
+
+def _loaded(path: str | os.PathLike[str]) -> tuple[Any, Any, int]:
+    """(the module ``onnx``, the model in a file, its version of ONNX's operators)."""
     onnx = onnx_module()
     where = os.fspath(path)
     with open(path, "rb") as file:
@@ -59,12 +92,7 @@ def import_model(
     except Exception as error:  # protobuf's own classes, which differ between its versions
         what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
         raise FormatError(f"{where}: {what}") from error
-    try:
-        return _read(onnx, model.graph, shapes or {}, opset, where)
-    except MXNetError:
-        raise
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
-        raise FormatError(f"{where}: damaged, or beyond what is read: {error}") from error
+    return onnx, model, opset
 
 
 def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str) -> tuple[Symbol, Params, Params]:
@@ -80,13 +108,14 @@ def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where:
     for value in graph.input:
         if value.name in constants:
             continue
-        dims = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim]
+        dims = _dims(value)
         shape = tuple(shapes.get(value.name, (1, *dims[1:]) if dims and not dims[0] else dims))
         if shape and 0 not in shape:
             found.shapes[value.name] = shape
         kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         found.values[value.name] = sym.Variable(value.name, dtype=kind if kind != np.float64 else np.float32)
     found.values.update(constants)
+    named = _Names(graph)
     for node in graph.node:
         attrs = {one.name: _attribute(onnx, one, where) for one in node.attribute}
         call = Call(found, node, attrs)
@@ -99,6 +128,7 @@ def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where:
                 raise call.refuse("it is read only where its inputs are constants")
             made = RULES[node.op_type](call)
         several = made if isinstance(made, (list, tuple)) else [made]
+        named.give(several, node.output)
         found.values.update((name, one) for name, one in zip(node.output, several, strict=False) if name)
     heads = []
     for output in graph.output:
@@ -113,6 +143,26 @@ def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where:
         {key: nd.array(value, dtype=value.dtype) for key, value in found.args.items() if key in used},
         {key: nd.array(value, dtype=value.dtype) for key, value in found.aux.items() if key in used},
     )
+
+
+class _Names:
+    """Gives operators the names of their outputs in the file."""
+
+    def __init__(self, graph: Any) -> None:
+        self._taken = {value.name for value in (*graph.input, *graph.initializer)}
+        self._seen: set[Node] = set()
+
+    def give(self, made: Sequence[Any], outputs: Sequence[str]) -> None:
+        """Name the nodes that were made for the outputs, unless another operator gave what they are."""
+        for one, output in zip(made, outputs, strict=False):
+            node = one.entries[0].node if isinstance(one, Symbol) else None
+            if node is None or node.is_variable or node in self._seen:
+                continue
+            self._seen.add(node)
+            name = output.removesuffix("_output")
+            if name and name not in self._taken:
+                node.name = name
+            self._taken.add(node.name)
 
 
 def _tensor(onnx: Any, tensor: Any, where: str) -> Any:
