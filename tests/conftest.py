@@ -5,11 +5,21 @@ import gc
 import multiprocessing
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.seeds import FRESH
+
+if sys.dont_write_bytecode:
+    # Nothing is to be written beside the sources. But the tests start hundreds of processes, and each would compile the
+    # package again, so all of them keep what they have compiled in pytest's own folder.
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(
+        Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
+    )
+    sys.dont_write_bytecode = False
+    os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 settings.register_profile(
     "weftplan", deadline=None, derandomize=not FRESH, suppress_health_check=[HealthCheck.too_slow]

@@ -83,6 +83,13 @@ def test_import_starts_nothing():
     assert done.stdout.split("\n")[0] == "[] 1 []", done.stdout + done.stderr
 
 
+def test_processes_of_the_tests_share_what_is_compiled():
+    """A process that a test starts keeps the bytecode of what it imports, whatever the environment of the run says."""
+    code = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == f"False {sys.pycache_prefix}\n"
+
+
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".csv", ".json", ".html", ".svg", ".txt", ".cfg", ".sh", ""}
 FORBIDDEN = {
     # Written in pieces, so that this file does not contain them.

@@ -185,7 +185,7 @@ def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
     """What the tests say on a tree: killed (with the test), survived or killed by time; and how long it took."""
     begun = time.monotonic()
     command = [sys.executable, "-c", CHILD, "-q", "-x", "-p", "no:cacheprovider"]
-    env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}  # all but a mutant is compiled once
     child = subprocess.Popen(
         [*command, *tests],
         cwd=tree,
@@ -252,6 +252,7 @@ def main() -> None:
             target.write_bytes(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
             said, took = run(tree, tests, limit)
             target.write_bytes(source)
+            shutil.rmtree(target.parent / "__pycache__")  # a mutant may be as long and as old as what comes after it
             tally[said if not said.startswith("killed by ") or said == "killed by time" else "killed"] += 1
             print(f"{took:5.0f} s  {mutant.path}:{mutant.line} {said}  {mutant.name}", flush=True)
     print(", ".join(f"{count} {word}" for word, count in tally.items()), f"of {len(chosen)} mutants")
