@@ -79,7 +79,7 @@ def main(names):
             plain = make(PlanOptions()).memory
             budget = int(part * plain.peak) + sum(plain.external_bytes.values())
             try:
-                line(name, label, plan_within(make, PlanOptions(), budget))
+                line(name, label, plan_within(make, PlanOptions(), budget=budget))
             except MXNetError as error:
                 print(f"{name}; {label}; {type(error).__name__}; {error}", flush=True)
 

@@ -145,7 +145,7 @@ def test_a_bind_without_a_budget_measures_nothing():
 @pytest.mark.parametrize("links", [(("gpu(0)", "cpu_pinned(0)", 0.0, 0.0),), (("gpu(0)",),), (("a", "b", "fast", 0),)])
 def test_links_that_are_none(links):
     """A speed of 0, rows that are too short, words for numbers."""
-    with pytest.raises(PlanError, match="plan option links must list"):
+    with pytest.raises(PlanError, match="plan option links must be a tuple"):
         planner.PlanOptions(links=links)
 
 

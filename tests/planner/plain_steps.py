@@ -103,4 +103,4 @@ def plan_steps(
     )
     made: list[int] = draft.program.graph.outputs
     written = zip(gradients, made[len(outputs) :], strict=True)
-    return planned_steps(draft, made[: len(outputs)], {name: (eid, Req.WRITE) for name, eid in written})
+    return planned_steps(draft, made[: len(outputs)], gradients={name: (eid, Req.WRITE) for name, eid in written})

@@ -86,7 +86,7 @@ def test_no_outputs() -> None:
     ("options", "message"),
     [
         ({"strategy": "best"}, "strategy must be one of auto, arena, match_range, none; got 'best'"),
-        ({"match_range": -1}, "match_range must be an integer >= 0, got -1"),
+        ({"match_range": -1}, "match_range must be an integer >= 0; got -1"),
         ({"match_range": True}, "match_range must be an integer"),
         ({"num_temp": 0}, "num_temp must be an integer >= 1"),
         ({"sizes": "4"}, "sizes must be one of true, mxnet"),

@@ -69,7 +69,7 @@ def test_equal_blocks_are_taken_first_in_first_out_and_small_ones_last_in() -> N
 
 def test_devices_and_colors_do_not_mix() -> None:
     """A block freed on device 0 by a node of colour 1 serves neither device 1 nor colour 0."""
-    pool = BlockPool([100] * 4, 16, [1, 0, 1])
+    pool = BlockPool([100] * 4, 16, color=[1, 0, 1])
     pool.release(pool.allocate(0, 0, 0), 0)
     assert pool.allocate(1, 1, 2) == 1
     assert pool.allocate(2, 0, 1) == 2

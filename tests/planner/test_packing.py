@@ -135,7 +135,7 @@ def test_compiled_kernel_agrees_with_the_plain_one() -> None:
     results = []
     for jit in (False, True):
         searcher = Searcher(problem, jit=jit)
-        verdict, offsets = searcher.ask(1100, 8, Allowance(4_000_000))
+        verdict, offsets = searcher.ask(1100, 8, allowance=Allowance(4_000_000))
         results.append((verdict, None if offsets is None else offsets.tolist(), searcher.runs))
     assert results[0] == results[1]
     assert results[0][1] is not None

@@ -10,7 +10,7 @@ import pytest
 
 from bench.packing_instances import Buffers, planted, skewed_trace
 from weftplan.cli.pack_csv import read_csv
-from weftplan.planner.packing import Precedence, check_packing, deadline, pack
+from weftplan.planner.packing import Precedence, check_packing, pack, problem
 from weftplan.planner.packing.hard import compiled
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
@@ -73,7 +73,7 @@ def test_whenever_it_strikes_the_packing_is_valid(name: str, monkeypatch: pytest
             looks += 1
             return 0.0 if looks < last else 1e9
 
-    monkeypatch.setattr(deadline, "time", Fake)
+    monkeypatch.setattr(problem, "time", Fake)
     last = 1
     peaks = []
     while True:

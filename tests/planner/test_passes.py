@@ -16,7 +16,7 @@ from weftplan.cli.inspect import command as inspect_command
 from weftplan.cli.plan import command as plan_command
 from weftplan.convert import fold_batch_norm, fold_constants
 from weftplan.planner import MemoryPlan, plan_symbol, validate
-from weftplan.planner.passes import Pass
+from weftplan.planner.labels import Pass
 
 SHAPES: Any = {"data": (2, 3, 20, 20)}
 

@@ -44,10 +44,10 @@ AREAS = {
     ),
     "packing": (
         "planner/packing",
-        "from_the_peak edges problem holders incumbent solve precedence check",
+        "from_the_peak problem incumbent reuse api check",
         "tests/planner/test_packing*.py tests/planner/test_reuse_waits.py",
     ),
-    "spill": ("planner/spill", "link search rewrite budget place", "tests/planner/spill"),
+    "spill": ("planner/spill", "timetable search rewrite budget place", "tests/planner/spill"),
 }
 """For each area its folder, the modules that are mutated, and the tests that must notice."""
 

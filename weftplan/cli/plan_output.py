@@ -8,7 +8,7 @@ from typing import Any
 from weftplan.cli.columns import Column, paragraph, table
 from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
-from weftplan.planner.passes import Pass
+from weftplan.planner.labels import Pass
 from weftplan.report.plan_html import facts
 from weftplan.report.plan_text import reuse
 
@@ -36,7 +36,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
                 "name": item.name,
                 "nbytes": item.nbytes,
                 "shape": list(item.shape),
-                "dtype": None if item.dtype is None else str(item.dtype),
+                "dtype": None if item.use == "scratch" else item.dtype,
                 "op": item.op,
                 "first": item.first,
                 "last": item.last,
@@ -107,7 +107,7 @@ def peak(plan: MemoryPlan, width: int | None) -> list[str]:
     columns = [
         Column("bytes", [f"{item.nbytes:,}" for item in shown], right=True),
         Column("buffer", [item.name for item in shown], name_like=True),
-        Column("shape", ["scratch" if i.dtype is None else f"{i.dtype} {i.shape}" for i in shown], leave=2),
+        Column("shape", ["scratch" if i.use == "scratch" else f"{i.dtype} {i.shape}" for i in shown], leave=2),
         Column("operator", [item.op for item in shown], leave=1),
         Column("steps", [f"{item.first}-{item.last}" for item in shown], leave=3),
         Column("last read by", [item.last_reader for item in shown], leave=4),

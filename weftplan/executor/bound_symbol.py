@@ -68,7 +68,7 @@ class Binding:
                 variable_contexts=places or None,
                 options=self.options,
             )
-            return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget)
+            return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget=budget)
 
         facts = {
             "shapes": {name: tuple(shape) for name, shape in shapes.items()},

@@ -19,8 +19,8 @@ Planned = TypeVar("Planned", bound=PlannedSteps)
 def plan_within(
     make: Callable[[PlanOptions], Planned],
     options: PlanOptions,
-    budget: int,
     *,
+    budget: int,
     besides: Callable[[Planned], int] = lambda planned: 0,
 ) -> Planned:
     """The plan of least modelled time whose total, less what waits elsewhere, is at most ``budget`` bytes.

@@ -12,7 +12,7 @@ from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import lifetimes
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.packing.precedence import Precedence
+from weftplan.planner.packing.reuse import Precedence
 from weftplan.planner.program import Program, scratch_of
 from weftplan.planner.reachability import MOST_STEPS, ancestors, producers
 
@@ -20,13 +20,11 @@ from weftplan.planner.reachability import MOST_STEPS, ancestors, producers
 class Buffers:
     """Groups and workspaces as buffers with lifetimes: what has to be placed.
 
-    Invariant: every buffer has a first writer that runs. A buffer without one would stand between an earlier user of
-    its bytes and a later one without making the later one wait, since the order of reuse is passed on from writer to
-    writer. So outputs that nobody reads are no buffers, even where MXNet's walk gave them a block, and neither is the
-    scratch of nodes that do not run.
+    Invariant: every buffer has a first writer that runs (the README says why). So outputs that nobody reads are no
+    buffers, even where MXNet's walk gave them a block, and neither is the scratch of nodes that do not run.
     """
 
-    def __init__(self, program: Program, found: Assignment, options: PlanOptions) -> None:
+    def __init__(self, program: Program, found: Assignment, *, options: PlanOptions) -> None:
         self.program = program
         self.assignment = found
         self.options = options

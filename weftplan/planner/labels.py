@@ -1,17 +1,27 @@
-"""Names and sources of the entries and nodes of a plan: what reports and plan files say beyond numbers.
+"""What reports and files say of a plan beyond numbers: names and sources of its entries, rows of buffers, passes.
 
-A plan refers to its graph through one object of this class, which makes texts only when asked: naming 10^6 entries
+A plan refers to its graph through one object of `Labels`, which makes texts only when asked: naming 10^6 entries
 would take longer than planning them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Assignment
+
+CALLER = "(caller)"
+"""Last reader of an output of the graph."""
+USES = ("activations", "gradients", "scratch", "recomputed", "spilled")
+"""What planned memory is for: results of the forward part, of the backward part, scratch of one operator, forward
+results computed again, results that wait on the host or came back from it."""
+NOBODY = "(nobody)"
+"""Last reader of an entry that is made but never read."""
 
 
 class Labels:
@@ -53,3 +63,51 @@ class Labels:
         """Added term -> the partial sum that it is added to."""
         inputs = self._graph.inputs
         return {inputs[nid][1]: inputs[nid][0] for nid in self._found.skipped}
+
+
+class Pass(NamedTuple):
+    """What ran over the network before its memory was planned."""
+
+    name: str
+    """What it does, such as ``equal expressions merged``."""
+    changed: str
+    """What it changed, in words; empty where it found nothing to change."""
+    switch: str
+    """The variable that switches it off when it is 0, or the function whose call it was."""
+
+    @property
+    def text(self) -> str:
+        """One line: what it changed, and what switches it off."""
+        return f"{self.name}: {self.changed or 'nothing to change'} ({self.switch})"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One buffer: an entry with planned memory, or a node's scratch. A rectangle of time and address."""
+
+    name: str
+    kind: str
+    """Name of its :class:`~weftplan.planner.inplace.Kind` in small letters, or ``workspace``."""
+    device: str
+    first: int
+    """Alive during steps [first, last)."""
+    last: int
+    address: int
+    """Bytes from the start of the device's planned memory, its slabs one after the other."""
+    nbytes: int
+    shape: Shape
+    dtype: str
+    """``uint8`` for scratch."""
+    op: str
+    """Operator that makes it."""
+    maker: str
+    """Name of the node that makes it."""
+    last_reader: str
+    """Name of the node that reads it last, :data:`CALLER` or :data:`NOBODY`."""
+    storage: int
+    use: str
+    """What it is for: one of :data:`USES`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
+        return asdict(self)

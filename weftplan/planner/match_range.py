@@ -23,7 +23,7 @@ class BlockPool:
     ``sizes`` are the bytes requested per entry; a range of 0 never reuses. ``color`` is per node; empty: one for all.
     """
 
-    def __init__(self, sizes: Sequence[int], match_range: int, color: Sequence[int] = ()) -> None:
+    def __init__(self, sizes: Sequence[int], match_range: int, *, color: Sequence[int] = ()) -> None:
         self.sizes = sizes
         self.match_range = match_range
         self.color = color
@@ -36,15 +36,14 @@ class BlockPool:
     def allocate(self, entry: int, device: int, node: int) -> int:
         """The number of a free block within range, or the next new number."""
         size = self.sizes[entry]
-        if self.match_range:
-            free = self._free.get((device, self.color[node] if self.color else 0))
-            if free:
-                at = self.chosen(free, size)
-                if at >= 0:
-                    block = free.pop(at)[2]
-                    if self.block_bytes[block] < size:
-                        self.block_bytes[block] = size
-                    return block
+        free = self._free.get((device, self.color[node] if self.color else 0))  # empty where nothing is used again
+        if free:
+            at = self.chosen(free, size)
+            if at >= 0:
+                block = free.pop(at)[2]
+                if self.block_bytes[block] < size:
+                    self.block_bytes[block] = size
+                return block
         self.block_bytes.append(size)
         self._home.append(device)
         return len(self.block_bytes) - 1

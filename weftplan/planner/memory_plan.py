@@ -28,12 +28,10 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.keywords import known_keywords
 from weftplan.planner.batch import largest_fitting
-from weftplan.planner.buffer_table import Alive, Bar
 from weftplan.planner.graph import IntArray
 from weftplan.planner.hooks import hook
-from weftplan.planner.labels import Labels
+from weftplan.planner.labels import Bar, Labels, Pass
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.passes import Pass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -216,9 +214,9 @@ class MemoryPlan:
         """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all."""
         return cast(IntArray, hook("timeline")(self, device))
 
-    def alive_at_peak(self, limit: int | None = None) -> list[Alive]:
+    def alive_at_peak(self, limit: int | None = None) -> list[Bar]:
         """The buffers that are alive when most bytes are, the largest first."""
-        return cast(list[Alive], hook("alive_at_peak")(self, limit))
+        return cast(list[Bar], hook("alive_at_peak")(self, limit))
 
     def bars(self, device: int | None = None) -> list[Bar]:
         """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""

@@ -103,7 +103,6 @@ class PlanOptions:
     spill_taken: tuple[int, ...] = ()
     """Bytes that others have of each home that :attr:`spill` lists, so that a plan may not have them; homes beyond the
     last are all there. ``bind`` and ``simple_bind`` look."""
-
     links: tuple[tuple[str, str, float, float], ...] = ()
     """How fast copies to homes are, where it is known: device, home, bytes a second, seconds before the first byte,
     such as ``("gpu(0)", "cpu_pinned(0)", 2.5e10, 1e-5)``; others are assumed. Under a budget ``bind`` and
@@ -112,20 +111,15 @@ class PlanOptions:
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
         for name, legal in LEGAL.items():
-            if getattr(self, name) not in legal:
-                text = ", ".join(legal)
-                raise PlanError(f"plan option {name} must be one of {text}; got {getattr(self, name)!r}")
+            self._expect(name, f"one of {', '.join(legal)}", getattr(self, name) in legal)
         names = self.inplace_blacklist
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise PlanError(f"plan option inplace_blacklist must be a tuple of names of operators, got {names!r}")
+        fine = not isinstance(names, str) and all(isinstance(name, str) for name in names)
+        self._expect("inplace_blacklist", "a tuple of names of operators", fine)
         object.__setattr__(self, "inplace_blacklist", tuple(names))  # a list in files
-        if not isinstance(self.spill, bool | str):
-            raise PlanError(f"plan option spill must be True, False or a list of homes as text, got {self.spill!r}")
-        if isinstance(self.peers, str):
-            raise PlanError(f"plan option peers must be a tuple of devices such as 'gpu(1)', got {self.peers!r}")
+        self._expect("spill", "True, False or a list of homes as text", isinstance(self.spill, bool | str))
+        self._expect("peers", "a tuple of devices such as 'gpu(1)'", not isinstance(self.peers, str))
         object.__setattr__(self, "peers", tuple(str(peer) for peer in self.peers))
-        if not all(isinstance(nbytes, int) and nbytes >= 0 for nbytes in self.spill_taken):
-            raise PlanError(f"plan option spill_taken must be a tuple of bytes >= 0, got {self.spill_taken!r}")
+        self._expect("spill_taken", "a tuple of bytes >= 0", all(_is_integer(n, 0) for n in self.spill_taken))
         object.__setattr__(self, "spill_taken", tuple(self.spill_taken))
         try:
             _ = self.homes, self.peer_contexts
@@ -135,22 +129,19 @@ class PlanOptions:
             links = tuple((str(a), str(b), float(speed), float(latency)) for a, b, speed, latency in self.links)
         except (TypeError, ValueError):
             links = (("", "", 0.0, 0.0),)
-        if any(speed <= 0 or latency < 0 for *_, speed, latency in links):
-            raise PlanError(
-                f"plan option links must list (device, home, bytes a second > 0, seconds >= 0), got {self.links!r}"
-            )
+        fine = all(speed > 0 and latency >= 0 for *_, speed, latency in links)
+        self._expect("links", "a tuple of (device, home, bytes a second > 0, seconds >= 0)", fine)
         object.__setattr__(self, "links", links)
-        if self.autotune not in (0, 1, 2) or isinstance(self.autotune, bool):
-            raise PlanError(f"plan option autotune must be 0, 1 or 2; got {self.autotune!r}")
+        self._expect("autotune", "0, 1 or 2", _is_integer(self.autotune, 0) and self.autotune <= 2)
         for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise PlanError(f"plan option {name} must be an integer >= {least}, got {value!r}")
-        budget = self.budget
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-            raise PlanError(f"plan option budget must be a number of bytes >= 0 or None, got {budget!r}")
-        if self.alignment & (self.alignment - 1) or 0 < self.alignment < 8:
-            raise PlanError(f"plan option alignment must be a power of two from 8 on (or 0), got {self.alignment}")
+            self._expect(name, f"an integer >= {least}", _is_integer(getattr(self, name), least))
+        self._expect("budget", "a number of bytes >= 0 or None", self.budget is None or _is_integer(self.budget, 0))
+        fine = not self.alignment & (self.alignment - 1) and not 0 < self.alignment < 8
+        self._expect("alignment", "a power of two from 8 on (or 0)", fine)
+
+    def _expect(self, name: str, expected: str, fine: bool) -> None:
+        if not fine:
+            raise PlanError(f"plan option {name} must be {expected}; got {getattr(self, name)!r}")
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> PlanOptions:
@@ -186,16 +177,19 @@ class PlanOptions:
         if unknown:
             hint = did_you_mean(unknown[0], known)
             raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
-        same = {  # 1 is no truth value
-            name
+        new = {  # 1 is no truth value
+            name: value
             for name, value in overrides.items()
-            if type(now := getattr(self, name)) is type(value) and now == value
+            if type(now := getattr(self, name)) is not type(value) or now != value
         }
-        new = {name: value for name, value in overrides.items() if name not in same}
         return replace(self, **new) if new else self
 
 
 PlanOptions.__init__ = known_keywords()(PlanOptions.__init__)  # type: ignore[method-assign]
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _switch(text: str) -> bool | str:

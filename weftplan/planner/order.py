@@ -25,7 +25,7 @@ from weftplan.planner.program import Program
 def choose_order(program: Program, options: PlanOptions) -> list[int]:
     """The best order found; ``program.order`` itself when nothing better was found."""
     graph = _Dependencies(program)
-    best, least = program.order, lower_bound(program, program.order, options)
+    best, least = program.order, lower_bound(program, program.order, options=options)
     for start, end in ((0, program.num_forward), (program.num_forward, len(program.order))):
         if end - start < 3:
             continue
@@ -33,17 +33,17 @@ def choose_order(program: Program, options: PlanOptions) -> list[int]:
             order = best[:start] + candidate(graph, best[start:end]) + best[end:]
             if order == best:
                 continue
-            bound = lower_bound(program, order, options)
+            bound = lower_bound(program, order, options=options)
             if bound < least:
                 best, least = order, bound
     return best
 
 
-def lower_bound(program: Program, order: list[int], options: PlanOptions) -> int:
+def lower_bound(program: Program, order: list[int], *, options: PlanOptions) -> int:
     """Most bytes alive at once when ``program`` runs in ``order``, with in-place merging and scratch."""
     ordered = program.in_order(order)
     found = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
-    return Buffers(ordered, found, options).lower_bound()
+    return Buffers(ordered, found, options=options).lower_bound()
 
 
 class _Dependencies:

@@ -63,9 +63,8 @@ class InplaceRule:
         """True when ``out`` of node ``nid`` is to take the memory of ``source``, which is then not taken again."""
         program = self._program
         place = program.contexts[program.device[nid]].device_type
-        if source in self._fetched or source in self._taken or place == "cpu_pinned":
-            return False
-        if program.graph.inputs[nid].count(source) != 1:
+        alone = program.graph.inputs[nid].count(source) == 1
+        if source in self._fetched or source in self._taken or place == "cpu_pinned" or not alone:
             return False
         allowed = self._last_reader[source] == self._step[nid]
         if self._pir:

@@ -46,7 +46,7 @@ class PlannedSteps:
         return self.devices[self.graph.entry_node[eid]]
 
 
-def planned_steps(draft: Draft, outputs: list[int], gradients: Mapping[str, tuple[int, Req]]) -> PlannedSteps:
+def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, tuple[int, Req]]) -> PlannedSteps:
     """A draft as steps, of which the caller reads ``outputs``.
 
     ``gradients`` are results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.

@@ -36,14 +36,14 @@ class Rewrite:
         self._twin_of: dict[int, int] = {}
         self._copied_to: dict[int, Context] = {}
 
-    def twin(self, nid: int, name: str, inputs: list[int]) -> tuple[int, int]:
+    def twin(self, nid: int, name: str, *, inputs: list[int]) -> tuple[int, int]:
         """Add a node that runs node ``nid`` a second time, on these inputs; (its number, its first entry)."""
         graph = self._program.graph
         made = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
         self._twin_of[made] = nid
         return made, self._row[made]
 
-    def copy(self, source: int, name: str, work: Work, *, context: Context, like: int) -> tuple[int, int]:
+    def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> tuple[int, int]:
         """Add a node that copies entry ``source`` to a device; (its number, its entry, of the size of ``like``)."""
         made = self._add(name, work, [source], range(like, like + 1))
         self._copied_to[made] = context

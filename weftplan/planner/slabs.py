@@ -19,8 +19,7 @@ from weftplan.planner.labels import Labels
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
-from weftplan.planner.packing.edges import compressed_rows
-from weftplan.planner.packing.precedence import Precedence
+from weftplan.planner.packing.reuse import Precedence, compressed_rows
 
 WORTH_A_SEARCH = 1 << 20
 """Bytes above the lower bound for which a second, longer packing is worth its time."""

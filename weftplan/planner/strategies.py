@@ -77,7 +77,7 @@ def _variants(program: Program, options: PlanOptions, color: list[int]) -> tuple
         if summed.skipped:
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
-    return sum(pool.block_bytes), [Buffers(program, found, options) for found in variants]
+    return sum(pool.block_bytes), [Buffers(program, found, options=options) for found in variants]
 
 
 def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[int]) -> Iterator[MemoryPlan]:
@@ -114,7 +114,7 @@ def _whole_blocks(
         ranges = [1 << k for k in range(match_range.bit_length())]
     best: tuple[BlockPool, Assignment] | None = None
     for candidate in ranges:
-        pool = BlockPool(sizes, candidate, color)
+        pool = BlockPool(sizes, candidate, color=color)
         found = assign(
             program,
             pool,

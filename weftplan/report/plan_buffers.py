@@ -7,13 +7,14 @@ computed in place of each other, or the scratch of one node.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.planner.buffer_table import CALLER, NOBODY, Alive, Bar
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Kind
+from weftplan.planner.labels import CALLER, NOBODY, Bar
 from weftplan.planner.memory_plan import MemoryPlan
 
 REPEATED = "_mirror"
@@ -45,64 +46,74 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
 
     Entries come first, in the order of their numbers; then scratch, in the order of its use.
     """
-    labels = plan.labels
-    base = _bases(plan)
-    found = []
+    rows = _Rows(plan)
+    nodes, steps = scratch(plan)
+    entries = np.flatnonzero(plan.entry_storage >= 0)
+    if device is not None:
+        where = plan.slab_device[plan.storage_slab]
+        entries = entries[where[plan.entry_storage[entries]] == device]
+        mine = where[plan.workspace_storage[nodes]] == device
+        nodes, steps = nodes[mine], steps[mine]
+    return [
+        *map(rows.of_entry, entries.tolist()),
+        *(rows.of_scratch(nid, step) for nid, step in zip(nodes.tolist(), steps.tolist(), strict=True)),
+    ]
 
-    def place(storage: int) -> tuple[int, int]:
-        """(device, address) of a storage."""
-        slab = int(plan.storage_slab[storage])
-        return int(plan.slab_device[slab]), int(base[slab] + plan.storage_offset[storage])
 
-    for eid in np.flatnonzero(plan.entry_storage >= 0).tolist():
-        storage = int(plan.entry_storage[eid])
-        where, address = place(storage)
-        if device is not None and where != device:
-            continue
+class _Rows:
+    """Makes the bars of one plan."""
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self._plan = plan
+        self._base = _bases(plan)
+
+    def of_entry(self, eid: int) -> Bar:
+        """The bar of an entry that has memory."""
+        plan, labels = self._plan, self._plan.labels
         maker = labels.makers[eid]
-        found.append(
-            Bar(
-                name=labels.name(eid),
-                kind=Kind(int(plan.entry_kind[eid])).name.lower(),
-                device=str(plan.contexts[where]),
-                first=int(plan.entry_first[eid]),
-                last=int(plan.entry_last[eid]),
-                address=address,
-                nbytes=int(plan.entry_nbytes[eid]),
-                shape=tuple(labels.shapes[eid]),
-                dtype=str(labels.dtypes[eid]),
-                op=labels.node_op(maker),
-                maker=labels.node_names[maker],
-                last_reader=last_reader(plan, eid),
-                storage=storage,
-                use=use_of(plan, labels.node_names[maker], int(plan.entry_first[eid])),
-            )
+        name, first = labels.node_names[maker], int(plan.entry_first[eid])
+        return Bar(
+            name=labels.name(eid),
+            kind=Kind(int(plan.entry_kind[eid])).name.lower(),
+            first=first,
+            last=int(plan.entry_last[eid]),
+            nbytes=int(plan.entry_nbytes[eid]),
+            shape=tuple(labels.shapes[eid]),
+            dtype=str(labels.dtypes[eid]),
+            op=labels.node_op(maker),
+            maker=name,
+            last_reader=last_reader(plan, eid),
+            use=use_of(plan, name, first),
+            **self._place(int(plan.entry_storage[eid])),
         )
-    for nid, step in zip(*(a.tolist() for a in scratch(plan)), strict=True):
-        storage = int(plan.workspace_storage[nid])
-        where, address = place(storage)
-        if device is not None and where != device:
-            continue
+
+    def of_scratch(self, nid: int, step: int) -> Bar:
+        """The bar of the scratch of a node, which runs at ``step``."""
+        plan, labels = self._plan, self._plan.labels
         name, nbytes = labels.node_names[nid], int(plan.workspace_nbytes[nid])
-        found.append(
-            Bar(
-                name=f"{name} (workspace)",
-                kind="workspace",
-                device=str(plan.contexts[where]),
-                first=step,
-                last=step + 1,
-                address=address,
-                nbytes=nbytes,
-                shape=(nbytes,),
-                dtype="uint8",
-                op=labels.node_op(nid),
-                maker=name,
-                last_reader=name,
-                storage=storage,
-                use="scratch",
-            )
+        return Bar(
+            name=f"{name} (workspace)",
+            kind="workspace",
+            first=step,
+            last=step + 1,
+            nbytes=nbytes,
+            shape=(nbytes,),
+            dtype="uint8",
+            op=labels.node_op(nid),
+            maker=name,
+            last_reader=name,
+            use="scratch",
+            **self._place(int(plan.workspace_storage[nid])),
         )
-    return found
+
+    def _place(self, storage: int) -> dict[str, Any]:
+        """Where a storage is: fields of a bar by name."""
+        plan, slab = self._plan, int(self._plan.storage_slab[storage])
+        return {
+            "device": str(plan.contexts[int(plan.slab_device[slab])]),
+            "address": int(self._base[slab] + plan.storage_offset[storage]),
+            "storage": storage,
+        }
 
 
 def use_of(plan: MemoryPlan, maker: str, step: int) -> str:
@@ -175,38 +186,17 @@ def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
     return np.cumsum(change)[:-1]
 
 
-def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Alive]:
+def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Bar]:
     """Buffers alive at ``step``, the largest first; of entries that share memory, the one written last."""
-    labels = plan.labels
     alive = np.flatnonzero((plan.entry_storage >= 0) & (plan.entry_first <= step) & (step < plan.entry_last))
     newest: dict[int, int] = {}
     for eid in alive[np.argsort(plan.entry_first[alive], kind="stable")].tolist():
         newest[int(plan.entry_storage[eid])] = eid
-    rows = []
-    end = len(labels.steps)
-    for eid in newest.values():
-        last = int(plan.entry_last[eid])
-        rows.append(
-            Alive(
-                name=labels.name(eid),
-                nbytes=int(plan.entry_nbytes[eid]),
-                shape=labels.shapes[eid],
-                dtype=labels.dtypes[eid],
-                op=labels.node_op(labels.makers[eid]),
-                first=int(plan.entry_first[eid]),
-                last=last,
-                last_reader=last_reader(plan, eid),
-                use=use_of(plan, labels.node_names[labels.makers[eid]], int(plan.entry_first[eid])),
-            )
-        )
-    if 0 <= step < end:
-        nid = labels.steps[step]
-        nbytes = int(plan.workspace_nbytes[nid])
-        if nbytes:
-            name = labels.node_names[nid]
-            rows.append(
-                Alive(f"{name} (workspace)", nbytes, (nbytes,), None, labels.node_op(nid), step, step + 1, name)
-            )
+    make = _Rows(plan)
+    rows = list(map(make.of_entry, newest.values()))
+    steps = plan.labels.steps
+    if 0 <= step < len(steps) and plan.workspace_nbytes[steps[step]]:
+        rows.append(make.of_scratch(steps[step], step))
     rows.sort(key=lambda row: (-row.nbytes, row.name))
     return rows[:limit]
 
@@ -217,6 +207,6 @@ def peak_step(plan: MemoryPlan) -> int:
     return int(alive.argmax()) if len(alive) else 0
 
 
-def alive_at_peak(plan: MemoryPlan, limit: int | None = None) -> list[Alive]:
+def alive_at_peak(plan: MemoryPlan, limit: int | None = None) -> list[Bar]:
     """The buffers that are alive when most bytes are, the largest first."""
     return alive_at(plan, peak_step(plan), limit)

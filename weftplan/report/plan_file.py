@@ -17,10 +17,9 @@ from weftplan.errors import FormatError, MXNetError
 from weftplan.ops.floats import dtype_of
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.inplace import Kind
-from weftplan.planner.labels import Labels
+from weftplan.planner.labels import Labels, Pass
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.passes import Pass
 
 FORMAT = "weftplan-plan"
 VERSION = 1

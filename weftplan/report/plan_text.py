@@ -36,7 +36,7 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
         where = f"{plan.labels.node_op(plan.labels.steps[step])} ({plan.labels.node_names[plan.labels.steps[step]]!r})"
         lines.append(f"alive at the peak, step {step} of {steps}, {where}:")
         for item in alive_at(plan, step, limit):
-            kind = "scratch" if item.dtype is None else f"{item.dtype} {item.shape}"
+            kind = "scratch" if item.use == "scratch" else f"{item.dtype} {item.shape}"
             lines.append(
                 f"  {item.nbytes:>15,}  {item.name}  {kind}, steps {item.first} to {item.last}, "
                 f"last read by {item.last_reader}"

@@ -200,7 +200,7 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
     largest = replace(question, shapes=with_batch(question.shapes, max(parts)))
     plain = largest.sized(contexts[0]).plan()
     besides = besides_executors(
-        trained_sizes(plain, question.shapes, question.optimizer),
+        trained_sizes(plain, question.shapes, optimizer=question.optimizer),
         _held(plain, question.shapes),
         contexts=contexts,
         kvstore=question.kvstore,

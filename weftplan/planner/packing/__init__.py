@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from weftplan.planner.packing.api import pack
 from weftplan.planner.packing.check import check_packing
-from weftplan.planner.packing.edges import reuse_edges
-from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Packing, PackingError
+from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
 __all__ = ["Packing", "PackingError", "Precedence", "check_packing", "pack", "reuse_edges"]

@@ -13,14 +13,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from weftplan.planner.packing.deadline import Deadline, OutOfTime
-from weftplan.planner.packing.edges import reuse_edges
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
-from weftplan.planner.packing.hard import improver
+from weftplan.planner.packing.hard.methods import improver
 from weftplan.planner.packing.incumbent import Incumbent, Spending
-from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import (
+    Deadline,
     Int64,
+    OutOfTime,
     Packing,
     PackingError,
     Problem,
@@ -29,6 +28,7 @@ from weftplan.planner.packing.problem import (
     peak_of,
     sectioned,
 )
+from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
 Effort = Literal["fast", "medium", "normal", "max"]
 
@@ -119,7 +119,7 @@ def _in_parts(
     need anyway: above ``bound``, which is that of the whole problem."""
     offsets = np.zeros(len(problem), np.int64)
     leaves = leaf_parts(problem)
-    improve = improver(spending, deadline, [len(part) for _, part in leaves])
+    improve = improver(spending, deadline, sizes=[len(part) for _, part in leaves])
     for base, part in leaves:
         best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order)
         try:

@@ -19,10 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import ENDLESS, Deadline
-from weftplan.planner.packing.holders import LastHolders
-from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.packing.problem import Int64, Problem
+from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem
+from weftplan.planner.packing.reuse import LastHolders, Precedence
 
 FAR = 1 << 62
 
@@ -101,7 +99,7 @@ def pack_outwards(
         gone = np.concatenate([stack, late])
         deaths = gone[np.argsort(end[gone], kind="stable")].tolist()
         last = LastHolders(stack.tolist(), tops.tolist())
-        space = _Space(floor, last, int(tops[-1]), order=order, most=most_holes, patience=patience, flip=flip)
+        space = _Space(floor, last, top=int(tops[-1]), order=order, most=most_holes, patience=patience, flip=flip)
         born, died = begin.tolist(), end.tolist()
         dead = 0
         for k, i in enumerate(late.tolist()):
@@ -126,7 +124,7 @@ class _Space:
     """
 
     def __init__(
-        self, floor: int, last: LastHolders, top: int, *, order: Precedence | None, most: int, patience: int, flip: bool
+        self, floor: int, last: LastHolders, *, top: int, order: Precedence | None, most: int, patience: int, flip: bool
     ) -> None:
         self._floor, self._most = floor, most
         self._last = last

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import Deadline
-from weftplan.planner.packing.edges import reuse_edges
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
-from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.packing.problem import MANY, Int64, Problem, peak_of
+from weftplan.planner.packing.problem import MANY, Deadline, Int64, Problem, peak_of
+from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
 # A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
 WORTH_A_SWEEP = 1.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -190,3 +191,32 @@ def check_input(
     if total >= MAX_TOTAL:
         raise PackingError(f"all buffers together need about {total:.3g} bytes; expected less than 2**62")
     return lo, up, sz
+
+
+class OutOfTime(Exception):
+    """The time limit is over. Never leaves `pack`, which returns the best packing so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Asked in every loop that can take long."""
+
+    moment: float | None = None
+    """Of `time.perf_counter`; None: never."""
+
+    def over(self) -> bool:
+        """Whether the moment has come."""
+        return self.moment is not None and time.perf_counter() >= self.moment
+
+    def check(self) -> None:
+        """Raise `OutOfTime` once the moment has come."""
+        if self.over():
+            raise OutOfTime
+
+    def left(self) -> float:
+        """Seconds that are left; only where there is a moment."""
+        assert self.moment is not None
+        return self.moment - time.perf_counter()
+
+
+ENDLESS = Deadline()

@@ -1,7 +1,6 @@
 """Recomputation: forward results that are computed again for the backward part instead of being kept.
 
-Policies are values of ``PlanOptions.recompute`` and ``PlanOptions.budget``; :func:`apply` is the step of the pipeline.
-All of them name a set of forward nodes, and one rewrite (:mod:`.rewrite`) turns the set into a graph.
+:func:`apply` is the step of the pipeline.
 """
 
 from __future__ import annotations

@@ -56,7 +56,4 @@ class Archive:
 
     def frontier(self) -> list[Price]:
         """What is not dominated, fastest first."""
-        ranked = sorted(
-            self.known.values(), key=lambda price: (price.seconds, price.peak, len(price.twins), price.twins)
-        )
-        return undominated(ranked)
+        return undominated(sorted(self.known.values(), key=lambda p: (p.seconds, p.peak, len(p.twins), p.twins)))

@@ -103,10 +103,7 @@ class Ladder:
                 return
 
     def descend(self, chosen: frozenset[int], target: int, *, fine: bool) -> frozenset[int] | None:
-        """Add bundles until the peak is at most ``target``; None when none helps any more.
-
-        ``fine``: see :meth:`climb_down`.
-        """
+        """Add bundles (``fine``: see :meth:`climb_down`) until the peak is at most ``target``; None when none helps."""
         live, price, excess = self._look(chosen, target)
         while price.peak > target:
             bundles = self._bundles(chosen, live, target)

@@ -114,15 +114,16 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
     for tape, price in proposals:
         if not price.twins:
             continue
+        need = price.peak
         # The price is the lower bound of the plan: one that cannot win much is not worth its packing.
-        if price.peak >= best.memory.peak * (WORTH_A_PLAN if best is not start else 1.0):
-            refused = min(refused, price.peak) or price.peak
-            continue
-        draft = plan_graph(repeat(tape.program, price.twins), options)
-        if draft.memory.peak < best.memory.peak:
-            best, note, more = draft, _saved(policy, start, draft=draft, tape=tape, price=price), _share(tape, price)
-        else:
-            refused = min(refused, draft.memory.peak) or draft.memory.peak
+        if need < best.memory.peak * (WORTH_A_PLAN if best is not start else 1.0):
+            draft = plan_graph(repeat(tape.program, price.twins), options)
+            need = draft.memory.peak
+            if need < best.memory.peak:
+                best, note = draft, _saved(policy, start, draft=draft, tape=tape, price=price)
+                more = _share(tape, price)
+                continue
+        refused = min(refused, need) or need
     if best is start:
         why = f"it needs {refused:,} bytes" if refused else "it would repeat nothing"
         note = f"recompute {policy}: not used, {why}; without it {start.memory.peak:,}"

@@ -62,7 +62,7 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
         ]
 
     for nid in twins:
-        made[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, redirected(nid))
+        made[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
     for nid in program.backward:
         changed.inputs[nid] = redirected(nid)
     return changed.done([*program.forward, *_scheduled(changed, program, made)])

@@ -144,18 +144,15 @@ class Tape:
     def _pairs(self, nid: int) -> list[Pair]:
         """In-place pairs of a node, but those whose output is added straight into a sum.
 
-        An identity shuts out the other pairs of its input and its output, so that the price of a node that declares
-        such pairs may differ from its plan; no operator does.
+        Where an identity shares its input or its output with another pair of the node, the price may differ from the
+        plan; no operator declares such pairs.
         """
-        graph = self.program.graph
-        inputs, first = graph.inputs[nid], graph.row[nid]
-        pairs = [pair for pair in self.program.pairs[nid] if not self.outside[first + pair.output]]
-        kept: list[Pair] = []
-        for pair in sorted(pairs, key=lambda pair: not pair.identity):
-            out = first + pair.output
-            if not any(same and (slot == pair.input or made == out) for slot, _, made, same in kept):
-                kept.append((pair.input, inputs[pair.input], out, pair.identity))
-        return kept
+        inputs, first = self.program.graph.inputs[nid], self.program.graph.row[nid]
+        return [
+            (pair.input, inputs[pair.input], first + pair.output, pair.identity)
+            for pair in self.program.pairs[nid]
+            if not self.outside[first + pair.output]
+        ]
 
     def _reads_of(self, nodes: Sequence[int]) -> tuple[IntArray, IntArray]:
         """(position of the node, entry) of everything that ``nodes`` read."""

@@ -1,6 +1,5 @@
 """Spilling: forward results that wait on the host, in a file or on another device until the backward part needs them.
 
-On devices that have a home, a budget has this choice for each result beside keeping it and computing it again.
 :func:`apply` is the step of the pipeline.
 """
 

@@ -71,9 +71,8 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
         more = choice.seconds / step if step else 0.0
         return replace(draft.slowed(more), notes=(_note(memory, draft, choice, more),))
     most = f"{smallest:,} with the most that was found to compute again or to send to the host"
-    raise recompute.nothing_fits(
-        start, options.budget, smallest=smallest, needs=f"with everything on the device, and {most}"
-    )
+    needs = f"with everything on the device, and {most}"
+    raise recompute.nothing_fits(start, options.budget, smallest=smallest, needs=needs)
 
 
 def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: recompute.Cost) -> list[Choice]:
@@ -82,7 +81,7 @@ def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: 
     if repeated.twins:
         program = recompute.repeat(program, repeated.twins)
         found = assignment(program, options)
-    choices = Search(Buffers(program, found, options), cost(program)).choices()
+    choices = Search(Buffers(program, found, options=options), cost(program)).choices()
     return _undominated(
         [replace(choice, seconds=repeated.seconds + choice.seconds, twins=repeated.twins) for choice in choices]
     )

@@ -51,8 +51,8 @@ def spilled(program: Program, spills: Sequence[Spill]) -> Program:
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
         name, device = graph.entry_name(e), program.contexts[program.device[graph.entry_node[e]]]
-        out, waiting = changed.copy(e, name + OUT, COPY_OUT, context=spill.home, like=e)
-        back, fetched[e] = changed.copy(waiting, name + BACK, COPY_BACK, context=device, like=e)
+        out, waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.home, like=e)
+        back, fetched[e] = changed.copy(waiting, name + BACK, work=COPY_BACK, context=device, like=e)
         outs.setdefault(spill.out, []).append(out)
         backs.setdefault(spill.back, []).append(back)
     for nid in program.backward:

@@ -70,7 +70,6 @@ class Search:
         """What may leave ``device``, in the order in which it is made."""
         turn, order = self._num_forward, program.order
         row = program.graph.row
-        kept = set(program.graph.outputs)
         group = buffers.entry_group.tolist()
         made: dict[int, int] = {}
         used: dict[int, int] = {}
@@ -90,7 +89,7 @@ class Search:
                     if group[e] >= 0 and program.device[nid] == device:
                         made[e] = step
                         used[group[e]] = step
-        held = {group[e] for e in kept if group[e] >= 0}
+        held = {group[e] for e in program.graph.outputs}
         found = []
         for e, step in made.items():
             g = group[e]

@@ -23,7 +23,7 @@ LEAST = 1 << 14
 
 
 def with_chains(
-    found: Differentiated, shapes: list[Shape], dtypes: list[DType]
+    found: Differentiated, *, shapes: list[Shape], dtypes: list[DType]
 ) -> tuple[Differentiated, list[Shape], list[DType]]:
     """The same with such nodes joined, and shapes and dtypes of its entries; what is given where there are none."""
     graph, devices = found.graph, found.devices

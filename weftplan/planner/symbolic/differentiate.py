@@ -16,8 +16,8 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req
+from weftplan.planner.labels import Pass
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.passes import Pass
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.passes import folded, joined_with_relu, merged
 from weftplan.symbol import placeholder

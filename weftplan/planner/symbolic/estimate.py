@@ -164,17 +164,17 @@ class Question:
         """The plan of one executor, with the states of its optimizer."""
 
         def states(planned: PlannedGraph) -> int:
-            return sum(state for _, _, state in trained_sizes(planned, self.shapes, self.optimizer).values())
+            return sum(state for _, _, state in trained_sizes(planned, self.shapes, optimizer=self.optimizer).values())
 
-        found = self.within(context, budget, states)
+        found = self.within(context, budget, besides=states)
         if self.optimizer is None:
             return found.memory
         return replace(found.memory, external_bytes={**found.memory.external_bytes, "optimizer_states": states(found)})
 
-    def within(self, context: Context, budget: int | None, besides: Any = lambda planned: 0) -> PlannedGraph:
+    def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
         """The plan of one executor and of what is ``besides`` it, in at most ``budget`` bytes."""
         sized = self.sized(context)
-        return sized.plan() if budget is None else plan_within(sized.plan, self.options, budget, besides=besides)
+        return sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)
 
 
 def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = False) -> str | dict[str, str]:
@@ -264,7 +264,7 @@ def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tu
 
 
 def trained_sizes(
-    planned: PlannedGraph, known: Mapping[str, Shape], optimizer: int | HasStates | None
+    planned: PlannedGraph, known: Mapping[str, Shape], *, optimizer: int | HasStates | None
 ) -> dict[str, tuple[int, int, int]]:
     """(elements, bytes, bytes of optimizer state) of each parameter that has a gradient."""
     if isinstance(optimizer, bool) or not (

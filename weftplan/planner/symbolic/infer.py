@@ -26,8 +26,8 @@ FLOAT32 = np.dtype(np.float32)
 def complete_graph(
     graph: IndexedGraph,
     heads: Sequence[int],
-    head_grads: Sequence[Node],
     *,
+    head_grads: Sequence[Node],
     shapes: Mapping[str, Shape],
     dtypes: Mapping[str, Any],
 ) -> tuple[list[Shape], list[DType]]:
@@ -89,7 +89,7 @@ def _complete(
     return facts
 
 
-def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) -> list[int]:
+def byte_sizes(graph: IndexedGraph, *, shapes: list[Shape], dtypes: list[DType]) -> list[int]:
     """Bytes of every entry.
 
     Raises:

@@ -17,7 +17,7 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
 
 def operator_choices(
-    graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType], *, devices: Sequence[Context], options: PlanOptions
+    graph: IndexedGraph, *, shapes: list[Shape], dtypes: list[DType], devices: Sequence[Context], options: PlanOptions
 ) -> tuple[dict[int, Choice], dict[int, int]]:
     """Which implementation computes each node that has several or declares scratch, and the bytes of scratch of those
     that need some, both by node id.

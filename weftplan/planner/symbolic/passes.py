@@ -11,8 +11,8 @@ import numpy as np
 
 from weftplan.device.amounts import amount, counted
 from weftplan.planner.inplace import Kind
+from weftplan.planner.labels import Pass
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.passes import Pass
 from weftplan.symbol.node import FOLDED, Node
 
 _FUSION = "MXNET_USE_FUSION"

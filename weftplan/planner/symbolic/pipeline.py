@@ -180,10 +180,12 @@ class SizedGraph:
         graph = realised(found.graph, draft.program.graph)
         outputs = graph.outputs[: found.num_outputs]
         wanted = zip(found.wanted, graph.outputs[found.num_outputs :], strict=True)
-        steps = planned_steps(draft, outputs, {name: (eid, found.requests[name]) for name, eid in wanted})
+        steps = planned_steps(draft, outputs, gradients={name: (eid, found.requests[name]) for name, eid in wanted})
         kernels, options = self.choices, self.options
         if graph is not found.graph or (chosen.kernels, chosen.autotune) != (options.kernels, options.autotune):
-            kernels, _ = operator_choices(graph, steps.shapes, steps.dtypes, devices=steps.devices, options=chosen)
+            kernels, _ = operator_choices(
+                graph, shapes=steps.shapes, dtypes=steps.dtypes, devices=steps.devices, options=chosen
+            )
         passes = found.passes
         if chosen.drop_dead_outputs and chosen.compat != "mxnet":
             passes = (*passes, dropped(steps.memory, draft.program.nbytes))
@@ -226,13 +228,15 @@ def _sized(
 ) -> tuple[Differentiated, Program, dict[int, Choice]]:
     """The graph with chains of large elementwise nodes as one, sizes and what operators declare, and who computes each
     node."""
-    inferred, types = complete_graph(found.graph, found.outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
+    inferred, types = complete_graph(
+        found.graph, found.outputs, head_grads=found.head_grads, shapes=shapes, dtypes=dtypes
+    )
     if options.fusion and options.compat == "none":
-        found, inferred, types = with_chains(found, inferred, types)
+        found, inferred, types = with_chains(found, shapes=inferred, dtypes=types)
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
-    nbytes = byte_sizes(graph, inferred, types)
-    choices, workspaces = operator_choices(graph, inferred, types, devices=devices, options=options)
+    nbytes = byte_sizes(graph, shapes=inferred, dtypes=types)
+    choices, workspaces = operator_choices(graph, shapes=inferred, dtypes=types, devices=devices, options=options)
     steps = [nid for nid, given in enumerate(graph.is_variable) if not given]
     contexts = tuple(dict.fromkeys(devices))
     brought = {

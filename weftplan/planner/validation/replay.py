@@ -12,9 +12,8 @@ from weftplan.ops.schema import Req
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
-from weftplan.planner.validation.byte_map import ByteMap
 from weftplan.planner.validation.claims import Claims
-from weftplan.planner.validation.stated import check_layout
+from weftplan.planner.validation.stated import ByteMap, check_layout
 
 
 def validate(planned: PlannedSteps | MemoryPlan) -> None:

@@ -6,12 +6,12 @@ memory: whoever is written may only meet what is dead by then, or what it was co
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from math import prod
 
 from weftplan.errors import PlanError
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.validation.byte_map import ByteMap
 
 
 def check_layout(plan: MemoryPlan) -> None:
@@ -126,3 +126,34 @@ def _title(plan: MemoryPlan, owner: int, eid: int) -> str:
     if owner < 0:
         return f"scratch of {plan.labels.node_names[-1 - owner]!r}"
     return f"entry {plan.labels.name(eid)!r}"
+
+
+class ByteMap:
+    """Which content each byte range of one slab holds: disjoint ascending ranges, no content where nobody wrote."""
+
+    __slots__ = ("contents", "ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.contents: list[tuple[int, int]] = []
+
+    def overlapping(self, start: int, end: int) -> list[tuple[int, int, tuple[int, int]]]:
+        """(start, end, content) of the ranges that meet [start, end), clipped to it."""
+        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        ranges = zip(self.starts[low:high], self.ends[low:high], self.contents[low:high], strict=True)
+        return [(max(start, first), min(end, last), content) for first, last, content in ranges]
+
+    def write(self, start: int, end: int, content: tuple[int, int]) -> None:
+        """Put ``content`` into [start, end)."""
+        if start >= end:
+            return
+        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        pieces = [(start, end, content)]
+        if low < high and self.starts[low] < start:
+            pieces.insert(0, (self.starts[low], start, self.contents[low]))
+        if low < high and self.ends[high - 1] > end:
+            pieces.append((end, self.ends[high - 1], self.contents[high - 1]))
+        self.starts[low:high] = [first for first, _, _ in pieces]
+        self.ends[low:high] = [last for _, last, _ in pieces]
+        self.contents[low:high] = [held for _, _, held in pieces]

@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import ENDLESS, Deadline, OutOfTime
-from weftplan.planner.packing.problem import Int64, Problem, peak_of
+from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, OutOfTime, Problem, peak_of
 
 
 class Placed:
@@ -59,7 +58,7 @@ class Placed:
         self._count = n + 1
 
     def place_each(
-        self, problem: Problem, order: Int64, offsets: Int64, *, best: bool = False, deadline: Deadline = ENDLESS
+        self, problem: Problem, order: Int64, *, offsets: Int64, best: bool = False, deadline: Deadline = ENDLESS
     ) -> None:
         """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it.
 
@@ -77,7 +76,7 @@ class Placed:
 def fit(problem: Problem, order: Int64, *, best: bool = False, deadline: Deadline = ENDLESS) -> Int64:
     """Offsets of all buffers, placed one by one in ``order``: see `Placed.place_each`."""
     offsets = np.zeros(len(problem), np.int64)
-    Placed(len(problem)).place_each(problem, order, offsets, best=best, deadline=deadline)
+    Placed(len(problem)).place_each(problem, order, offsets=offsets, best=best, deadline=deadline)
     return offsets
 
 

@@ -12,10 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import ENDLESS, Deadline, OutOfTime
 from weftplan.planner.packing.hard.greedy import Placed, fit, orders
 from weftplan.planner.packing.hard.search import Allowance, improve
-from weftplan.planner.packing.problem import MANY, Int64, Problem, peak_of
+from weftplan.planner.packing.problem import ENDLESS, MANY, Deadline, Int64, OutOfTime, Problem, peak_of
 
 # Above so many buffers a core of the largest is searched before all of them.
 CORED = 600
@@ -75,7 +74,7 @@ def complete(
         known = np.concatenate([core, np.array(easy, np.int64)])
         placed = Placed(len(problem))
         placed.fill(problem.lo[known], problem.hi[known], offsets[known], offsets[known] + problem.size[known])
-        placed.place_each(problem, np.array(late, np.int64), offsets, deadline=deadline)
+        placed.place_each(problem, np.array(late, np.int64), offsets=offsets, deadline=deadline)
     return offsets
 
 
@@ -87,7 +86,7 @@ def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, 
     placed.fill(problem.lo[order[:k]], problem.hi[order[:k]], first, first + problem.size[order[:k]])
     every = np.zeros(len(problem), np.int64)
     every[order[:k]] = first
-    placed.place_each(problem, order[k:cut], every, deadline=deadline)
+    placed.place_each(problem, order[k:cut], offsets=every, deadline=deadline)
     offsets = every[core]
     rest = order[cut:]
     rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline

@@ -15,8 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import ENDLESS, Deadline
-from weftplan.planner.packing.problem import Int64, Problem, sectioned
+from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem, sectioned
 
 # (piece of each buffer, offset of each buffer in it, lo, hi, size of the pieces)
 Pieces = tuple[Int64, Int64, Int64, Int64, Int64]
@@ -45,7 +44,7 @@ class Glued:
         return offsets
 
 
-def glue(problem: Problem, rounds: int = 1 << 30, deadline: Deadline = ENDLESS) -> Glued:
+def glue(problem: Problem, rounds: int = 1 << 30, *, deadline: Deadline = ENDLESS) -> Glued:
     """Glue until nothing changes, at most ``rounds`` times; O(n log n) per round.
 
     Equal times and sizes also meet by accident, and one wrong piece spoils all that it should have become part of. So

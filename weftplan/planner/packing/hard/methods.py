@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import Deadline
 from weftplan.planner.packing.hard import compiled, greedy, large
 from weftplan.planner.packing.hard.merging import glue
 from weftplan.planner.packing.hard.peel import peel
 from weftplan.planner.packing.hard.search import Allowance, improve
 from weftplan.planner.packing.incumbent import Incumbent, Spending
-from weftplan.planner.packing.problem import MANY, Int64, Problem, leaf_parts
+from weftplan.planner.packing.problem import MANY, Deadline, Int64, Problem, leaf_parts
 
 # How far buffers are glued together before packing: to the end, then one round only.
 GLUE_ROUNDS = (1 << 30, 1)
@@ -29,7 +28,7 @@ BUFFERS_PER_ALLOWANCE, MOST_ALLOWANCES = 450, 3.0
 MOST_LONG_ALLOWANCES, LONG = 1.4, 2_000_000_000
 
 
-def improver(spending: Spending, deadline: Deadline, sizes: Sequence[int]) -> Callable[[Incumbent], None]:
+def improver(spending: Spending, deadline: Deadline, *, sizes: Sequence[int]) -> Callable[[Incumbent], None]:
     """What improves the packing of one part after the other, within one allowance; ``sizes`` are the numbers of buffers
     of all parts of the problem."""
     use_jit = (
@@ -63,15 +62,15 @@ def pack_part(best: Incumbent, allowance: Allowance, *, jit: bool) -> None:
         peel_first(best, allowance, jit=jit, at_most=3 * len(part) // 4)
     count = len(part)
     # Among many buffers gluing is tried only where two rounds take away a good part.
-    promising = best.is_small or 5 * len(glue(part, 2, deadline).problem) < 4 * count
+    promising = best.is_small or 5 * len(glue(part, 2, deadline=deadline).problem) < 4 * count
     for rounds in GLUE_ROUNDS if promising else ():
         if best.peak <= best.enough:
             return
-        glued = glue(part, rounds, deadline)
+        glued = glue(part, rounds, deadline=deadline)
         if len(glued.problem) == count:
             break
         count = len(glued.problem)
-        best.offer(glued.expand(pack_pieces(glued.problem, best, allowance, jit=jit)))
+        best.offer(glued.expand(pack_pieces(glued.problem, best, allowance=allowance, jit=jit)))
     if best.peak > best.enough and not best.is_small:
         best.offer(large.portfolio(part, floor, tries=spending.tries, deadline=deadline))
         peel_first(best, allowance, jit=jit, at_most=large.CORED)
@@ -95,7 +94,7 @@ def peel_first(best: Incumbent, allowance: Allowance, *, jit: bool, at_most: int
     if best.peak <= best.enough:
         return
     part, spending, deadline = best.part, best.spending, best.deadline
-    peeled = peel(part, best.floor, deadline)
+    peeled = peel(part, best.floor, deadline=deadline)
     leaves = leaf_parts(part.take(peeled.core))
     if max((len(leaf) for _, leaf in leaves), default=0) > at_most:
         return
@@ -105,10 +104,10 @@ def peel_first(best: Incumbent, allowance: Allowance, *, jit: bool, at_most: int
         if not inner.swept():
             pack_part(inner, allowance, jit=jit)
         offsets[np.searchsorted(part.index, leaf.index)] = inner.offsets + base
-    best.offer(peeled.restore(part, offsets[peeled.core], deadline))
+    best.offer(peeled.restore(part, offsets[peeled.core], deadline=deadline))
 
 
-def pack_pieces(pieces: Problem, best: Incumbent, allowance: Allowance, *, jit: bool) -> Int64:
+def pack_pieces(pieces: Problem, best: Incumbent, *, allowance: Allowance, jit: bool) -> Int64:
     """Pack glued pieces with a share of the allowance, the larger the more of the buffers were glued."""
     spending = best.spending
     start: Int64 = (greedy if len(pieces) <= MANY else large).portfolio(

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import ENDLESS, Deadline
 from weftplan.planner.packing.hard.greedy import Placed
-from weftplan.planner.packing.problem import Int64, Problem
+from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem
 
 ROUNDS = 200
 
@@ -32,17 +31,17 @@ class Peeled:
     core: Int64
     later: Int64
 
-    def restore(self, problem: Problem, core_offsets: Int64, deadline: Deadline = ENDLESS) -> Int64:
+    def restore(self, problem: Problem, core_offsets: Int64, *, deadline: Deadline = ENDLESS) -> Int64:
         """Offsets of all buffers: the core as given, the others one by one at the lowest gap."""
         offsets = np.zeros(len(problem), np.int64)
         offsets[self.core] = core_offsets
         placed = Placed(len(problem))
         placed.fill(problem.lo[self.core], problem.hi[self.core], core_offsets, core_offsets + problem.size[self.core])
-        placed.place_each(problem, self.later, offsets, deadline=deadline)
+        placed.place_each(problem, self.later, offsets=offsets, deadline=deadline)
         return offsets
 
 
-def peel(problem: Problem, capacity: int, deadline: Deadline = ENDLESS) -> Peeled:
+def peel(problem: Problem, capacity: int, *, deadline: Deadline = ENDLESS) -> Peeled:
     """Set buffers aside until none can be, or for `ROUNDS` rounds of O(n) each."""
     left = np.arange(len(problem))
     aside: list[Int64] = []

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.deadline import ENDLESS, Deadline
-from weftplan.planner.packing.edges import compressed_rows
 from weftplan.planner.packing.hard import compiled, kernel
 from weftplan.planner.packing.hard.kernel import Ints, Tables
-from weftplan.planner.packing.problem import Int64, Problem, peak_of
+from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem, peak_of
+from weftplan.planner.packing.reuse import compressed_rows
 
 # Parts of the gap between lower bound and best packing at which the decision question is put, lowest first.
 LADDER = (0.0, 0.04, 0.15, 0.4, 0.75)
@@ -102,7 +101,7 @@ class Searcher:
         rank[np.argsort(score, kind="stable")] = np.arange(len(score))
         return self._ints(rank)
 
-    def ask(self, capacity: int, dives: int, allowance: Allowance) -> tuple[int, Int64 | None]:
+    def ask(self, capacity: int, dives: int, *, allowance: Allowance) -> tuple[int, Int64 | None]:
         """Put the decision question, spending about the work of ``dives`` straight descents.
 
         Returns ``(kernel.SOLVED, offsets)``, ``(kernel.REFUTED, None)``, or ``(kernel.STOPPED, None)``.
@@ -160,7 +159,7 @@ def improve(
             step += 1
             if capacity <= refused or capacity >= peak:
                 continue
-            verdict, found = searcher.ask(capacity, dives, allowance)
+            verdict, found = searcher.ask(capacity, dives, allowance=allowance)
             if found is not None:
                 best, peak = found, peak_of(problem, found)
                 step = 0

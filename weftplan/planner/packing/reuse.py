@@ -1,0 +1,131 @@
+"""Bytes that are used again: who held them last, the order that this makes, and which of it makes nobody wait.
+
+That order, write after read, is computed for finished offsets, from sizes and lifetimes alone; it becomes
+``MemoryPlan.after``. An object of `LastHolders` belongs to one sweep over time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weftplan.planner.packing.problem import Int64, PackingError, check_input, integers
+
+
+class LastHolders:
+    """Ranges of addresses from 0 on, each with the buffer that held it last.
+
+    Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: nobody).
+
+    At first the buffers of ``stack`` lie one on the other from address 0; ``tops`` says where each ends.
+
+    >>> last = LastHolders([7], [8])
+    >>> last.hold(9, 4, 12)
+    [7, -1]
+    >>> last.within(0, 16)
+    [7, 9, -1]
+    """
+
+    __slots__ = ("_holders", "_starts")
+
+    def __init__(self, stack: Sequence[int] = (), tops: Sequence[int] = ()) -> None:
+        self._starts = [0, *tops]
+        self._holders = [*stack, -1]
+
+    def within(self, low: int, high: int) -> list[int]:
+        """The last holders of the ranges that these addresses touch, by address."""
+        starts = self._starts
+        first = bisect_right(starts, low) - 1
+        return self._holders[first : bisect_left(starts, high, first)]
+
+    def hold(self, buffer: int, low: int, high: int) -> list[int]:
+        """Give these addresses to ``buffer``; returns who held them last, as `within`."""
+        starts, holders = self._starts, self._holders
+        first = bisect_right(starts, low) - 1
+        end = bisect_left(starts, high, first)
+        before = holders[first:end]
+        # What is left of the first range below the buffer, the buffer, and what is left of the last above it.
+        if starts[first] < low:
+            first += 1
+        if end == len(starts) or starts[end] > high:
+            starts[first:end] = (low, high)
+            holders[first:end] = (buffer, before[-1])
+        else:
+            starts[first:end] = (low,)
+            holders[first:end] = (buffer,)
+        return before
+
+
+def reuse_edges(
+    lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, offsets: npt.ArrayLike
+) -> tuple[Int64, Int64]:
+    """For each buffer, the earlier buffers that were the last to hold some of its bytes.
+
+    Earlier holders of the same bytes are reached through those, so waiting for the listed ones is enough. The work is
+    one sweep over the births with a sorted list of address ranges: O((n + edges) log n) comparisons.
+
+    The buffers are as for `pack`; that the ``offsets`` are valid is not checked here (see `check_packing`).
+
+    Returns:
+        ``(pointers, earlier)``, int64: buffer ``i`` overwrites ``earlier[pointers[i]:pointers[i + 1]]``, ascending.
+
+    >>> pointers, earlier = reuse_edges([0, 1, 2], [1, 2, 3], [8, 4, 8], [0, 0, 0])
+    >>> pointers.tolist(), earlier.tolist()
+    ([0, 0, 1, 3], [0, 0, 1])
+    """
+    lo, _, sz = check_input(lower, upper, size, 1)
+    off = integers("offsets", offsets)
+    if len(off) != len(lo):
+        raise PackingError(f"expected one offset per buffer, got {len(off)} for {len(lo)} buffers")
+    first, last = off.tolist(), (off + sz).tolist()
+    hold = LastHolders().hold
+    later: list[int] = []
+    earlier: list[int] = []
+    for i in np.argsort(lo, kind="stable").tolist():
+        before = set(hold(i, first[i], last[i]))
+        before.discard(-1)
+        later.extend([i] * len(before))
+        earlier.extend(before)
+    return compressed_rows(np.array(later, np.int64), np.array(earlier, np.int64), len(lo))
+
+
+def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]:
+    """The pairs (row, value) as (where each of ``count`` rows begins, values row by row, ascending)."""
+    pointers = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(row, minlength=count), out=pointers[1:])
+    return pointers, value[np.lexsort((value, row))]
+
+
+@dataclass(frozen=True, slots=True)
+class Precedence:
+    """Sets of steps per buffer. A set is one integer, bit s for step s; how steps are numbered does not matter.
+
+    The first writer of a buffer comes after all users of another one anyway where ``users | needed == needed``, of the
+    other one's users and of what it needs itself.
+
+    Attributes:
+        users: the steps that read or write the buffer.
+        needed: the steps that the first writer of the buffer waits for anyway, and itself.
+    """
+
+    users: Sequence[int]
+    needed: Sequence[int]
+
+    def take(self, index: Int64) -> Precedence:
+        """The same about the buffers of these numbers."""
+        numbers = index.tolist()
+        return Precedence([self.users[k] for k in numbers], [self.needed[k] for k in numbers])
+
+    def waits(self, pointers: Int64, earlier: npt.NDArray[np.integer[Any]]) -> int:
+        """How many of the rows that `reuse_edges` gives make somebody wait."""
+        begin, others, users = pointers.tolist(), earlier.tolist(), self.users
+        return sum(
+            users[k] | needed != needed
+            for later, needed in enumerate(self.needed)
+            for k in others[begin[later] : begin[later + 1]]
+        )
