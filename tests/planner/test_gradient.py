@@ -171,3 +171,22 @@ def test_grad_req_is_checked() -> None:
         _plan(net, grad_req="wirte")
     with pytest.raises(PlanError, match="grad_req names 'z', which is no argument"):
         _plan(net, grad_req={"z": "write"})
+
+
+def test_what_nobody_differentiates_has_a_gradient_of_zeros() -> None:
+    """x -> split -> (exp, unused): the backward node of the split reads zeros for the output without a gradient."""
+    parts = sym.SliceChannel(sym.Variable("x"), num_outputs=2, name="parts")
+    planned = _plan(sym.exp(parts[0], name="exp"))
+    zeros = [planned.graph.nodes[n] for n in planned.order if planned.graph.nodes[n].op.name == "zeros_like"]
+    assert [node.name for node in zeros] == ["parts_out1_zero"]
+    backward = next(n for n in planned.order if planned.graph.names[n] == "parts_backward")
+    makers = [planned.graph.entry_node[e] for e in planned.graph.inputs[backward]]
+    assert planned.graph.names[makers[1]] == "parts_out1_zero"
+    assert planned.graph.names[makers[0]] == "exp_backward"
+
+
+def test_a_copy_between_devices_adds_to_no_array() -> None:
+    """x -> copy -> exp, added: a copy between devices can only overwrite, so another node adds what it brings."""
+    net = sym.exp(sym._CrossDeviceCopy(sym.Variable("x"), name="moved"), name="exp")
+    assert _ops(_plan(net, grad_req="write"))[-1] == "_CrossDeviceCopy"
+    assert _ops(_plan(net, grad_req="add"))[-2:] == ["_CrossDeviceCopy", "_copy"]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from tests.planner.plain_steps import Step, plan_steps, program_of_steps
+from tests.together import together
 from weftplan.planner import PlanOptions, validate
-from weftplan.planner.order import _Dependencies, _greedy_forwards
+from weftplan.planner.order import _Dependencies, _greedy_backwards, _greedy_forwards
+from weftplan.planner.program import Program
 
 
 def test_a_part_of_three_steps_is_put_into_another_order() -> None:
@@ -34,3 +40,68 @@ def test_a_last_reader_is_pulled_forward_as_soon_as_it_is_the_last() -> None:
     program = program_of_steps({"x": 64}, late, ["end"])
     order = _greedy_forwards(_Dependencies(program), program.order)
     assert [program.graph.names[nid] for nid in order] == ["big", "p", "q", "r", "end"]
+
+
+def random_program(seed: int) -> tuple[Program, list[int]]:
+    """Ten steps that each read up to three results, some twice, and the steps of its forward or its backward part."""
+    rng = random.Random(seed)
+    known, steps = ["x", "y"], []
+    for k in range(10):
+        reads = tuple(rng.choice(known[-5:]) for _ in range(rng.randint(1, 3)))
+        steps.append(Step(f"s{k}", reads, rng.choice((0, 8, 16, 24, 100))))
+        known.append(f"s{k}")
+    program = program_of_steps({"x": 64, "y": 1000}, steps, rng.sample(known[2:], 2), forward=rng.randint(4, 7))
+    return program, rng.choice((program.forward, program.backward))
+
+
+def pairs_of(program: Program, nodes: list[int]) -> tuple[dict[int, set[int]], set[int]]:
+    """(results that count which each node reads, those of ``nodes`` that are needed behind them)."""
+    reads = {n: {e for e in program.reads[n] if not program.external[e]} for n in program.order}
+    later = set(program.order) - set(nodes)
+    return reads, {e for e in nodes if e in program.graph.outputs or any(e in reads[n] for n in later)}
+
+
+@together()
+@pytest.mark.parametrize("seed", range(60))
+def test_forwards_the_step_after_which_least_is_alive_is_next(seed: int) -> None:
+    """Of the ready steps always the one that adds least to what is alive, of equal ones the first of the given order.
+
+    An entry dies with its last reader, unless it is made here and somebody behind this part needs it.
+    """
+    program, nodes = random_program(seed)
+    reads, kept = pairs_of(program, nodes)
+    every = {e for row in reads.values() for e in row} | set(program.graph.outputs)
+    left, expected = list(nodes), list[int]()
+
+    def growth(n: int) -> int:
+        others = {e for m in left if m != n for e in reads[m]}
+        dies = [e for e in reads[n] if e not in others and e not in kept and e not in program.graph.outputs]
+        return (program.nbytes[n] if n in every else 0) - sum(program.nbytes[e] for e in dies)
+
+    while left:
+        ready = [n for n in left if not reads[n] & set(left)]
+        expected.append(min(ready, key=growth))
+        left.remove(expected[-1])
+    assert _greedy_forwards(_Dependencies(program), nodes) == expected
+
+
+@together()
+@pytest.mark.parametrize("seed", range(60))
+def test_backwards_the_step_before_which_least_is_alive_is_last(seed: int) -> None:
+    """Of the steps that nobody left needs always the one before which least is alive; of equal ones the last.
+
+    An entry is alive from its last reader back to its maker.
+    """
+    program, nodes = random_program(seed)
+    reads, alive = pairs_of(program, nodes)
+    left, expected = list(nodes), list[int]()
+
+    def growth(n: int) -> int:
+        return sum(program.nbytes[e] for e in reads[n] - alive) - (program.nbytes[n] if n in alive else 0)
+
+    while left:
+        ready = [n for n in reversed(left) if not any(n in reads[m] for m in left)]
+        expected.insert(0, min(ready, key=growth))
+        alive |= reads[expected[0]]
+        left.remove(expected[0])
+    assert _greedy_backwards(_Dependencies(program), nodes) == expected

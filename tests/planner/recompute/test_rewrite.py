@@ -42,6 +42,20 @@ def names(program: Program) -> list[str]:
     return [program.graph.names[nid] for nid in program.order]
 
 
+def test_results_of_a_rewritten_graph_are_named_as_their_operators_name_them(training: Any) -> None:
+    """The twin of a batch norm makes what the batch norm makes, under its own name; a single result is ``output``."""
+    x = sym.BatchNorm(
+        sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc"), name="norm", output_mean_var=True
+    )
+    made = training(sym.sum(sym.tanh(x[0], name="act"), name="total"), {"data": (4, 6)})
+    after = repeat(
+        made.program, [nid for nid in made.program.forward if made.program.graph.names[nid] in ("norm", "act")]
+    )
+    entries = {after.graph.entry_name(e) for e in range(after.graph.num_entries)}
+    assert {"norm_output", "norm_mean", "norm_mirror_output", "norm_mirror_mean", "norm_mirror_var"} <= entries
+    assert {"data", "fc_output"} <= entries
+
+
 def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(training: Any) -> None:
     """The twin of act0 follows the gradients that do not need it, and computes from the kept fc0."""
     made = chain(training)
