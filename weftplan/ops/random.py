@@ -55,7 +55,7 @@ def _drawing(method: str, shift: str, scale: Any, check: Callable[[Params], None
     @context_kernel
     def compute(ctx: OpContext, p: Params, out: Any) -> None:
         check(p)
-        if out is None or out.size == 0:
+        if out.size == 0:
             return
         xp = ctx.xp
         draw = getattr(ctx.generator(), method)

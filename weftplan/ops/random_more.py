@@ -135,8 +135,6 @@ def _of_arrays(name: str, kind: _Kind) -> Callable[..., None]:
         *inputs, out = arrays
         flat = [value.reshape(-1) for value in inputs]
         _check(name, kind, flat)
-        if out is None:
-            return
         xp, inner = ctx.xp, out.size // flat[0].size
 
         def draw(generator: Any, start: int, count: int) -> Any:
@@ -255,8 +253,6 @@ register(
 
 @context_kernel
 def _shuffle(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
-    if out is None:
-        return
     # Drawn on the host, so that the order is the same on every device.
     order = OpContext(np, random_key=ctx.random_key).generator().permutation(data.shape[0])
     for row, source in enumerate(order.tolist()):
@@ -317,8 +313,6 @@ def _classes_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 
 @kernel
 def _backward_classes(xp: Any, p: Params, g: Any, data: Any, drawn: Any, out: Any) -> None:
-    if out is None:
-        return
     width = data.shape[-1]
     out, table = out.reshape(-1, width), data.reshape(-1, width)
     out.fill(0)

@@ -122,8 +122,6 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 @context_kernel
 def _backward(ctx: OpContext, p: Params, ograd: Any, mask: Any, out: Any) -> None:
-    if out is None:
-        return
     xp = ctx.xp
     if not _active(ctx, p):
         xp.copyto(out, ograd)
