@@ -24,9 +24,9 @@ class Buffers:
     buffers, even where MXNet's walk gave them a block, and neither is the scratch of nodes that do not run.
     """
 
-    def __init__(self, program: Program, found: Assignment, *, options: PlanOptions) -> None:
+    def __init__(self, program: Program, assignment: Assignment, *, options: PlanOptions) -> None:
         self.program = program
-        self.assignment = found
+        self.assignment = assignment
         self.options = options
         starts, ends = lifetimes(program)
         self.entry_first = np.array(starts, dtype=np.int64)
@@ -34,8 +34,8 @@ class Buffers:
         self.entry_nbytes = np.array(program.nbytes, dtype=np.int64)
         node_device = np.array(program.device, dtype=np.int64)
         self.entry_device = node_device[program.graph.entry_node]
-        group = np.array(found.group, dtype=np.int64)
-        group[np.frombuffer(found.kind, dtype=np.uint8) == Kind.UNUSED] = -1
+        group = np.array(assignment.group, dtype=np.int64)
+        group[np.frombuffer(assignment.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
         # Some groups may have lost their entries to partial sums: renumber the rest, keeping their order.
         used, members = np.unique(group[held], return_inverse=True)
@@ -43,7 +43,7 @@ class Buffers:
         group[held] = members
         self.entry_group = group
         counted = options.workspaces
-        self.workspace = scratch_of(program, added=found.added, skipped=found.skipped) if counted else {}
+        self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
         """Scratch bytes per node that runs."""
         where = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
         self.workspace_nodes = list(where)

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from weftplan.ops.schema import DType, Shape
-from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Assignment
+from weftplan.planner.program import Program
 
 CALLER = "(caller)"
 """Last reader of an output of the graph."""
@@ -35,13 +35,11 @@ class Labels:
     """Node that makes each entry."""
     node_names: Sequence[str]
 
-    def __init__(
-        self, graph: Graph, steps: list[int], *, shapes: list[Shape], dtypes: list[DType], found: Assignment
-    ) -> None:
-        self.steps, self.shapes, self.dtypes = steps, shapes, dtypes
+    def __init__(self, program: Program, assignment: Assignment) -> None:
+        graph = self._graph = program.graph
+        self.steps, self.shapes, self.dtypes = program.order, program.shapes, program.dtypes
         self.makers, self.node_names = graph.entry_node, graph.names
-        self._graph = graph
-        self._found = found
+        self._assignment = assignment
 
     def name(self, eid: int) -> str:
         """Name of an entry."""
@@ -53,7 +51,7 @@ class Labels:
 
     def source(self, eid: int) -> int:
         """Entry whose memory an in-place or added-to entry takes over; -1 for others."""
-        index = self._found.inplace[eid]
+        index = self._assignment.inplace[eid]
         if index >= 0:
             return self._graph.inputs[self.makers[eid]][index]
         return self._totals.get(eid, -1)
@@ -62,7 +60,7 @@ class Labels:
     def _totals(self) -> dict[int, int]:
         """Added term -> the partial sum that it is added to."""
         inputs = self._graph.inputs
-        return {inputs[nid][1]: inputs[nid][0] for nid in self._found.skipped}
+        return {inputs[nid][1]: inputs[nid][0] for nid in self._assignment.skipped}
 
 
 class Pass(NamedTuple):

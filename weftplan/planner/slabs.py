@@ -33,9 +33,9 @@ def blocks(
     Where the best of several strategies is asked for, they are stacked in one slab per device, so that executors with
     other shapes can use it too.
     """
-    program, found = buffers.program, buffers.assignment
+    program, assignment = buffers.program, buffers.assignment
     one_slab = buffers.options.strategy in ("auto", "arena")
-    storage = np.array(found.storage, dtype=np.int64)
+    storage = np.array(assignment.storage, dtype=np.int64)
     held = np.flatnonzero(storage >= 0)
     used, renumbered = np.unique(storage[held], return_inverse=True)
     storage[held] = renumbered
@@ -185,7 +185,7 @@ def _packed(buffers: Buffers, part: IntArray, *, alignment: int, order: Preceden
 
 def _common(buffers: Buffers) -> dict[str, Any]:
     """What does not depend on where anything lies: fields of a plan by name."""
-    program, found = buffers.program, buffers.assignment
+    program, assignment = buffers.program, buffers.assignment
     workspace_nbytes = np.zeros(program.graph.num_nodes, dtype=np.int64)
     for nid, nbytes in buffers.workspace.items():
         workspace_nbytes[nid] = nbytes
@@ -193,13 +193,13 @@ def _common(buffers: Buffers) -> dict[str, Any]:
         "options": buffers.options,
         "contexts": program.contexts,
         "entry_nbytes": buffers.entry_nbytes,
-        "entry_kind": np.frombuffer(bytes(found.kind), dtype=np.int8).copy(),
+        "entry_kind": np.frombuffer(bytes(assignment.kind), dtype=np.int8).copy(),
         "entry_first": buffers.entry_first.astype(np.int32),
         "entry_last": buffers.entry_last.astype(np.int32),
-        "entry_inplace": np.array(found.inplace, dtype=np.int32),
+        "entry_inplace": np.array(assignment.inplace, dtype=np.int32),
         "workspace_nbytes": workspace_nbytes,
         "lower_bound": buffers.lower_bound(),
         "unshared_bytes": buffers.unshared(),
-        "labels": Labels(program.graph, program.order, shapes=program.shapes, dtypes=program.dtypes, found=found),
+        "labels": Labels(program, assignment),
         "external_bytes": program.external_bytes,
     }

@@ -30,7 +30,7 @@ class Training:
     def tape(self, seconds: Any = None) -> Tape:
         """A tape with the modelled costs, or with given ones."""
         costs = node_seconds(self.program) if seconds is None else seconds
-        return Tape(self.program, found=self.assignment, options=self.options, seconds=costs)
+        return Tape(self.program, assignment=self.assignment, options=self.options, seconds=costs)
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> flo
     for size in sizes:
         made = training(make(size), shapes(size), strategy="match_range", workspaces=False)
         program = reversed_backward(made.program)
-        tape = Tape(program, found=made.assignment, options=made.options, seconds=node_seconds(program))
+        tape = Tape(program, assignment=made.assignment, options=made.options, seconds=node_seconds(program))
         price = square_root(tape)
         peaks.append(price.peak)
     assert price.peak < tape.price(()).peak / 4

@@ -67,7 +67,7 @@ def test_another_order(training: Any) -> None:
     made = training(models.get("lstm"), models.input_shapes("lstm", 4))
     program = stepwise_forward(made.program)
     assert program.order != made.program.order
-    tape = Tape(program, found=made.assignment, options=made.options, seconds=node_seconds(program))
+    tape = Tape(program, assignment=made.assignment, options=made.options, seconds=node_seconds(program))
     assert agree(tape, random.Random(1), 4) > 100
 
 

@@ -75,13 +75,13 @@ def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
     The given one; with the backward part in reverse forward order; with both parts step by step.
     """
     seconds = cost(start.program)
-    tapes = [Tape(start.program, found=start.assignment, options=options, seconds=seconds)]
+    tapes = [Tape(start.program, assignment=start.assignment, options=options, seconds=seconds)]
     orders = [start.program.order]
     for program in (start.program, stepwise_forward(start.program)):
         program = reversed_backward(program)
         if program.order not in orders:
             orders.append(program.order)
-            tapes.append(Tape(program, found=assignment(program, options), options=options, seconds=seconds))
+            tapes.append(Tape(program, assignment=assignment(program, options), options=options, seconds=seconds))
     return tapes
 
 

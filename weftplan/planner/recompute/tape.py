@@ -83,11 +83,13 @@ def pressure(live: IntArray) -> IntArray:
 class Tape:
     """A training graph, without recomputation, prepared for many prices.
 
-    ``found`` is the assignment of its plan, which says what gradient sums are accumulated in place, ``options`` are
+    ``assignment`` is that of its plan, which says what gradient sums are accumulated in place, ``options`` are
     those of that plan, and ``seconds`` is the cost of every node.
     """
 
-    def __init__(self, program: Program, *, found: Assignment, options: PlanOptions, seconds: Sequence[float]) -> None:
+    def __init__(
+        self, program: Program, *, assignment: Assignment, options: PlanOptions, seconds: Sequence[float]
+    ) -> None:
         graph = program.graph
         self.program = program
         self.seconds = seconds
@@ -99,14 +101,14 @@ class Tape:
         self.outputs = [range(start, end) for start, end in pairwise(graph.row)]
         self.place = {nid: step for step, nid in enumerate(self.forward)}
         self._place = np.array([self.place.get(nid, -1) for nid in range(graph.num_nodes)], dtype=np.int64)
-        self.step_seconds = sum(seconds[nid] for nid in program.order if nid not in found.skipped)
+        self.step_seconds = sum(seconds[nid] for nid in program.order if nid not in assignment.skipped)
         """Seconds of one step (forward and backward) without recomputation."""
         # Entries with no memory of their own: the caller's, and terms that are added straight into their sums.
         self.outside = bytearray(program.external)
-        for e in found.added:
+        for e in assignment.added:
             self.outside[e] = 1
         counted = options.workspaces
-        self.workspace = scratch_of(program, added=found.added, skipped=found.skipped) if counted else {}
+        self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
         self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
         self.nbytes = np.tile(np.array(program.nbytes, dtype=np.int64), 2)
         """Bytes of each entry, those of twins behind the others."""

@@ -53,7 +53,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
         if program.num_forward < len(program.order) <= MOST_STEPS:
-            tape = recompute.Tape(program, found=start.assignment, options=options, seconds=seconds)
+            tape = recompute.Tape(program, assignment=start.assignment, options=options, seconds=seconds)
             for point in _spread(recompute.curve(tape)):
                 choices += _curve(start, options, point, cost)
         best, low = _first_that_fits(start, options, _undominated(choices))

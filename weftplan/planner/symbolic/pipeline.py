@@ -140,7 +140,7 @@ def size_symbol(
 class SizedGraph:
     """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget."""
 
-    found: Differentiated
+    differentiated: Differentiated
     program: Program
     """The graph with sizes, in the order in which it is written."""
     options: PlanOptions
@@ -176,7 +176,7 @@ class SizedGraph:
     def _planned(self, chosen: PlanOptions, seconds: Mapping[str, float] | None) -> PlannedGraph:
         """The plan of this graph, with the pairs of nodes that it has joined."""
         draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
-        found = self.found
+        found = self.differentiated
         graph = realised(found.graph, draft.program.graph)
         outputs = graph.outputs[: found.num_outputs]
         wanted = zip(found.wanted, graph.outputs[found.num_outputs :], strict=True)
