@@ -22,7 +22,7 @@ import numpy as np
 
 from weftplan.cores import share_out
 from weftplan.ndarray.errstate import quietly
-from weftplan.ops.compiled.sums import PAST, compiled_sum, copy_past
+from weftplan.ops.compiled.sums import PAST, compiled_spread, compiled_sum, copy_past
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
@@ -120,7 +120,7 @@ def spread_array(
     """``target[...] = source`` for every target; all contiguous, of one shape and dtype, none sharing memory.
 
     ``threads``, ``bound`` and ``compiled`` are as for :func:`reduce_arrays`; ``total``: bytes of all targets, where
-    they are more than these.
+    they are more than these. A compiled loop reads ``source`` once for several targets.
     """
     if source.size == 0 or not targets:
         return
@@ -131,15 +131,13 @@ def spread_array(
     flat = source.reshape(-1)
     flats = [target.reshape(-1) for target in targets]
     block = max(1, BLOCK_BYTES // flat.itemsize)
-    fill = filler(max(total, len(targets) * source.nbytes), compiled=compiled)
+    work = compiled_spread(flat, flats) if compiled and len(flats) > 1 and flat.nbytes > BLOCK_BYTES else None
+    if work is None:
+        fill = filler(max(total, len(targets) * source.nbytes), compiled=compiled)
 
-    def work(lo: int, hi: int) -> None:
-        # In blocks, which are still in the cache for the second target.
-        step = hi - lo if len(flats) == 1 else block
-        for start in range(lo, hi, step):
-            stop = min(start + step, hi)
+        def work(lo: int, hi: int) -> None:
             for one in flats:
-                fill(flat[start:stop], one[start:stop])
+                fill(flat[lo:hi], one[lo:hi])
 
     share_out(work, flat.size, block, threads if flat.size >= bound else 1)
 

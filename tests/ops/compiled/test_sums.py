@@ -65,6 +65,22 @@ def test_a_sum_into_its_first_source(monkeypatch):
     np.testing.assert_array_equal(xs[0], want)
 
 
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("size", [333, 3 * sums.BLOCK // 4 + 5])
+def test_copies_to_several(monkeypatch, count, past, size):
+    """Every target gets every element of the range, and nothing behind it."""
+    if past:
+        monkeypatch.setattr(sums, "PAST", 0)
+    source = arrays(1, size, "float32")[0]
+    rooms = arrays(count, size + 16, "float32")
+    before = [room.copy() for room in rooms]
+    sums.compiled_spread(source, [room[:size] for room in rooms])(0, size)
+    for room, old in zip(rooms, before, strict=True):
+        np.testing.assert_array_equal(room[:size], source)
+        np.testing.assert_array_equal(room[size:], old[size:])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8"])
 @pytest.mark.parametrize(("begins", "size"), [(0, 333), (5, 333), (3, 64), (0, 64)])
 def test_copies(dtype, begins, size):

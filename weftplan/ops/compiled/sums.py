@@ -1,4 +1,4 @@
-"""Sums of several arrays, and copies past the caches, as compiled loops: each byte is read once and written once.
+"""Sums of several arrays, and copies of one to several, as compiled loops: each byte is read once and written once.
 
 An element's additions are those of the order that is asked for, so bits are NumPy's. Results too large for the caches
 are written past them, which saves the memory one read of what is overwritten anyway. Any thread may call; nothing is
@@ -21,6 +21,10 @@ MOST = 32
 
 LINE = 64
 """Bytes of a step: a line of the cache."""
+
+BLOCK = 1 << 15
+"""Bytes that go past the caches to one array after the other: they stay in a core's first cache meanwhile. Line by
+line, two such streams may fall on the same bank of the memory all the way, and took 50 times as long where they did."""
 
 PAST = 1 << 24
 """Bytes: results of at least that many are written past the caches."""
@@ -50,34 +54,52 @@ def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work
         lambda target: [_sum(scalar, count, grouped=grouped, past=past) for past in (False, True)],
         ("sum", "sum_past"),
     )
-    past = _goes_past(out) and not any(np.may_share_memory(source, out) for source in sources)
+    past = _goes_past([out]) and not any(np.may_share_memory(source, out) for source in sources)
     return _work(entries["sum_past" if past else "sum"], [out, *sources], out.itemsize)
+
+
+def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
+    """What copies ``source[first:last]`` to every target; None where there is no compiled kernel for it.
+
+    Args:
+        source: a contiguous array of one dimension.
+        targets: arrays like it, none of which shares memory with it or another one.
+    """
+    if source.dtype not in _SCALARS or not 1 <= len(targets) <= MOST or isinstance(host(), str):
+        return None
+    entry = _spreads(_SCALARS[source.dtype], len(targets))["spread_past" if _goes_past(targets) else "spread"]
+    return _work(entry, [source, *targets], source.itemsize)
 
 
 def copy_past(source: Array, target: Array) -> bool:
     """``target[...] = source``, past the caches; False: there is no compiled kernel for it, and nothing is done.
 
-    Both are contiguous, of one dimension, one size and one dtype, and share no memory. Where one array goes to several,
-    copy it in blocks, to one after the other: two streams past the caches at once may fall on the same bank of the
-    memory, line after line, which took 50 times as long where it was measured.
+    Both are contiguous, of one dimension, one size and one dtype, and share no memory; they begin anywhere.
     """
     address, itemsize = _address(target), target.itemsize
     head = -address % LINE
     whole = (target.nbytes - head) // LINE * LINE
     if whole <= 0 or head % itemsize or isinstance(host(), str):
         return False
-    entry = library("copy", lambda _: [_copy()], ("copy_past",))["copy_past"]
     first, end = head // itemsize, (head + whole) // itemsize
     target[:first] = source[:first]
     target[end:] = source[end:]
     words = np.array([0, whole, _address(source) + head, address + head], np.int64)
-    entry(_address(words))
+    _spreads("float", 1)["spread_past"](_address(words))
     return True
 
 
-def _goes_past(result: Array) -> bool:
-    """True when the result is large enough for that, and lies on borders of lines."""
-    return result.nbytes >= PAST and _address(result) % LINE == 0
+def _spreads(scalar: str, count: int) -> dict[str, Entry]:
+    return library(
+        f"spread-{count}-{scalar}",
+        lambda target: [_spread(scalar, count, past=past) for past in (False, True)],
+        ("spread", "spread_past"),
+    )
+
+
+def _goes_past(results: Sequence[Array]) -> bool:
+    """True when results are large enough for that, and lie on borders of lines."""
+    return sum(result.nbytes for result in results) >= PAST and all(_address(r) % LINE == 0 for r in results)
 
 
 def _work(entry: Entry, arrays: Sequence[Array], itemsize: int) -> Work:
@@ -118,11 +140,34 @@ def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
     return f
 
 
-def _copy() -> Function:
-    f, first, last = _begin("copy_past", "float")
-    source, target = f.pointer("%words", 2), f.pointer("%words", 3)
-    _each_line(f, first, last, lambda load: load(source), target, past=True)
+def _spread(scalar: str, count: int, *, past: bool) -> Function:
+    f, first, last = _begin("spread_past" if past else "spread", scalar)
+    source, *targets = (f.pointer("%words", 2 + i) for i in range(count + 1))
+    whole, left = _lines(f, first, last)
+    if past:
+        with f.loop(first, whole, BLOCK) as begin:
+            end = f.smaller(f.add(begin, BLOCK), whole)
+            for target in targets:
+                with f.loop(begin, end, LINE) as offset:
+                    f.store_past(f.load(f.at(source, offset)), f.at(target, offset))
+        f.fence()
+    else:
+        with f.loop(first, whole, LINE) as offset:
+            found = f.load(f.at(source, offset))
+            for target in targets:
+                f.store(found, f.at(target, offset))
+    with f.when(f.compare("sgt", left, 0)):
+        mask = f.mask_below(left)
+        for target in targets:
+            f.store_masked(f.load_masked(f.at(source, whole), mask), f.at(target, whole), mask)
     return f
+
+
+def _lines(f: Function, first: str, last: str) -> tuple[str, str]:
+    """Where the last whole line of a range of bytes ends, and how many elements are left behind it."""
+    length = f.sub(last, first)
+    whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
+    return str(whole), f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
 
 
 def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
@@ -135,12 +180,9 @@ def _each_line(
     f: Function, first: str, last: str, value: Callable[[Callable[[str], str]], str], out: str, *, past: bool
 ) -> None:
     """Store ``value`` of every line to ``out``; what is left at the end goes through a mask."""
-    length = f.sub(last, first)
-    whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
+    whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
-        found = value(lambda pointer: f.load(f.at(pointer, offset)))
-        (f.store_past if past else f.store)(found, f.at(out, offset))
-    left = f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
+        (f.store_past if past else f.store)(value(lambda pointer: f.load(f.at(pointer, offset))), f.at(out, offset))
     with f.when(f.compare("sgt", left, 0)):
         mask = f.mask_below(left)
         found = value(lambda pointer: f.load_masked(f.at(pointer, whole), mask))
