@@ -154,6 +154,8 @@ def test_indexing_and_iteration() -> None:
     assert x[1].attr("_value_index") == "1"
     with pytest.raises(IndexError, match="output 3"):
         x[3]
+    with pytest.raises(ValueError, match="did you mean 'fc_output'"):
+        sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc").get_internals()["fc"]
     with pytest.raises(ValueError, match="no output is called 'nope'"):
         x["nope"]
     with pytest.raises(ValueError, match="2 outputs are called"):

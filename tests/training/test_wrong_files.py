@@ -39,6 +39,11 @@ def test_a_wrong_epoch_says_which_there_are(saved: Path) -> None:
         mx.model.load_params(saved.parent / "other", 0)
     with pytest.raises(FileNotFoundError, match=r"beside it there are \['net-symbol\.json'\]"):
         mx.model.load_checkpoint(saved.parent / "other", 0)
+    for name in ("net-symbol.json", "net-0003.params"):
+        with pytest.raises(
+            FileNotFoundError, match=rf"{name} is a file, and a prefix is what its name begins with: net"
+        ):
+            mx.model.load_checkpoint(saved.parent / name, 3)
     (saved.parent / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no other -symbol\.json"):
         mx.model.load_checkpoint(saved.parent / "empty" / "other", 0)

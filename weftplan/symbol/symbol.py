@@ -111,6 +111,8 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
             if len(found) != 1:
                 problem = "no output is" if not found else f"{len(found)} outputs are"
                 hint = did_you_mean(index, names) if not found else ""
+                if not found and f"{index}_output" in names:  # the name of a node, where that of its output is wanted
+                    hint = f"did you mean '{index}_output'? "
                 raise ParameterError(f"{problem} called {index!r}; {hint}outputs: {listed(names)}")
             return Symbol([self.entries[found[0]]])
         if isinstance(index, slice):

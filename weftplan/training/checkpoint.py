@@ -123,7 +123,11 @@ def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol,
     path = Path(f"{os.fsdecode(prefix)}-symbol.json")
     if not path.exists():
         there = sorted(other.name for other in path.parent.glob("*-symbol.json"))
+        given = Path(os.fsdecode(prefix))
         hint = f"; beside it there are {listed(there)}" if there else "; there is no other -symbol.json beside it"
+        if given.is_file():
+            start = re.sub(r"-symbol\.json$|-[0-9]+\.params$", "", given.name)
+            hint = f"; {given.name} is a file, and a prefix is what its name begins with: {start}"
         raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
     return (sym.load(path), *load_params(prefix, epoch))
 

@@ -400,9 +400,12 @@ class Module(BaseModule):
             ):
                 # Where a value is given for each parameter and state, the others belong to a larger network.
                 given = len(arg_params or {}) + len(aux_params or {})
+                lacking = [name for name in self.param_names if name not in (arg_params or {})]
+                advice = "pass allow_extra=True to ignore them"
+                if lacking and not allow_missing:
+                    advice = f"and nothing for {listed(lacking)}; for another head pass allow_missing=True (fit, init_params)"
                 raise ParameterError(
-                    f"init_params: unknown names {listed(extra)}, {given - len(extra)} of {given} match; pass "
-                    f"allow_extra=True to ignore them"
+                    f"init_params: unknown names {listed(extra)}, {given - len(extra)} of {given} match; {advice}"
                 )
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
