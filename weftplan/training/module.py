@@ -403,7 +403,7 @@ class Module(BaseModule):
                 lacking = [name for name in self.param_names if name not in (arg_params or {})]
                 advice = "pass allow_extra=True to ignore them"
                 if lacking and not allow_missing:
-                    advice = f"and nothing for {listed(lacking)}; for another head pass allow_missing=True (fit, init_params)"
+                    advice = f"and nothing for {listed(lacking)}; where the head is another, pass allow_missing=True"
                 raise ParameterError(
                     f"init_params: unknown names {listed(extra)}, {given - len(extra)} of {given} match; {advice}"
                 )
