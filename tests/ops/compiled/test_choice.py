@@ -168,7 +168,7 @@ def run(dtype):
     s = sizes.sizes(geo)
     x = np.ones((2, 3, 8, 8), dtype); w = np.ones((5, 3, 3, 3), dtype); y = np.empty((2, 5, 8, 8), dtype)
     need = forward_scratch(s)
-    dense.forward(s, x, w, None, y, np.empty(need.packed, "u1"), np.empty(need.padded, "u1"))
+    dense.forward(s, x, w, None, y, np.empty(need.packed, "u1"), np.empty(need.padded, "u1"))()
     assert y[0, 0, 4, 4] == 27 and y[0, 0, 0, 0] == 12
 run("f4")
 child = os.fork()
@@ -192,7 +192,7 @@ def test_other_threads_run_meanwhile():
     y = np.empty_like(x)
     need = forward_scratch(s)
     scratch = np.empty(need.packed, np.uint8), np.empty(need.padded, np.uint8)
-    dense.forward(s, x, w, None, y, *scratch)
+    dense.forward(s, x, w, None, y, *scratch)()
     inside, counted, over = threading.Event(), [0], threading.Event()
 
     def count() -> None:
@@ -209,7 +209,7 @@ def test_other_threads_run_meanwhile():
         end = time.monotonic() + 60
         while most <= 20 and time.monotonic() < end:  # on a busy machine it may get no processor during a call
             before = counted[0]
-            dense.forward(s, x, w, None, y, *scratch)
+            dense.forward(s, x, w, None, y, *scratch)()
             most = max(most, counted[0] - before)
     finally:
         over.set()

@@ -62,9 +62,9 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
         return pairs[0][0], pairs[1][0] if need.padded else None
 
     for shape, call in (
-        (dy, lambda out: dense.forward(s, x, w, b, out, *take(forward_scratch(s)), target)),
-        (x, lambda out: dense.data_gradient(s, dy, w, out, *take(data_scratch(s)), target)),
-        (w, lambda out: dense.weight_gradient(s, x, dy, out, *take(weight_scratch(s)), target)),
+        (dy, lambda out: dense.forward(s, x, w, b, out, *take(forward_scratch(s)), target)()),
+        (x, lambda out: dense.data_gradient(s, dy, w, out, *take(data_scratch(s)), target)()),
+        (w, lambda out: dense.weight_gradient(s, x, dy, out, *take(weight_scratch(s)), target)()),
     ):
         room = np.full(shape.size + 64, np.nan, x.dtype)
         out = room[32:-32].reshape(shape.shape)
@@ -73,7 +73,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
         assert np.isnan(room[-32:]).all(), "something was written behind an output"
         results.append(out)
     positive = np.empty_like(results[0])
-    dense.forward(s, x, w, b, positive, *take(forward_scratch(s)), target, relu=True)
+    dense.forward(s, x, w, b, positive, *take(forward_scratch(s)), target, relu=True)()
     assert positive.tobytes() == (np.maximum(results[0], 0) + 0.0).tobytes(), "a relu on the way out is another one"
     assert all((guard == 0xFF).all() for guard in guards), "something was written behind the scratch"
     return results
@@ -232,7 +232,7 @@ def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: p
     for make in makers:
         make.cache_clear()
     inputs = (array, array, None, array) if work is dense.forward else (array, array, array)
-    work(s, *inputs, array, array)
+    work(s, *inputs, array, array)()
 
 
 @pytest.mark.parametrize("batch", [1, 3])

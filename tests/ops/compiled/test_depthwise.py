@@ -73,9 +73,9 @@ def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) ->
     assert depthwise_tables.takes(s)
     found = []
     for like, call in (
-        (dy, lambda out, room: depthwise_tables.compute_forward(s, x, w, None, out, room, target)),
-        (x, lambda out, room: depthwise_tables.compute_data(s, dy, w, out, room, target)),
-        (w, lambda out, room: depthwise_tables.compute_weight(s, x, dy, out, room, target)),
+        (dy, lambda out, room: depthwise_tables.forward_call(s, x, w, None, out, room, target)()),
+        (x, lambda out, room: depthwise_tables.data_call(s, dy, w, out, room, target)()),
+        (w, lambda out, room: depthwise_tables.weight_call(s, x, dy, out, room, target)()),
     ):
         scratch = np.full(depthwise_tables.scratch(s) + 64, 0xFF, np.uint8)
         room = np.full(like.size + 64, np.nan, x.dtype)
@@ -109,7 +109,7 @@ def test_against_the_plain_kernel(given_case: dict[str, Any]):
     room = np.empty(depthwise_tables.scratch(s), np.uint8)
     for relu in (False, True):  # what the pass may do on its way out
         got = np.empty_like(dy)
-        depthwise_tables.compute_forward(s, x, w, bias, got, room, relu=relu)
+        depthwise_tables.forward_call(s, x, w, bias, got, room, relu=relu)()
         whole = want[0] + bias.reshape(1, -1, *[1] * (dy.ndim - 2))
         assert np.abs(got - (np.maximum(whole, 0) if relu else whole)).max() <= eps * (8 + w[0].size), given_case
     for got, one, count in zip(run(geo, x, w, dy), want, (w[0].size, w[0].size, dy[:, 0].size), strict=True):

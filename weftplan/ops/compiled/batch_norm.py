@@ -16,12 +16,13 @@ import numpy as np
 
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import call_in_parts, count
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, one_after_other
 from weftplan.ops.compiled.tables import KernelArguments, address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape
+from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
 
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
            "first", "last", "relu")  # fmt: skip
@@ -275,66 +276,70 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _words(names: Sequence[str], values: dict[str, int]) -> KernelArguments:
-    return KernelArguments(names, np.array([values.get(name, 0) for name in names], dtype=np.int64))
-
-
-def _on_channels(name: str, words: KernelArguments, data: Any, channels: int) -> None:
-    call_in_parts(entries(data.dtype)[name], words, channels, count(data.size, FEW, channels))
+def _on_channels(
+    name: str, names: Sequence[str], data: Any, channels: int, constants: Any, values: dict[str, int]
+) -> Call:
+    values = {**values, "constants": address(constants), "channels": channels, "last": channels}
+    words = KernelArguments(names, np.array([values.get(name, 0) for name in names], dtype=np.int64), [constants])
+    return in_parts(entries(data.dtype)[name], words, channels, count(data.size, FEW, channels))
 
 
 def _address(array: Any) -> int:
     return 0 if array is None else address(array)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
     given = not ctx.is_train or params["use_global_stats"]
-    if given:
-        mean[...] = moving_mean
-        var[...] = moving_var
+    moves = not given and not ctx.recompute
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
-    words = _words(FORWARD, {
+    normalize = _on_channels("forward", FORWARD, data, channels, constants, {
         "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
         "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
-        "constants": address(constants), "images": images, "channels": channels, "plane": plane, "given": int(given),
-        "last": channels, "relu": int(relu),
+        "images": images, "plane": plane, "given": int(given), "relu": int(relu),
     })  # fmt: skip
-    _on_channels("forward", words, data, channels)
-    for target, value in zip(outputs[1:], (mean, inverse), strict=True):
-        if target is not None:
-            target[...] = value
-    if not given and not ctx.recompute:
-        for moving, batch in ((moving_mean, mean), (moving_var, var)):
-            np.multiply(moving, params["momentum"], out=moving)
-            np.multiply(batch, 1.0 - params["momentum"], out=inverse)
-            np.add(moving, inverse, out=moving)
+
+    def call() -> None:
+        if given:
+            mean[...] = moving_mean
+            var[...] = moving_var
+        normalize()
+        for target, value in zip(outputs[1:], (mean, inverse), strict=True):
+            if target is not None:
+                target[...] = value
+        if moves:
+            for moving, batch in ((moving_mean, mean), (moving_var, var)):
+                np.multiply(moving, params["momentum"], out=moving)
+                np.multiply(batch, 1.0 - params["momentum"], out=inverse)
+                np.add(moving, inverse, out=moving)
+
+    return holding(call, data, outputs, gamma, beta)
 
 
-def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, y, *others = inputs
-    _backward(ctx, params, [ograd, *others], outputs, relu=y)
+    return _backward(ctx, params, [ograd, *others], outputs, relu=y)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: Any = None) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: Any = None) -> Call:
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
-    words = _words(BACKWARD, {
+    differentiate = _on_channels("backward", BACKWARD, data, channels, constants, {
         "dy": address(ograd), "x": address(data), "dx": _address(outputs[0]),
         "gamma": 0 if params["fix_gamma"] else address(gamma), "mean": address(mean), "inverse": address(inverse),
-        "dgamma": address(ggrad), "dbeta": address(bgrad), "constants": address(constants), "images": images,
-        "channels": channels, "plane": plane, "given": int(params["use_global_stats"]), "last": channels,
-        "relu": _address(relu),
+        "dgamma": address(ggrad), "dbeta": address(bgrad), "images": images, "plane": plane,
+        "given": int(params["use_global_stats"]), "relu": _address(relu),
     })  # fmt: skip
-    _on_channels("backward", words, data, channels)
+    calls: list[Call] = [holding(differentiate, ograd, data, outputs[0], gamma, mean, inverse, ggrad, bgrad, relu)]
     if outputs[1] is not None:
-        outputs[1][...] = 0 if params["fix_gamma"] else ggrad
+        calls.append(partial(np.copyto, outputs[1], 0 if params["fix_gamma"] else ggrad))
     if outputs[2] is not None:
-        outputs[2][...] = bgrad
+        calls.append(partial(np.copyto, outputs[2], bgrad))
+    return one_after_other(*calls)
 
 
 def _refusal(data: DType, vector: DType) -> str:
@@ -346,8 +351,8 @@ def _refusal(data: DType, vector: DType) -> str:
     return ""
 
 
-def _provide(op: str, kernel: Kernel, data: int, vector: int, count: int) -> None:
-    """Offer ``kernel``; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
+def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
+    """Offer what ``make`` says; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         return _refusal(inputs[data].dtype, inputs[vector].dtype)
@@ -359,6 +364,7 @@ def _provide(op: str, kernel: Kernel, data: int, vector: int, count: int) -> Non
         shape, dtype = inputs[data]
         return take_bytes(*[((_extents(params, shape)[1],), dtype)] * count)
 
+    kernel = RepeatedKernel(make)
     provide(op, Implementation(name="native", kernel=kernel, workspace=workspace, refusal=refusal, slower=slower))
 
 

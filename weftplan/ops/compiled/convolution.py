@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled import dense, depthwise_tables
+from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
 from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
 from weftplan.ops.compiled.sizes import Sizes, sizes
 from weftplan.ops.compiled.target import host
@@ -69,8 +70,8 @@ def _data_scratch(s: Sizes) -> Scratch:
     return Scratch(0, 0) if s.pointwise else data_scratch(s)
 
 
-def _sum_to_bias(ograd: Any, target: Any) -> None:
-    np.sum(ograd, axis=(0, *range(2, ograd.ndim)), dtype=ograd.dtype, out=target)
+def _sum_to_bias(ograd: Any, target: Any) -> Call:
+    return partial(np.sum, ograd, axis=(0, *range(2, ograd.ndim)), dtype=ograd.dtype, out=target)
 
 
 def _convolution(params: Params, inputs: Specs, outputs: Specs) -> Geometry:
@@ -93,74 +94,80 @@ def _spec(array: Any) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
-def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any, *, relu: bool = False) -> None:
+def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any, *, relu: bool = False) -> Call:
     """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; with ``relu`` nothing below 0."""
     if depthwise_tables.takes(s):
-        depthwise_tables.compute_forward(s, data, weight, bias, out, room, relu=relu)
-    else:
-        dense.forward(s, data, weight, bias, out, *_buffers(room, forward_scratch(s)), relu=relu)
+        return depthwise_tables.forward_call(s, data, weight, bias, out, room, relu=relu)
+    return dense.forward(s, data, weight, bias, out, *_buffers(room, forward_scratch(s)), relu=relu)
 
 
-def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> None:
+def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
     """Gradients of :func:`_correlate` for data and weight, unless None."""
     single = depthwise_tables.takes(s)
+    calls: list[Call] = []
     if dgrad is not None and single:
-        depthwise_tables.compute_data(s, ograd, weight, dgrad, room)
+        calls.append(depthwise_tables.data_call(s, ograd, weight, dgrad, room))
     elif dgrad is not None and s.pointwise:
         kernel = weight.reshape(s.groups, s.filters, s.channels).swapaxes(1, 2)
         shaped = ograd.reshape(s.batch, s.groups, s.filters, s.pixels)
-        stacked_product(np, kernel, shaped, dgrad.reshape(s.batch, s.groups, s.channels, s.pixels))
+        target = dgrad.reshape(s.batch, s.groups, s.channels, s.pixels)
+        calls.append(partial(stacked_product, np, kernel, shaped, target))
     elif dgrad is not None:
-        dense.data_gradient(s, ograd, weight, dgrad, *_buffers(room, data_scratch(s)))
+        calls.append(dense.data_gradient(s, ograd, weight, dgrad, *_buffers(room, data_scratch(s))))
     if wgrad is not None and single:
-        depthwise_tables.compute_weight(s, data, ograd, wgrad, room)
+        calls.append(depthwise_tables.weight_call(s, data, ograd, wgrad, room))
     elif wgrad is not None:
-        dense.weight_gradient(s, data, ograd, wgrad, *_buffers(room, weight_scratch(s)))
+        calls.append(dense.weight_gradient(s, data, ograd, wgrad, *_buffers(room, weight_scratch(s))))
+    return calls
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
     out = outputs[0]
-    if out is not None:
-        s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
-        bias = None if params["no_bias"] else inputs[2]
-        _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)), relu=relu)
+    if out is None:
+        return nothing
+    s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
+    bias = None if params["no_bias"] else inputs[2]
+    return _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)), relu=relu)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, data, weight = inputs
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
     room = _room(ctx, s, _data_scratch(s), weight_scratch(s))
-    _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
+    calls = _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
     if not params["no_bias"] and outputs[2] is not None:
-        _sum_to_bias(ograd, outputs[2])
+        calls.append(_sum_to_bias(ograd, outputs[2]))
+    return one_after_other(*calls)
 
 
-def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     out = outputs[0]
     if out is None:
-        return
+        return nothing
     s = sizes(_deconvolution(params, [_spec(inputs[0])], [_spec(out)]))
-    _adjoint(s, None, inputs[0], inputs[1], out, None, _room(ctx, s, _data_scratch(s)))
+    calls = _adjoint(s, None, inputs[0], inputs[1], out, None, _room(ctx, s, _data_scratch(s)))
     if not params["no_bias"]:
-        np.add(out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
+        calls.append(partial(np.add, out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out))
+    return one_after_other(*calls)
 
 
-def _transposed_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _transposed_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, data, weight = inputs
     s = sizes(_deconvolution_backward(params, [_spec(ograd), _spec(data)], []))
     room = _room(ctx, s, forward_scratch(s), weight_scratch(s))
-    _adjoint(s, ograd, data, None, None, outputs[1], room)
+    calls = _adjoint(s, ograd, data, None, None, outputs[1], room)
     if outputs[0] is not None:
-        _correlate(s, ograd, weight, None, outputs[0], room)
+        calls.append(_correlate(s, ograd, weight, None, outputs[0], room))
     if not params["no_bias"] and outputs[2] is not None:
-        _sum_to_bias(ograd, outputs[2])
+        calls.append(_sum_to_bias(ograd, outputs[2]))
+    return one_after_other(*calls)
 
 
 def _provide(
-    op: str, kernel: Any, geometry: Callable[[Params, Specs, Specs], Geometry], data: int,
+    op: str, make: Maker, geometry: Callable[[Params, Specs, Specs], Geometry], data: int,
     scratch: Callable[[Sizes], Sequence[Scratch]],
 ) -> None:  # fmt: skip
-    """Offer ``kernel`` for ``op``, whose input number ``data`` has the dtype that counts."""
+    """Offer what ``make`` says for ``op``, whose input number ``data`` has the dtype that counts."""
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         s = sizes(geometry(params, inputs, outputs))
@@ -170,7 +177,7 @@ def _provide(
         op,
         Implementation(
             name="native",
-            kernel=kernel,
+            kernel=RepeatedKernel(make),
             workspace=workspace,
             refusal=lambda params, inputs, outputs: _refusal(inputs[data], geometry(params, inputs, outputs)),
             slower=lambda params, inputs, outputs: _slower(

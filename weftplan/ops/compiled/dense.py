@@ -10,12 +10,14 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from weftplan.cores import split, split_in_rooms
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import call_in_parts, count
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, holding, nothing, one_after_other
 from weftplan.ops.compiled.scratch import (
     Cut,
     Scratch,
@@ -76,8 +78,8 @@ def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
 def _gather(
     make: Callable[[Sizes, int], tables.KernelArguments], s: Sizes, slices: Sequence[_Slice], bands: Bands, cut: Cut,
     scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False, **arrays: Any,
-) -> None:  # fmt: skip
-    """Call ``gather`` for each slice; ``steps``: bytes of weight, result and bias from one channel to the next."""
+) -> Call:  # fmt: skip
+    """Calls of ``gather`` for each slice; ``steps``: bytes of weight, result and bias from one channel to the next."""
     target = _target(target)
     entry = entries(arrays["x"].dtype, target)["gather"]
     places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
@@ -95,67 +97,75 @@ def _gather(
         return make(part, target.lanes(s.itemsize)).filled(**begin, relu=int(relu))
 
     if cut.images > 1:
+        calls = []
         for piece in slices:
             here = arguments(piece, 0)
-            _pack(entry, here, piece[0], packed, steps["w"], target.lanes(s.itemsize))
+            calls.append(_packing(entry, here, piece[0], packed, steps["w"], target.lanes(s.itemsize)))
             computes = here.filled(packs=0)
-            call_in_parts(entry, computes, s.batch, cut.images, unit=s.side_by_side, moves={"padded": padded})
-        return
+            calls.append(in_parts(entry, computes, s.batch, cut.images, unit=s.side_by_side, moves={"padded": padded}))
+        return holding(one_after_other(*calls), *arrays.values())
     each = -(-len(slices) // cut.channels)
+    made: dict[tuple[int, int], Call] = {}
 
-    def work(number: int, room: int) -> None:
+    def prepared(number: int, room: int) -> Call:
+        calls = []
         for later, piece in enumerate(slices[number * each : (number + 1) * each]):
             here = arguments(piece, room)
             if kept and later:
                 here = here.filled(x=here["padded"], copies=0)
-            here.call(entry)
+            calls.append(here.ready(entry))
+        return one_after_other(*calls)
 
-    split_in_rooms(work, -(-len(slices) // each))
+    def work(number: int, room: int) -> None:
+        call = made.get((number, room))
+        if call is None:
+            call = made[number, room] = prepared(number, room)
+        call()
+
+    return holding(partial(split_in_rooms, work, -(-len(slices) // each)), *arrays.values())
 
 
-def _pack(entry: Entry, here: tables.KernelArguments, s: Sizes, nbytes: int, row_bytes: int, lanes: int) -> None:
-    """Pack the weights of a slice, ``nbytes`` of them, in parts where that is worth it."""
+def _packing(entry: Entry, here: tables.KernelArguments, s: Sizes, nbytes: int, row_bytes: int, lanes: int) -> Call:
+    """What packs the weights of a slice, ``nbytes`` of them, in parts where that is worth it."""
     rows = here.rows_packed
     parts = count(nbytes, FEW_PACKED, rows // tile(s)) if s.groups == 1 else 1
     if parts == 1:
-        here.filled(last=0).call(entry)  # packs, and computes nothing
-        return
+        return here.filled(last=0).ready(entry)  # packs, and computes nothing
     step = -(-rows // (parts * tile(s))) * tile(s)
-
-    def pack(number: int) -> None:
-        some = min(step, rows - number * step)
-        tables.packing(here, number * step, some, row_bytes=row_bytes, lanes=lanes).call(entry)
-
-    split(pack, -(-rows // step))
+    calls = [
+        tables.packing(here, first, min(step, rows - first), row_bytes=row_bytes, lanes=lanes).ready(entry)
+        for first in range(0, rows, step)
+    ]
+    return partial(split, lambda number: calls[number](), len(calls))
 
 
 def forward(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None, *,
     relu: bool = False,
-) -> None:  # fmt: skip
-    """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None; with ``relu`` nothing below 0."""
+) -> Call:  # fmt: skip
+    """What makes ``y`` windows of ``x`` times ``weight`` plus ``bias`` unless None, with ``relu`` nothing below 0."""
     steps = {"w": s.channels * s.taps * s.itemsize, "y": s.pixels * s.itemsize, "bias": s.itemsize}
     slices = _slices(s, filters_at_once(s), forward=True)
-    _gather(tables.forward, s, slices, forward_bands(s), forward_cut(s), forward_scratch(s), steps, target, relu=relu,
-            x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
+    return _gather(tables.forward, s, slices, forward_bands(s), forward_cut(s), forward_scratch(s), steps, target,
+                   relu=relu, x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
 
 
 def data_gradient(
     s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: Any, padded: Any, target: Target | None = None
-) -> None:
-    """``dgrad``: the gradient with respect to the image."""
+) -> Call:
+    """What computes ``dgrad``, the gradient with respect to the image."""
     steps = {"w": s.taps * s.itemsize, "y": math.prod(s.image) * s.itemsize}
     slices = _slices(s, channels_at_once(s), forward=False)
-    if len(slices) > 1:
-        dgrad.fill(0)  # some places may be read by no window, and a slice does not clear them
-    _gather(tables.data, s, slices, data_bands(s), data_cut(s), data_scratch(s), steps, target,
-            x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
+    call = _gather(tables.data, s, slices, data_bands(s), data_cut(s), data_scratch(s), steps, target,
+                   x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
+    # Some places may be read by no window, and a slice does not clear them.
+    return call if len(slices) == 1 else one_after_other(partial(dgrad.fill, 0), call)
 
 
 def weight_gradient(
     s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: Any, padded: Any, target: Target | None = None
-) -> None:
-    """``wgrad``: the gradient with respect to the weight."""
+) -> Call:
+    """What computes ``wgrad``, the gradient with respect to the weight."""
     target = _target(target)
     entry = entries(data.dtype, target)["weights"]
     slices = _slices(s, weight_rows(s), forward=True)
@@ -164,17 +174,23 @@ def weight_gradient(
     x, dy, dw, panels = (address(array) for array in (data, ograd, wgrad, packed))
     image = address(padded) if need.padded else 0
     once: dict[str, int] = {}
+    copy: Call = nothing
     if copied_once(s) and len(slices) > 1:
         # Of no group anything is computed. Rows overwrite what those before them wrote too far, so one thread copies.
-        tables.weight(s, target.lanes(s.itemsize)).filled(x=x, padded=image, groups=0).call(entry)
+        copy = tables.weight(s, target.lanes(s.itemsize)).filled(x=x, padded=image, groups=0).ready(entry)
         x, copies, once = image, 0, {"copies": 0}
+    made: dict[tuple[int, int], Call] = {}
 
     def work(number: int, room: int) -> None:
-        part, first = slices[number]
-        plan = tables.weight(part, target.lanes(s.itemsize))
-        plan.filled(
-            **once, x=x, dy=dy + first * s.pixels * s.itemsize, dw=dw + first * s.channels * s.taps * s.itemsize,
-            packed=panels + room * packs, padded=image + room * copies,
-        ).call(entry)  # fmt: skip
+        call = made.get((number, room))
+        if call is None:
+            part, first = slices[number]
+            plan = tables.weight(part, target.lanes(s.itemsize))
+            call = made[number, room] = plan.filled(
+                **once, x=x, dy=dy + first * s.pixels * s.itemsize, dw=dw + first * s.channels * s.taps * s.itemsize,
+                packed=panels + room * packs, padded=image + room * copies,
+            ).ready(entry)  # fmt: skip
+        call()
 
-    split_in_rooms(work, len(slices))
+    compute = partial(split_in_rooms, work, len(slices))
+    return holding(one_after_other(copy, compute), data, ograd, wgrad, packed, padded)

@@ -16,7 +16,8 @@ from weftplan.ops.compiled import depthwise
 from weftplan.ops.compiled.copies import PAD
 from weftplan.ops.compiled.depthwise import PASS, SLACK, VECTOR_BYTES
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import call_in_parts, count
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.sizes import Sizes
 from weftplan.ops.compiled.tables import KernelArguments, address
 from weftplan.ops.compiled.target import Target
@@ -175,8 +176,8 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
 def run(
     name: str, s: Sizes, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None,
     **more: int,
-) -> None:  # fmt: skip
-    """One pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
+) -> Call:  # fmt: skip
+    """What computes one pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
     if s.kernel[1:] == (3, 3) and s.dilate[1:] == (1, 1) and name != "data_by_two":
         name += str(s.stride[1])
     first, second, sums = plan_bytes(plan)
@@ -191,24 +192,25 @@ def run(
         **more,
     )
     moves = dict.fromkeys(("buffer", "second", "sums"), first + second + sums)
-    call_in_parts(entries(x.dtype, target)[name], arguments, s.groups, parts(s), moves=moves)
+    call = in_parts(entries(x.dtype, target)[name], arguments, s.groups, parts(s), moves=moves)
+    return holding(call, x, w, y, room)
 
 
-def compute_forward(
+def forward_call(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *, relu: bool = False
-) -> None:
-    """``y`` = each channel of ``x`` with its filter, plus ``bias`` unless None; with ``relu`` nothing below 0."""
+) -> Call:
+    """What makes ``y`` each channel of ``x`` with its filter, plus ``bias`` unless None; with ``relu`` at least 0."""
     more = {"bias": 0 if bias is None else address(bias), "relu": int(relu)}
-    run("forward", s, forward(_level(s)), x, weight, y, room, target, **more)
+    return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias)
 
 
-def compute_data(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> None:
-    """The gradient of the image."""
+def data_call(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> Call:
+    """What computes the gradient of the image."""
     s = _level(s)
     name = "forward" if s.stride[1:] == (1, 1) else "data_by_two"
-    run(name, s, data(s), ograd, weight, dgrad, room, target)
+    return run(name, s, data(s), ograd, weight, dgrad, room, target)
 
 
-def compute_weight(s: Sizes, x: Any, ograd: Any, wgrad: Any, room: Any, target: Target | None = None) -> None:
-    """The gradient of the weight."""
-    run("weights", s, weight(_level(s)), x, wgrad, ograd, room, target)
+def weight_call(s: Sizes, x: Any, ograd: Any, wgrad: Any, room: Any, target: Target | None = None) -> Call:
+    """What computes the gradient of the weight."""
+    return run("weights", s, weight(_level(s)), x, wgrad, ograd, room, target)

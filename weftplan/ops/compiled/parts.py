@@ -7,9 +7,11 @@ any range, so neither the number of cores nor that of ranges is part of a result
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from weftplan.cores import split_in_rooms
 from weftplan.ops.compiled.jit import Entry
+from weftplan.ops.compiled.replay import Call
 from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.products import MOST
 
@@ -19,11 +21,11 @@ def count(work: int, few: int, units: int) -> int:
     return max(1, min(MOST, work // few, units))
 
 
-def call_in_parts(
+def in_parts(
     entry: Entry, arguments: KernelArguments, size: int, parts: int, *, unit: int = 1,
     moves: Mapping[str, int] | None = None,
-) -> None:  # fmt: skip
-    """Call ``entry`` on ranges ``first`` to ``last`` of its words, which together are 0 to ``size``.
+) -> Call:  # fmt: skip
+    """What calls ``entry`` on ranges ``first`` to ``last`` of its words, which together are 0 to ``size``.
 
     Args:
         arguments: all words but ``first`` and ``last``.
@@ -35,8 +37,14 @@ def call_in_parts(
     step = -(-units // parts) * unit
     rooms = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
 
-    def part(number: int, room: int) -> None:
-        own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
-        arguments.filled(first=number * step, last=min((number + 1) * step, size), **own).call(entry)
+    made: dict[tuple[int, int], Call] = {}
 
-    split_in_rooms(part, -(-size // step))
+    def part(number: int, room: int) -> None:
+        call = made.get((number, room))
+        if call is None:
+            own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
+            here = arguments.filled(first=number * step, last=min((number + 1) * step, size), **own)
+            call = made[number, room] = here.ready(entry)
+        call()
+
+    return partial(split_in_rooms, part, -(-size // step))

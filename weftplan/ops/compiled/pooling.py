@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import call_in_parts, count
+from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.pooling_kernels import VECTOR_BYTES, WORDS, backward, forward
+from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding
 from weftplan.ops.compiled.tables import KernelArguments, address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.nn.pooling import grid_of, window
 from weftplan.ops.nn.pooling_windows import lowest
-from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, aligned
+from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape, aligned
 
 FEW = 1 << 17
 """Elements of one part, in which planes are handed to idle cores."""
@@ -66,8 +67,8 @@ def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, 
     )
 
 
-def _compute(ctx: OpContext, params: Params, name: str, start: float, padding: float, **arrays: Any) -> None:
-    """Call ``name``; ``arrays`` are x, y and for a gradient dy and dx."""
+def _compute(ctx: OpContext, params: Params, name: str, start: float, padding: float, **arrays: Any) -> Call:
+    """What calls ``name``; ``arrays`` are x, y and for a gradient dy and dx."""
     data, out = arrays["x"], arrays["y"]
     of = _triple(params, data.shape[2:], out.shape[2:])
     planes = data.shape[0] * data.shape[1]
@@ -81,25 +82,25 @@ def _compute(ctx: OpContext, params: Params, name: str, start: float, padding: f
     for place, axis in enumerate(("depth", "height", "width")):
         values |= {axis: of.image[place], f"out_{axis}": of.grid[place], f"kernel_{axis}": of.kernel[place],
                    f"step_{axis}": of.step[place], f"pad_{axis}": of.pad[place]}  # fmt: skip
-    words = KernelArguments(WORDS, np.array([values.get(word, 0) for word in WORDS], dtype=np.int64))
+    words = KernelArguments(WORDS, np.array([values.get(word, 0) for word in WORDS], dtype=np.int64), [constants])
     entry = entries(data.dtype, of.step[2])[name]
-    call_in_parts(entry, words, planes, parts, moves={"buffer": room})
+    return holding(in_parts(entry, words, planes, parts, moves={"buffer": room}), buffer, *arrays.values())
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     data, out = inputs[0], outputs[0]
     covers = grid_of(params, data.shape[2:], out.shape[2:]).covering[0]
     start = -math.inf if covers else lowest(data.dtype)
-    _compute(ctx, params, "forward", start, -math.inf, x=data, y=out)
+    return _compute(ctx, params, "forward", start, -math.inf, x=data, y=out)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, data, output = inputs
-    _compute(ctx, params, "backward", 0.0, math.nan, x=data, y=output, dy=ograd, dx=outputs[0])
+    return _compute(ctx, params, "backward", 0.0, math.nan, x=data, y=output, dy=ograd, dx=outputs[0])
 
 
-def _provide(op: str, kernel: Kernel, *, gradient: bool) -> None:
-    """Offer ``kernel``, whose first input has the dtype that counts."""
+def _provide(op: str, make: Maker, *, gradient: bool) -> None:
+    """Offer what ``make`` says, whose first input has the dtype that counts."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         found = host()
@@ -118,7 +119,7 @@ def _provide(op: str, kernel: Kernel, *, gradient: bool) -> None:
         parts = _parts(data[0] * data[1], math.prod(of.image))
         return aligned(parts * of.kernel[0] * of.kernel[1] * _pitch(of, dtype.itemsize))
 
-    provide(op, Implementation(name="native", kernel=kernel, workspace=workspace, refusal=refusal))
+    provide(op, Implementation(name="native", kernel=RepeatedKernel(make), workspace=workspace, refusal=refusal))
 
 
 _provide("Pooling", _forward, gradient=False)

@@ -59,7 +59,16 @@ class KernelArguments:
 
     def call(self, entry: Callable[[int], None]) -> None:
         """Run a compiled function on these words; they and their tables live until it returns."""
-        entry(address(self.words))
+        self.ready(entry)()
+
+    def ready(self, entry: Callable[[int], None]) -> Callable[[], None]:
+        """What runs a compiled function on these words again and again; it keeps them and their tables alive."""
+        place = address(self.words)
+
+        def call(keeps: KernelArguments = self) -> None:
+            entry(place)
+
+        return call
 
 
 def packing(of: KernelArguments, first: int, rows: int, *, row_bytes: int, lanes: int) -> KernelArguments:

@@ -1,0 +1,89 @@
+"""Compiled kernels settle a call once: later runs of an executor compute no sizes, and give the bits of a first run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.ops.compiled import batch_norm, convolution, pooling, replay
+from weftplan.planner import PlanOptions
+
+pytest.importorskip("llvmlite")
+
+MODULES: tuple[Any, ...] = (convolution, batch_norm, pooling)
+
+
+def network() -> Any:
+    """One layer of every kind of compiled kernel."""
+    net = mx.sym.Variable("data")
+    net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=8, name="dense")
+    net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=8, num_group=8, no_bias=True, name="single")
+    net = mx.sym.Convolution(net, kernel=(1, 1), num_filter=6, no_bias=True, name="point")
+    net = mx.sym.BatchNorm(net, fix_gamma=False, name="norm")
+    net = mx.sym.Pooling(net, kernel=(2, 2), stride=(2, 2), pool_type="max", name="pool")
+    return mx.sym.Deconvolution(net, kernel=(2, 2), stride=(2, 2), num_filter=3, no_bias=False, name="up")
+
+
+def bound() -> Any:
+    """An executor full of random numbers."""
+    executor = network().simple_bind(mx.cpu(), data=(3, 4, 10, 10), plan_options=PlanOptions(kernels="native"))
+    rng = np.random.default_rng(5)
+    for array in (*executor.arg_arrays, *executor.aux_arrays):
+        array[:] = rng.uniform(0.5, 1.5, array.shape)
+    return executor
+
+
+def run(executor: Any, data: Any, *, train: bool) -> list[bytes]:
+    """Outputs and gradients of a run on ``data``."""
+    out = executor.forward(is_train=train, data=data)[0]
+    found = [out]
+    if train:
+        executor.backward(mx.nd.ones(out.shape))
+        found += executor.grad_arrays
+    return [one.asnumpy().tobytes() for one in found]
+
+
+def test_later_runs_settle_nothing_and_see_new_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run on other data asks for no sizes, and has the bits of an executor that runs for the first time."""
+    rng = np.random.default_rng(6)
+    first, second = (mx.nd.array(rng.standard_normal((3, 4, 10, 10))) for _ in range(2))
+    moving, fresh = bound(), bound()
+    run(moving, first, train=True)
+    run(moving, first, train=False)
+    wanted = run(fresh, second, train=True)
+
+    def settled(*_: Any, **__: Any) -> None:
+        raise AssertionError("sizes are asked for again")
+
+    for module in MODULES:
+        for name in ("sizes", "_extents", "_triple", "take_bytes"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, settled)
+    assert run(moving, second, train=True) == wanted
+    for name, array in moving.aux_dict.items():  # they have seen more data
+        array.copyto(fresh.aux_dict[name])
+    again = run(moving, second, train=False)
+    monkeypatch.undo()
+    assert again == run(fresh, second, train=False)
+
+
+def test_a_call_is_made_when_it_is_first_called() -> None:
+    """Binding settles nothing, since compiling would make it slow; the scratch of one call is that of all."""
+    made: list[int] = []
+
+    def make(ctx: Any, params: Any, inputs: Any, outputs: Any) -> Any:
+        made.append(len(made))
+        return lambda: outputs.append(made[-1])
+
+    kernel = replay.RepeatedKernel(make)
+    outputs: list[Any] = []
+    call = kernel.on(None, {}, [], outputs)  # type: ignore[arg-type]
+    assert not made
+    call()
+    call()
+    assert (made, outputs) == ([0], [0, 0])
+    kernel(None, {}, [], outputs)  # type: ignore[arg-type]
+    assert (made, outputs) == ([0, 1], [0, 0, 1])
