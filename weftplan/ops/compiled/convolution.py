@@ -18,6 +18,7 @@ from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch
 from weftplan.ops.compiled.sizes import Sizes, sizes
 from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn import convolution, deconvolution
 from weftplan.ops.nn.conv_geometry import Geometry
 from weftplan.ops.products import stacked_product
@@ -29,8 +30,10 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
     found = host()
     if isinstance(found, str):
         return found
-    if spec.dtype not in (np.float32, np.float64):
-        return f"compiled kernels are written for float32 and float64, not {spec.dtype}"
+    if spec.dtype not in (np.float16, np.float32, np.float64):
+        return f"compiled kernels are written for float16, float32 and float64, not {spec.dtype}"
+    if spec.dtype == np.float16 and not found.halves:
+        return f"the processor ({found.cpu}) has no instructions for float16"
     return ""
 
 
@@ -59,19 +62,29 @@ def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Any:
     return ctx.take((_nbytes(s, *scratches),), np.uint8)
 
 
-def _buffers(room: Any, need: Scratch) -> tuple[Any, Any]:
-    """The two buffers of a dense pass; the second is None where it needs none."""
+def _buffers(room: Any, need: Scratch) -> tuple[Any, Any, Any]:
+    """The buffers of a dense pass, packed, padded and widened; None where it needs none."""
     begin = aligned(need.packed)
-    return room[: need.packed], room[begin : begin + need.padded] if need.padded else None
+    end = begin + aligned(need.padded)
+    return (
+        room[: need.packed],
+        room[begin : begin + need.padded] if need.padded else None,
+        room[end : end + need.widened] if need.widened else None,
+    )
+
+
+def _plain(s: Sizes) -> bool:
+    """Whether the gradient of the data is a plain product of matrices of a type that a BLAS knows."""
+    return s.pointwise and not s.halves
 
 
 def _data_scratch(s: Sizes) -> Scratch:
     """Scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
-    return Scratch(0, 0) if s.pointwise else data_scratch(s)
+    return Scratch(0, 0) if _plain(s) else data_scratch(s)
 
 
 def _sum_to_bias(ograd: Any, target: Any) -> Call:
-    return partial(np.sum, ograd, axis=(0, *range(2, ograd.ndim)), dtype=ograd.dtype, out=target)
+    return partial(np.sum, ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=target)
 
 
 def _convolution(params: Params, inputs: Specs, outputs: Specs) -> Geometry:
@@ -98,7 +111,8 @@ def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any,
     """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; with ``relu`` nothing below 0."""
     if depthwise_tables.takes(s):
         return depthwise_tables.forward_call(s, data, weight, bias, out, room, relu=relu)
-    return dense.forward(s, data, weight, bias, out, *_buffers(room, forward_scratch(s)), relu=relu)
+    packed, padded, widened = _buffers(room, forward_scratch(s))
+    return dense.forward(s, data, weight, bias, out, packed, padded, widened=widened, relu=relu)
 
 
 def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
@@ -107,17 +121,19 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
     calls: list[Call] = []
     if dgrad is not None and single:
         calls.append(depthwise_tables.data_call(s, ograd, weight, dgrad, room))
-    elif dgrad is not None and s.pointwise:
+    elif dgrad is not None and _plain(s):
         kernel = weight.reshape(s.groups, s.filters, s.channels).swapaxes(1, 2)
         shaped = ograd.reshape(s.batch, s.groups, s.filters, s.pixels)
         target = dgrad.reshape(s.batch, s.groups, s.channels, s.pixels)
         calls.append(partial(stacked_product, np, kernel, shaped, target))
     elif dgrad is not None:
-        calls.append(dense.data_gradient(s, ograd, weight, dgrad, *_buffers(room, data_scratch(s))))
+        packed, padded, _ = _buffers(room, data_scratch(s))
+        calls.append(dense.data_gradient(s, ograd, weight, dgrad, packed, padded))
     if wgrad is not None and single:
         calls.append(depthwise_tables.weight_call(s, data, ograd, wgrad, room))
     elif wgrad is not None:
-        calls.append(dense.weight_gradient(s, data, ograd, wgrad, *_buffers(room, weight_scratch(s))))
+        packed, padded, widened = _buffers(room, weight_scratch(s))
+        calls.append(dense.weight_gradient(s, data, ograd, wgrad, packed, padded, widened=widened))
     return calls
 
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from weftplan.cores import split, split_in_rooms
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
@@ -42,12 +44,12 @@ FEW_PACKED = 1 << 20
 
 
 def entries(dtype: DType, target: Target) -> dict[str, Entry]:
-    """The compiled functions ``gather`` and ``weights`` for elements of ``dtype``."""
-    scalar = "float" if dtype.itemsize == 4 else "double"
+    """The compiled functions ``gather`` and ``weights`` for elements of ``dtype``, for float16 also ``narrow``."""
+    scalar, halves = "double" if dtype.itemsize == 8 else "float", dtype.itemsize == 2
     return library(
-        f"convolution-{scalar}",
-        lambda one: product.functions(scalar, one),
-        ("gather", "weights"),
+        f"convolution-{'half' if halves else scalar}",
+        lambda one: product.functions(scalar, one, halves=halves),
+        ("gather", "weights", *(("narrow",) if halves else ())),
         target,
     )
 
@@ -141,20 +143,23 @@ def _packing(entry: Entry, here: tables.KernelArguments, s: Sizes, nbytes: int, 
 
 def forward(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None, *,
-    relu: bool = False,
+    widened: Any = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """What makes ``y`` windows of ``x`` times ``weight`` plus ``bias`` unless None, with ``relu`` nothing below 0."""
-    steps = {"w": s.channels * s.taps * s.itemsize, "y": s.pixels * s.itemsize, "bias": s.itemsize}
+    steps = {"w": s.channels * s.taps * s.stored, "y": s.pixels * s.stored, "bias": s.itemsize}
     slices = _slices(s, filters_at_once(s), forward=True)
-    return _gather(tables.forward, s, slices, forward_bands(s), forward_cut(s), forward_scratch(s), steps, target,
-                   relu=relu, x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
+    widens = s.halves and bias is not None
+    wide_bias = widened.view(np.float32) if widens else bias
+    call = _gather(tables.forward, s, slices, forward_bands(s), forward_cut(s), forward_scratch(s), steps, target,
+                   relu=relu, x=x, w=weight, bias=wide_bias, y=y, packed=packed, padded=padded)  # fmt: skip
+    return one_after_other(partial(np.copyto, wide_bias, bias), call) if widens else call
 
 
 def data_gradient(
     s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> Call:
     """What computes ``dgrad``, the gradient with respect to the image."""
-    steps = {"w": s.taps * s.itemsize, "y": math.prod(s.image) * s.itemsize}
+    steps = {"w": s.taps * s.stored, "y": math.prod(s.image) * s.stored}
     slices = _slices(s, channels_at_once(s), forward=False)
     call = _gather(tables.data, s, slices, data_bands(s), data_cut(s), data_scratch(s), steps, target,
                    x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
@@ -163,15 +168,19 @@ def data_gradient(
 
 
 def weight_gradient(
-    s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: Any, padded: Any, target: Target | None = None
-) -> Call:
+    s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: Any, padded: Any, target: Target | None = None, *,
+    widened: Any = None,
+) -> Call:  # fmt: skip
     """What computes ``wgrad``, the gradient with respect to the weight."""
     target = _target(target)
-    entry = entries(data.dtype, target)["weights"]
+    found = entries(data.dtype, target)
+    entry = found["weights"]
     slices = _slices(s, weight_rows(s), forward=True)
     need = weight_scratch(s)
     packs, copies = need.packed // len(slices), need.padded // len(slices)
-    x, dy, dw, panels = (address(array) for array in (data, ograd, wgrad, packed))
+    x, dy, panels = (address(array) for array in (data, ograd, packed))
+    dw = address(widened if s.halves else wgrad)
+    row = s.channels * s.taps
     image = address(padded) if need.padded else 0
     once: dict[str, int] = {}
     copy: Call = nothing
@@ -186,11 +195,16 @@ def weight_gradient(
         if call is None:
             part, first = slices[number]
             plan = tables.weight(part, target.lanes(s.itemsize))
-            call = made[number, room] = plan.filled(
-                **once, x=x, dy=dy + first * s.pixels * s.itemsize, dw=dw + first * s.channels * s.taps * s.itemsize,
+            here = dw + first * row * s.itemsize
+            call = plan.filled(
+                **once, x=x, dy=dy + first * s.pixels * s.stored, dw=here,
                 packed=panels + room * packs, padded=image + room * copies,
             ).ready(entry)  # fmt: skip
+            if s.halves:
+                rounds = tables.narrow(here, address(wgrad) + first * row * s.stored, part.groups * part.filters * row)
+                call = one_after_other(call, rounds.ready(found["narrow"]))
+            made[number, room] = call
         call()
 
     compute = partial(split_in_rooms, work, len(slices))
-    return holding(one_after_other(copy, compute), data, ograd, wgrad, packed, padded)
+    return holding(one_after_other(copy, compute), data, ograd, wgrad, packed, padded, widened)

@@ -26,7 +26,15 @@ from weftplan.ops.schema import DType
 
 def takes(s: Sizes) -> bool:
     """Whether these kernels compute such a convolution: one filter a channel, two axes, strides of one or of two."""
-    if s.channels != 1 or s.filters != 1 or s.groups == 1 or s.image[0] != 1 or s.kernel[0] != 1 or s.pad[0]:
+    if (
+        s.halves
+        or s.channels != 1
+        or s.filters != 1
+        or s.groups == 1
+        or s.image[0] != 1
+        or s.kernel[0] != 1
+        or s.pad[0]
+    ):
         return False
     return _level(s).stride[1:] in ((1, 1), (2, 2))
 

@@ -169,6 +169,39 @@ class Function:
         lanes = lanes.replace("i32 poison", "i32 0")
         return self.value(f"shufflevector {kind} {part}, {kind} poison, <{self.lanes} x i32> <{lanes}>")
 
+    # Halves: float16 in memory, float32 in registers
+
+    @property
+    def _halves(self) -> str:
+        return f"<{self.lanes} x half>"
+
+    def load_halves(self, pointer: str, mask: str | None = None) -> str:
+        """A vector of float32 from as many float16; zero and not read where there is a mask that is off."""
+        kind, name = self._halves, f"@llvm.masked.load.v{self.lanes}f16.p0"
+        if mask is None:
+            found = self.value(f"load {kind}, ptr {pointer}, align 2")
+        else:
+            masks = f"<{self.lanes} x i1>"
+            self.declare(f"declare {kind} {name}(ptr, i32, {masks}, {kind})")
+            found = self.value(f"call {kind} {name}(ptr {pointer}, i32 2, {masks} {mask}, {kind} zeroinitializer)")
+        return self.value(f"fpext {kind} {found} to {self.vector}")
+
+    def store_halves(self, value: str, pointer: str, count: int) -> None:
+        """The first ``count`` elements of a vector of float32, rounded to float16."""
+        found = self.value(f"fptrunc {self.vector} {value} to {self._halves}")
+        kind = self._halves
+        if count < self.lanes:
+            kind = f"<{count} x half>"
+            which = ", ".join(f"i32 {lane}" for lane in range(count))
+            found = self.value(
+                f"shufflevector {self._halves} {found}, {self._halves} poison, <{count} x i32> <{which}>"
+            )
+        self.emit(f"store {kind} {found}, ptr {pointer}, align 2")
+
+    def put_half(self, value: str, pointer: str) -> None:
+        """Store an element of float32, rounded to float16."""
+        self.emit(f"store half {self.value(f'fptrunc float {value} to half')}, ptr {pointer}, align 2")
+
     def load_masked(self, pointer: str, mask: str) -> str:
         """A vector, zero and not read where the mask is off."""
         kind = self.vector

@@ -30,6 +30,8 @@ GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
           "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step", "relu",
           "packs")  # fmt: skip
+NARROW = ("x", "y", "count")
+"""``count`` elements of float32 that are rounded to float16."""
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
            "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
            "chunk")  # fmt: skip
@@ -89,18 +91,19 @@ class _Places:
         return sources, [f.word(self.targets, place) for place in range(count)]
 
 
-def product(scalar: str, lanes: int, places: Sequence[int], *, register: str) -> Function:
+def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, halves: bool = False) -> Function:
     """``product(x, w, y, bias, how, rows, first_outer, outers, adds, relu)``.
 
     With ``relu`` not 0, ``max(y, 0)`` is stored, which is for sums that are whole: without ``adds``.
 
     ``places`` are the numbers of places of a tile, the largest first: the last tile takes the smallest that suffices.
-    ``bias`` may be null. ``register``: see :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
+    ``bias`` may be null. With ``halves`` ``y`` is of float16, and nothing is added to it. ``register``: see
+    :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
     """
     arguments = (("ptr", "x"), ("ptr", "w"), ("ptr", "y"), ("ptr", "bias"), ("ptr", "how"), ("i64", "rows"),
                  ("i64", "first"), ("i64", "outers"), ("i64", "adds"), ("i64", "relu"))  # fmt: skip
-    f = Function("product", arguments, scalar, lanes, local=True)
-    tile = _Tile(f, places, register=register)
+    f = Function("product_of_halves" if halves else "product", arguments, scalar, lanes, local=True)
+    tile = _Tile(f, places, register=register, halves=halves)
     n, most = f.lanes, places[0]
     total = f.mul("%rows", tile.walk.columns)
     # All tiles are large but the last, which is the smallest that suffices.
@@ -130,9 +133,10 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, register: str) ->
 class _Tile:
     """A few places of one or two panels: the sum in registers, then out to ``y``."""
 
-    def __init__(self, f: Function, places: Sequence[int], *, register: str) -> None:
+    def __init__(self, f: Function, places: Sequence[int], *, register: str, halves: bool) -> None:
         self.f = f
         self.register = register
+        self.halves = halves
         self.walk = _Places(f, "%how", "%rows", places[0])
         self.panel_step, self.channels, self.channel_step, self.inner = (
             word(f, "%how", PRODUCT, name) for name in ("panel_step", "channels", "channel_step", "inner")
@@ -166,7 +170,10 @@ class _Tile:
         f = self.f
         sources, targets = self.walk.take("%x", count)
         sums = self._sum(sources)
-        n, size, panels = f.lanes, f.size, self.panels
+        n, panels = f.lanes, self.panels
+        size = f.size // 2 if self.halves else f.size
+        store = f.store_halves if self.halves else f.store_first
+        put = f.put_half if self.halves else f.put_scalar
         results = [
             [f.floored(f.load(sums[place][panel]), self.least) for panel in range(panels)] for place in range(count)
         ]
@@ -175,38 +182,39 @@ class _Tile:
         whole = f.compare("eq", self.left, n * panels)
         adds = self.adds
         overwrites = f.value(f"xor i1 {adds}, true")
-        for condition, added in ((overwrites, False), (adds, True)):
+        ways = [(overwrites, False)] if self.halves else [(overwrites, False), (adds, True)]
+        for condition, added in ways:
             both = f.value(f"and i1 {runs}, {whole}")
             with f.when(f.value(f"and i1 {both}, {condition}")):
                 begin = f.at(self.y, targets[0])
                 for panel, start, lane, turned, some in self._turned(results, count):
                     to = f.at(begin, f.add(f.mul(self.channel_step, panel * n + lane), start * size))
                     value = f.binary("fadd", f.load_first(to, some), turned) if added else turned
-                    f.store_first(value, to, some)
+                    store(value, to, some)
         neither = f.value(f"xor i1 {f.value(f'and i1 {runs}, {whole}')}, true")
         with f.when(neither):
             for panel, start, lane, turned, _ in self._turned(results, count):
-                f.store(turned, f.at(self.buffer, ((panel * n + lane) * self.row + start) * size))
+                f.store(turned, f.at(self.buffer, ((panel * n + lane) * self.row + start) * f.size))
             some_places = f.choose(runs, 0, f.smaller(places_left, count))
-            for condition, added in ((overwrites, False), (adds, True)):
+            for condition, added in ways:
                 limit = f.choose(condition, self.left, 0)
                 with f.loop(0, limit) as number:
-                    from_ = f.at(self.buffer, f.mul(number, self.row * size))
+                    from_ = f.at(self.buffer, f.mul(number, self.row * f.size))
                     to = f.at(self.y, f.mul(number, self.channel_step))
                     with f.when(runs):
                         for start in range(0, count, n):
                             some = min(n, count - start)
                             there = f.at(to, f.add(targets[0], start * size))
-                            value = f.load_first(f.at(from_, start * size), some)
+                            value = f.load_first(f.at(from_, start * f.size), some)
                             if added:
                                 value = f.binary("fadd", f.load_first(there, some), value)
-                            f.store_first(value, there, some)
+                            store(value, there, some)
                     with f.loop(0, some_places) as place:
                         there = f.at(to, f.word(self.walk.targets, place))
-                        value = f.scalar_at(f.at(from_, f.mul(place, size)))
+                        value = f.scalar_at(f.at(from_, f.mul(place, f.size)))
                         if added:
                             value = f.value(f"fadd {f.scalar} {f.scalar_at(there)}, {value}")
-                        f.put_scalar(value, there)
+                        put(value, there)
 
     def _turned(self, results: list[list[str]], count: int) -> Iterator[tuple[int, int, int, str, int]]:
         """(panel, first place, lane, vector of places of that channel, how many) for the whole tile."""
@@ -304,8 +312,8 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     return f
 
 
-def weights(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``weights(how)``: the gradient of a convolution's weight.
+def weights(scalar: str, lanes: int, helpers: dict[str, Function], *, halves: bool = False) -> Function:
+    """``weights(how)``: the gradient of a convolution's weight; with ``halves`` in float32 from float16.
 
     The sum over pixels is cut into chunks whose size depends on shapes alone: each is one chain of additions, and the
     chunks are added in order.
@@ -333,9 +341,10 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
             earlier = f.value(f"or i64 {image}, {first}")
             adds = f.value(f"zext i1 {f.compare('ne', earlier, 0)} to i64")
             pixels = f.mul(f.mul(first, inner), f.size)
+            stored = f.mul(f.mul(first, inner), f.size // 2) if halves else pixels
             with f.loop(0, get["groups"]) as group:
                 begin = f.add(f.mul(image, get["dy_image"]), f.mul(group, get["dy_group"]))
-                f.call(helpers["pack"], f.at(dy, f.add(begin, pixels)), packed, pack_how, count, length)
+                f.call(helpers["pack"], f.at(dy, f.add(begin, stored)), packed, pack_how, count, length)
                 f.call(
                     helpers["product"],
                     f.at(source, f.mul(group, get["x_group"])),
@@ -352,12 +361,30 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     return f
 
 
-def functions(scalar: str, target: Target) -> list[Function]:
-    """All functions of the module of dense convolutions."""
+def narrow(lanes: int) -> Function:
+    """``narrow(how)``: numbers of float32 as float16."""
+    f = Function("narrow", (("ptr", "how"),), "float", lanes)
+    x, y = (pointer(f, "%how", NARROW, name) for name in ("x", "y"))
+    count = word(f, "%how", NARROW, "count")
+    whole = f.value(f"and i64 {count}, {-lanes}")
+    with f.loop(0, whole, lanes) as i:
+        f.store_halves(f.load(f.at(x, f.mul(i, 4))), f.at(y, f.mul(i, 2)), lanes)
+    with f.loop(whole, count) as i:
+        f.put_half(f.scalar_at(f.at(x, f.mul(i, 4))), f.at(y, f.mul(i, 2)))
+    return f
+
+
+def functions(scalar: str, target: Target, *, halves: bool = False) -> list[Function]:
+    """All functions of the module of dense convolutions; with ``halves`` on arrays of float16, computed in float32."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     helpers = {
-        "pad": pad(scalar, lanes),
-        "pack": pack(scalar, lanes),
+        "pad": pad(scalar, lanes, halves=halves),
+        "pack": pack(scalar, lanes, halves=halves),
         "product": product(scalar, lanes, target.places, register=target.register),
     }
-    return [*helpers.values(), gather(scalar, lanes, helpers), weights(scalar, lanes, helpers)]
+    weights_of = weights(scalar, lanes, helpers, halves=halves)
+    if not halves:
+        return [*helpers.values(), gather(scalar, lanes, helpers), weights_of]
+    rounding = product(scalar, lanes, target.places, register=target.register, halves=True)
+    gather_of = gather(scalar, lanes, {**helpers, "product": rounding})
+    return [*helpers.values(), rounding, gather_of, weights_of, narrow(lanes)]

@@ -34,15 +34,17 @@ FEW = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Bytes of the two buffers of a pass, all its parts together."""
+    """Bytes of the buffers of a pass, all its parts together."""
 
     packed: int
     padded: int
+    widened: int = 0
+    """Of what is in float16 outside and in float32 inside: the bias, or the gradient of the weight."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both, one behind the other."""
-        return aligned(self.packed) + aligned(self.padded)
+        """Bytes of all, one behind the other."""
+        return aligned(self.packed) + aligned(self.padded) + aligned(self.widened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def forward_scratch(s: Sizes) -> Scratch:
     """Filters as panels, and a band of an image."""
     cut = forward_cut(s)
     packed = s.groups * wide(filters_at_once(s), s.itemsize) * s.channels * s.taps * s.itemsize
-    return Scratch(packed * cut.channels, _forward_copy(s) * cut.channels * cut.images)
+    bias = s.groups * s.filters * s.itemsize if s.halves else 0
+    return Scratch(packed * cut.channels, _forward_copy(s) * cut.channels * cut.images, bias)
 
 
 def data_scratch(s: Sizes) -> Scratch:
@@ -167,12 +170,12 @@ def weight_rows(s: Sizes) -> int:
 
 def copied_once(s: Sizes) -> bool:
     """Whether all parts of a weight's gradient read one copy of all images."""
-    return s.pads and s.groups == 1 and s.batch <= s.together
+    return s.copied and s.groups == 1 and s.batch <= s.together
 
 
 def image_copy(s: Sizes) -> int:
     """Bytes of the images that a weight's gradient takes together, with padding; 0 where they are not copied."""
-    return _copy_bytes(s, s.padded, s.together * s.groups * s.channels) if s.pads else 0
+    return _copy_bytes(s, s.padded, s.together * s.groups * s.channels) if s.copied else 0
 
 
 def weight_scratch(s: Sizes) -> Scratch:
@@ -181,7 +184,9 @@ def weight_scratch(s: Sizes) -> Scratch:
     slices = -(-s.filters // rows)
     pixels = s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
     return Scratch(
-        slices * wide(rows, s.itemsize) * pixels * s.itemsize, (1 if copied_once(s) else slices) * image_copy(s)
+        slices * wide(rows, s.itemsize) * pixels * s.itemsize,
+        (1 if copied_once(s) else slices) * image_copy(s),
+        s.groups * s.filters * s.channels * s.taps * s.itemsize if s.halves else 0,
     )
 
 

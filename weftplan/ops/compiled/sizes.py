@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from weftplan.ops.nn.conv_geometry import Geometry
 
 Triple = tuple[int, int, int]
@@ -50,6 +52,18 @@ class Sizes:
     itemsize: int
     whole: int = 0
     """Channels from one image to the next of the result, or of its gradient, where this is a slice of them; 0: all."""
+    halves: bool = False
+    """Whether arrays are of float16; ``itemsize`` is that of float32 then, in which everything is computed."""
+
+    @property
+    def stored(self) -> int:
+        """Bytes of an element of an array."""
+        return self.itemsize // 2 if self.halves else self.itemsize
+
+    @property
+    def copied(self) -> bool:
+        """Whether a weight's gradient reads copies of the images, with their padding."""
+        return self.pads or self.halves
 
     @property
     def taps(self) -> int:
@@ -83,7 +97,7 @@ class Sizes:
     @property
     def source(self) -> Triple:
         """Extents of what windows are taken from: the image or its padded copy."""
-        return self.padded if self.pads else self.image
+        return self.padded if self.copied else self.image
 
     @property
     def together(self) -> int:
@@ -115,7 +129,8 @@ def sizes(geo: Geometry) -> Sizes:
         stride=_triple(geo.stride, 1),
         dilate=_triple(geo.dilate, 1),
         pad=_triple(geo.pad, 0),
-        itemsize=geo.dtype.itemsize,
+        itemsize=geo.acc.itemsize,
+        halves=geo.dtype == np.float16,
     )
 
 
@@ -137,16 +152,16 @@ class Bands:
 
 def _bands(
     planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_places: int, step: int, *, halo: int,
-    pads: bool, itemsize: int,
+    pads: bool, s: Sizes,
 ) -> Bands:  # fmt: skip
     """Bands for ``rows`` rows of windows, each of ``row_places``, that are ``step`` source rows apart.
 
     ``reach`` is what all of them read, padding included, ``halo`` the source rows that one row may read, counted from
     the first that any row of the same number reads.
     """
-    if not pads and planes * math.prod(source) * itemsize <= BAND_BYTES:
+    if not pads and not s.halves and planes * math.prod(source) * s.itemsize <= BAND_BYTES:
         return Bands(False, rows, 1, source, (0, 0, 0), 0)
-    row_bytes = planes * reach[0] * reach[2] * itemsize
+    row_bytes = planes * reach[0] * reach[2] * s.itemsize
     most = (BAND_BYTES // row_bytes - halo) // step + 1
     some = min(rows, max(most, -(-BAND_PLACES // row_places), 1))
     count = -(-rows // some)
@@ -160,7 +175,7 @@ def forward_bands(s: Sizes) -> Bands:
     planes = s.side_by_side * s.groups * s.channels
     halo = (s.kernel[1] - 1) * s.dilate[1] + 1
     return _bands(planes, s.image, s.padded, s.pad, s.grid[1], s.grid[0] * s.grid[2], s.stride[1], halo=halo,
-                  pads=s.pads, itemsize=s.itemsize)  # fmt: skip
+                  pads=s.pads, s=s)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
@@ -171,7 +186,7 @@ def data_bands(s: Sizes) -> Bands:
     # A phase with fewer rows may read further for each of them than the one with most.
     halo = reach.lead[1] + max((read for _, _, taps in reach.phases[1] for _, read in taps), default=0) + 1
     return _bands(planes, s.grid, reach.extents, reach.lead, rows, depth * width, 1, halo=halo, pads=reach.pads,
-                  itemsize=s.itemsize)  # fmt: skip
+                  s=s)  # fmt: skip
 
 
 Phase = tuple[int, int, tuple[tuple[int, int], ...]]

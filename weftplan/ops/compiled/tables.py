@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.ops.compiled.copies import PACK, PAD
-from weftplan.ops.compiled.product import GATHER, PRODUCT, WEIGHTS
+from weftplan.ops.compiled.product import GATHER, NARROW, PRODUCT, WEIGHTS
 from weftplan.ops.compiled.sizes import CHUNK, Bands, Sizes, Triple, data_bands, forward_bands, reach_of, runs_of
 
 Words = NDArray[np.int64]
@@ -109,7 +109,7 @@ def _divisor(count: int, most: int) -> int:
 
 
 def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
-    values = {"planes_step": math.prod(from_) * s.itemsize}
+    values = {"planes_step": math.prod(from_) * s.stored}
     for name, given in (("", from_), ("to_", to)):
         values |= dict(zip((f"{name}depth", f"{name}height", f"{name}width"), given, strict=True))
     values |= {"lead_depth": lead[0], "lead_width": lead[2]}
@@ -125,7 +125,7 @@ def _tap_offsets(s: Sizes, steps: Triple) -> list[int]:
 @functools.lru_cache(maxsize=1024)
 def forward(s: Sizes, lanes: int) -> KernelArguments:
     """Output pixels from channels and taps."""
-    size, taps, panel = s.itemsize, s.taps, lanes * s.itemsize
+    size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     bands = forward_bands(s)
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
     reduced = s.channels * taps
@@ -152,17 +152,17 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
              n * whole + (d * s.grid[1] + h) * s.grid[2])
             for n, d, h in every(range(s.side_by_side), range(s.grid[0]), range(first, first + count))
         ]  # fmt: skip
-        words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels)
+        words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels, stored)
         products.append(words)
         held += made
-    pack = _words(PACK, {"rows": s.filters, "row_step": reduced * size, "length": reduced, "transposes": 1,
+    pack = _words(PACK, {"rows": s.filters, "row_step": reduced * stored, "length": reduced, "transposes": 1,
                          "panel_step": reduced * panel})  # fmt: skip
     words, made = _gather(s, bands, products, pack, s.image, {
-        "x_image": s.groups * s.channels * math.prod(s.image) * size,
-        "y_image": whole * size, "x_group": s.channels * plane * size,
-        "w_group": s.filters * reduced * size, "packed_group": -(-s.filters // lanes) * reduced * panel,
-        "y_group": s.filters * s.pixels * size, "bias_group": s.filters * size,
-        "planes": s.groups * s.channels, "outer": 1, "y_step": bands.rows * s.grid[2] * size,
+        "x_image": s.groups * s.channels * math.prod(s.image) * stored,
+        "y_image": whole * stored, "x_group": s.channels * plane * size,
+        "w_group": s.filters * reduced * stored, "packed_group": -(-s.filters // lanes) * reduced * panel,
+        "y_group": s.filters * s.pixels * stored, "bias_group": s.filters * size,
+        "planes": s.groups * s.channels, "outer": 1, "y_step": bands.rows * s.grid[2] * stored,
     })  # fmt: skip
     return KernelArguments(GATHER, words, [*held, *made])
 
@@ -187,14 +187,15 @@ def _gather(
 def _product(
     s: Sizes, outer: list[tuple[int, int]], inner: list[tuple[int, int]], rows: list[tuple[int, int]],
     columns: list[tuple[int, int]], panel: int, panel_step: int, channels: int, channel_step: int,
+    out: int,
 ) -> tuple[Words, list[Words]]:  # fmt: skip
-    """Words of one product; offsets in elements of x and y, and in positions of w."""
+    """Words of one product; offsets in elements of x and y, which has ``out`` bytes each, and in positions of w."""
     size = s.itemsize
-    held = [_pairs(outer, size, panel), _pairs(inner, size, panel), _pairs(rows, size, size),
-            _pairs(columns, size, size)]  # fmt: skip
+    held = [_pairs(outer, size, panel), _pairs(inner, size, panel), _pairs(rows, size, out),
+            _pairs(columns, size, out)]  # fmt: skip
     tables = dict(zip(("outer_table", "inner_table", "row_table", "column_table"), map(_address, held), strict=True))
     words = _words(PRODUCT, {
-        "panel_step": panel_step, "channels": channels, "channel_step": channel_step * size, "inner": len(inner),
+        "panel_step": panel_step, "channels": channels, "channel_step": channel_step * out, "inner": len(inner),
         "rows": len(rows), "columns": len(columns), "outer": len(outer), **tables,
     })  # fmt: skip
     return words, held
@@ -203,7 +204,7 @@ def _product(
 @functools.lru_cache(maxsize=1024)
 def data(s: Sizes, lanes: int) -> KernelArguments:
     """The gradient of the image from filters and taps, one product for each phase of the strides."""
-    size, taps, panel = s.itemsize, s.taps, lanes * s.itemsize
+    size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     reach, bands = reach_of(s), data_bands(s)
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
     reduced = s.filters * taps
@@ -237,17 +238,17 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
                  n * whole + (first0 + a * s.stride[0]) * image_steps[0] + (first1 + b * s.stride[1]) * image_steps[1])
                 for n, a, b in every(range(s.side_by_side), range(count0), range(rows))
             ]  # fmt: skip
-            words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.channels, image)
+            words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.channels, image, stored)
             listed.append(words)
             held += made
-    pack = _words(PACK, {"rows": s.channels, "row_step": taps * size, "step": (s.whole or s.channels) * taps * size,
+    pack = _words(PACK, {"rows": s.channels, "row_step": taps * stored, "step": (s.whole or s.channels) * taps * stored,
                          "length": taps, "transposes": int(taps > 1), "panel_step": reduced * panel})  # fmt: skip
     words, made = _gather(s, bands, [*products[0], *products[1]], pack, s.grid, {
-        "x_image": s.groups * s.filters * s.pixels * size, "y_image": whole * size,
-        "x_group": s.filters * plane * size, "w_group": s.filters * s.channels * taps * size,
-        "packed_group": -(-s.channels // lanes) * reduced * panel, "y_group": s.channels * image * size,
+        "x_image": s.groups * s.filters * s.pixels * stored, "y_image": whole * stored,
+        "x_group": s.filters * plane * size, "w_group": s.filters * s.channels * taps * stored,
+        "packed_group": -(-s.channels // lanes) * reduced * panel, "y_group": s.channels * image * stored,
         "planes": s.groups * s.filters, "outer": s.filters, "clears": int(clears),
-        "y_step": bands.rows * s.stride[1] * image_steps[1] * size,
+        "y_step": bands.rows * s.stride[1] * image_steps[1] * stored,
     })  # fmt: skip
     return KernelArguments(GATHER, words, [*held, *made])
 
@@ -255,7 +256,7 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
 @functools.lru_cache(maxsize=1024)
 def weight(s: Sizes, lanes: int) -> KernelArguments:
     """The gradient of the weight from pixels."""
-    size, taps, panel = s.itemsize, s.taps, lanes * s.itemsize
+    size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     steps, plane = _steps(s.source), math.prod(s.source)
     together = s.together
     image = math.prod(s.image)
@@ -267,26 +268,33 @@ def weight(s: Sizes, lanes: int) -> KernelArguments:
     rows = _divisor(height, min(INNER, CHUNK) // width) if width <= INNER else 1
     inner = [(pixel(0, h, w), h * width + w) for h in range(rows) for w in range(width)]
     per_image = [(pixel(d, h, 0), (d * height + h) * width) for d in range(depth) for h in range(0, height, rows)]
-    step = s.groups * s.channels * (plane if s.pads else image)
+    step = s.groups * s.channels * (plane if s.copied else image)
     outer = [(n * step + x, n * s.pixels + w) for n in range(together) for x, w in per_image]
     chunk = max(1, s.chunk_rows // rows)
     pixels = together * s.pixels if together > 1 else min(s.pixels, chunk * len(inner))
     whole = s.whole or s.groups * s.filters
     places = [(c * plane, c * taps) for c in range(s.channels)]
     columns = [(offset, t) for t, offset in enumerate(_tap_offsets(s, steps))]
-    product, held = _product(s, outer, inner, places, columns, panel, pixels * panel, s.filters, s.channels * taps)
-    pack = _words(PACK, {"rows": s.filters, "row_step": s.pixels * size,
-                         "step": whole * s.pixels * size, "transposes": 1,
+    product, held = _product(
+        s, outer, inner, places, columns, panel, pixels * panel, s.filters, s.channels * taps, size
+    )
+    pack = _words(PACK, {"rows": s.filters, "row_step": s.pixels * stored,
+                         "step": whole * s.pixels * stored, "transposes": 1,
                          "panel_step": pixels * panel})  # fmt: skip
     pad = _pad_words(s, s.image, s.padded, s.pad)
     words = _words(WEIGHTS, {
-        "images": s.batch, "together": together, "x_image": s.groups * s.channels * image * size,
-        "dy_image": whole * s.pixels * size, "groups": s.groups, "x_group": s.channels * plane * size,
-        "dy_group": s.filters * s.pixels * size, "dw_group": s.filters * s.channels * taps * size,
-        "copies": int(s.pads), "pad": _address(pad), "planes": s.groups * s.channels, "lead": s.pad[1],
+        "images": s.batch, "together": together, "x_image": s.groups * s.channels * image * stored,
+        "dy_image": whole * s.pixels * stored, "groups": s.groups, "x_group": s.channels * plane * size,
+        "dy_group": s.filters * s.pixels * stored, "dw_group": s.filters * s.channels * taps * size,
+        "copies": int(s.copied), "pad": _address(pad), "planes": s.groups * s.channels, "lead": s.pad[1],
         "pack": _address(pack), "product": _address(product), "outer": len(per_image), "chunk": chunk,
     })  # fmt: skip
     return KernelArguments(WEIGHTS, words, [*held, product, pack, pad])
+
+
+def narrow(x: int, y: int, count: int) -> KernelArguments:
+    """Numbers at ``x`` rounded to float16 at ``y``."""
+    return KernelArguments(NARROW, _words(NARROW, {"x": x, "y": y, "count": count}))
 
 
 def address(array: Any) -> int:

@@ -41,6 +41,11 @@ class Target:
         return self.bits // (8 * itemsize)
 
     @property
+    def halves(self) -> bool:
+        """Whether there are instructions that turn float16 into float32 and back."""
+        return self.bits == 128 or "+f16c" in self.features
+
+    @property
     def places(self) -> tuple[int, ...]:
         """Places of a product's tile: two panels of each fit the registers with what they are made from."""
         return (8, 4) if self.registers > 16 else (6, 4)
