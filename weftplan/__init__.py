@@ -99,7 +99,7 @@ def _attribute(name: str) -> Any:
     if name not in _LAZY:
         if name in _ABSENT:
             raise AttributeError(f"weftplan has no {name} on purpose: {_ABSENT[name]}")
-        near = "" if name.startswith("__") else did_you_mean(name, (*__all__, *_LAZY))
+        near = "" if name.startswith("_") else did_you_mean(name, (*__all__, *_LAZY))
         raise AttributeError(f"module 'weftplan' has no attribute {name!r}" + (near and f"; {near.rstrip()}"))
     module_name, _, attribute = f"weftplan.{_LAZY[name]}".partition(":")
     try:

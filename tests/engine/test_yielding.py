@@ -5,7 +5,8 @@ import threading
 import pytest
 
 import weftplan as mx
-from weftplan import engine
+from weftplan import device, engine
+from weftplan.device.simulated import configure
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
@@ -44,4 +45,17 @@ def test_who_is_alone_is_told_that_nobody_will_help():
         current.push(lacking, (), (var,), mx.cpu(0))
         current.wait_for_var(var)
         assert len(tries) == 1
+    current.stop()
+
+
+@pytest.mark.parametrize("wait", ["settle", "wait_for_all"])
+def test_nothing_is_pending_only_when_devices_have_done_what_is_enqueued(wait):
+    """An operation on a device ends when its work is enqueued. A device that runs nothing early has done none of that
+    until somebody waits for the stream; who hears that nothing is pending may use its memory."""
+    configure(0, order="lazy")
+    with engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=1, gpu_workers=1)) as current:
+        place, ran = device.get(mx.sim(0)), []
+        current.push(lambda: place.launch(lambda: ran.append(1)), (), (current.new_variable(),), mx.sim(0))
+        assert current.settle(60.0) if wait == "settle" else current.wait_for_all() is None
+        assert ran == [1]
     current.stop()
