@@ -190,3 +190,11 @@ def test_a_copy_between_devices_adds_to_no_array() -> None:
     net = sym.exp(sym._CrossDeviceCopy(sym.Variable("x"), name="moved"), name="exp")
     assert _ops(_plan(net, grad_req="write"))[-1] == "_CrossDeviceCopy"
     assert _ops(_plan(net, grad_req="add"))[-2:] == ["_CrossDeviceCopy", "_copy"]
+
+
+def test_a_gradient_has_the_parameters_that_its_rule_names() -> None:
+    """The gradient of a sum of three is a copy for each, which knows nothing of how many there were."""
+    planned = _plan(sym.add_n(*map(sym.Variable, "abc"), name="total"))
+    copies = [planned.graph.nodes[n] for n in planned.order if planned.graph.nodes[n].op.name == "_copy"]
+    assert [node.name for node in copies] == [f"total_in{k}_backward" for k in range(3)]
+    assert all(not node.params for node in copies)

@@ -183,11 +183,12 @@ def test_auto_search_keeps_the_smallest_range() -> None:
 
 
 def test_colors_follow_the_longest_paths() -> None:
-    """Two colours: the long branch gets the first, the short branch the other; the join belongs to the long path."""
+    """Two colours: the long branch gets the first, all short branches the other; the join belongs to the long path."""
     x = sym.Variable("x")
     long = sym.tanh(sym.exp(sym.sqrt(x, name="l0"), name="l1"), name="l2")
     short = sym.square(x, name="s0")
-    planned = plan_symbol(sym.Concat(long, short, name="join"), {"x": (2, 2)})
+    more = sym.abs(x, name="m0")
+    planned = plan_symbol(sym.Concat(long, short, more, name="join"), {"x": (2, 2)})
     graph = planned.graph
 
     class _Program:
@@ -196,7 +197,7 @@ def test_colors_follow_the_longest_paths() -> None:
     program: Any = _Program()
     program.graph = graph
     color = {node.name: shade for node, shade in zip(graph.nodes, colors(program, 2), strict=True)}
-    assert [color[name] for name in ("l0", "l1", "l2", "join", "s0")] == [0, 0, 0, 0, 1]
+    assert [color[name] for name in ("l0", "l1", "l2", "join", "s0", "m0")] == [0, 0, 0, 0, 1, 1]
     assert colors(program, 1) == []
 
 

@@ -155,3 +155,4 @@ def test_a_budget_sends_results_to_the_host() -> None:
     assert sorted({name.rsplit("_", 1)[1] for name in copies}) == ["fetch", "spill"]
     assert tight.memory.on_host > 0
     assert tight.memory.peak - tight.memory.on_host <= plain.memory.peak * 3 // 4
+    assert tight.memory.counted == tight.memory.peak - tight.memory.on_host + 64

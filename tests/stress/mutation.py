@@ -42,6 +42,11 @@ AREAS = {
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",
     ),
+    "recompute": (
+        "planner/recompute",
+        "archive echo ladder orders policies rewrite segments tape trade_off",
+        "tests/planner/recompute tests/planner/test_neutral_core.py",
+    ),
     "packing": (
         "planner/packing",
         "from_the_peak problem incumbent reuse api check",
