@@ -5,6 +5,7 @@ the thread, the least of some repetitions, candidates in turn. PyTorch runs in a
 ours, with one thread and plain NCHW arrays, as its oneDNN takes them. Then: batch norm of ResNet-18's layers, seconds
 of compiling with an empty and with a filled cache folder, and the share of scratch in plans.
 
+With --dtype float16 compiled and NumPy's convolutions of that type are compared, and PyTorch, in float32, is left out.
 --roofline draws every pass under the machine's two roofs and prints a row for each layer; with it nothing else is
 measured.
 
@@ -115,14 +116,14 @@ def kernel_call(op_name, params, inputs, outputs, shapes, mode):
     return call
 
 
-def layer_calls(layer, mode):
-    """The passes of a layer."""
+def layer_calls(layer, mode, dtype=np.float32):
+    """The passes of a layer on arrays of ``dtype``."""
     _, batch, channels, extent, filters, kernel, stride, pad, groups, has_data = layer
     rng = np.random.default_rng(0)
     of = grid(layer)
-    x = rng.standard_normal((batch, channels, extent, extent)).astype(np.float32)
-    w = rng.standard_normal((filters, channels // groups, kernel, kernel)).astype(np.float32)
-    dy = rng.standard_normal((batch, filters, of, of)).astype(np.float32)
+    x = rng.standard_normal((batch, channels, extent, extent)).astype(dtype)
+    w = rng.standard_normal((filters, channels // groups, kernel, kernel)).astype(dtype)
+    dy = rng.standard_normal((batch, filters, of, of)).astype(dtype)
     given = {"kernel": (kernel,) * 2, "num_filter": filters, "stride": (stride,) * 2, "pad": (pad,) * 2}
     params = registry.parse_params(registry.get("Convolution"), {**given, "num_group": groups, "no_bias": True})
     spec = {id(a): TensorSpec(a.shape, a.dtype) for a in (x, w, dy)}
@@ -135,7 +136,7 @@ def layer_calls(layer, mode):
     return calls
 
 
-def convolutions(networks, repetitions, torch_python, show_layers):
+def convolutions(networks, repetitions, torch_python, show_layers, dtype):
     """The table of networks, and the ratios."""
     a = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
     out = np.empty_like(a)
@@ -154,7 +155,7 @@ def convolutions(networks, repetitions, torch_python, show_layers):
         square = [0.0, 0.0]
         rate = 0.0
         for index, layer in enumerate(NETWORKS[network]):
-            calls = {mode: layer_calls(layer, mode) for mode in ("numpy", "auto")}
+            calls = {mode: layer_calls(layer, mode, dtype) for mode in ("numpy", "auto")}
             for one in PASSES:
                 if one not in calls["auto"]:
                     continue
@@ -298,6 +299,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--torch-python", help="interpreter of an environment with torch")
     parser.add_argument("--layers", action="store_true", help="print every layer")
+    parser.add_argument("--dtype", choices=("float16", "float32", "float64"), default="float32", help="of convolutions")
     parser.add_argument("--roofline", metavar="FILE", help="draw every pass under the machine's roofs, as SVG")
     args = parser.parse_args()
     found = host()
@@ -311,7 +313,10 @@ def main():
     if args.roofline:
         under_the_roof(args.networks, args.repetitions, args.roofline)
         return
-    convolutions(args.networks, args.repetitions, args.torch_python, args.layers)
+    torch_python = args.torch_python if args.dtype == "float32" else None
+    convolutions(args.networks, args.repetitions, torch_python, args.layers, args.dtype)
+    if args.dtype != "float32":
+        return
     batch_norm(args.repetitions)
     compiling()
     scratch()
