@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-KEPT = {"hooks.py: _hooks", "stopping.py: _asked", "packing/hard/compiled.py: search"}
-"""What modules keep, and say so: who makes reports, who asks a search to end, the compiled kernel."""
+KEPT = {"hooks.py: _hooks", "stopping.py: _asked", "options.py: _read", "packing/hard/compiled.py: search"}
+"""What modules keep, and say so: who makes reports, who asks a search to end, the options of an environment, the compiled kernel."""
 CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "remove", "clear", "discard"}
 
 

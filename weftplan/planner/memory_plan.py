@@ -7,8 +7,6 @@ reuse memory, which an executor has to honour:
 * storages whose byte ranges overlap in one slab are listed in :attr:`MemoryPlan.after`: whoever first writes storage
   ``s`` must wait until all readers and writers of ``after(s)`` have finished. The next run of the same plan starts
   over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run.
-
-Words, tables, pictures and files are made elsewhere and asked for here.
 """
 
 from __future__ import annotations

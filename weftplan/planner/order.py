@@ -4,9 +4,8 @@ It takes a program and gives an order of the same nodes. What may not change: a 
 part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
 of them writes it.
 
-Candidates: the given order; greedy list scheduling forwards in time (next is the ready node after which least is alive)
-and backwards (last is the node before which least is alive). The two parts are chosen one after the other, by the
-planner's own figure. The named networks gain nothing: they are written in their best order.
+Candidates: the given order; greedy scheduling forwards (next is the ready node after which least is alive), and
+backwards (last is the node before which least is alive). Parts are chosen one after the other, by the planner's own figure.
 """
 
 from __future__ import annotations

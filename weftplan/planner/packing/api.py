@@ -1,8 +1,7 @@
 """`pack`: offsets for buffers with known lifetimes, close to the least memory possible.
 
-This file owns the levels of effort, and cuts a problem into parts that are packed one by one. Sweeps reach the lower
-bound on the graphs of ordinary networks; what they leave goes through one door to
-:mod:`weftplan.planner.packing.hard`. It relies on nothing but NumPy, so other programs may use it alone.
+This file owns the levels of effort, and cuts a problem into parts that are packed one by one. What sweeps leave
+goes to :mod:`weftplan.planner.packing.hard`. It relies on nothing but NumPy, so other programs may use it alone.
 """
 
 from __future__ import annotations
