@@ -12,7 +12,7 @@ import pytest
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 KEPT = {"hooks.py: _hooks", "stopping.py: _asked", "options.py: _read", "packing/hard/compiled.py: search"}
-"""What modules keep, and say so: who makes reports, who asks a search to end, the options of an environment, the compiled kernel."""
+"""What modules keep: who makes reports, who ends a search, options of an environment, the compiled kernel."""
 CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "remove", "clear", "discard"}
 
 

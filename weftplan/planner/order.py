@@ -5,7 +5,7 @@ part stays in front, so that it can run alone; nodes that touch one auxiliary st
 of them writes it.
 
 Candidates: the given order; greedy scheduling forwards (next is the ready node after which least is alive), and
-backwards (last is the node before which least is alive). Parts are chosen one after the other, by the planner's own figure.
+backwards (last is the node before which least is alive). The planner's own figure chooses, part by part.
 """
 
 from __future__ import annotations
