@@ -15,6 +15,7 @@ from weftplan.errors import BudgetError, PlanError
 from weftplan.ops.joined import RELU
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
+from weftplan.planner.recompute.echo import chosen_echo
 
 SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
 
@@ -179,6 +180,18 @@ def test_echo_stores_what_shrinks() -> None:
     symbol = sym.MakeLoss(sym.sum(y * y, name="total"), name="loss")
     made = planned(symbol, {"data": (64, 16)}, recompute="echo")
     assert "shrunk" not in twins(made)
+
+
+def test_echo_decides_together_what_reads_the_same(training: Any) -> None:
+    """Two reductions of one array: storing one of them frees nothing, storing both frees the array."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=256, name="wide")
+    left, right = sym.sum(x, axis=1, keepdims=True, name="left"), sym.mean(x, axis=1, keepdims=True, name="right")
+    ends = [sym.FullyConnected(small, num_hidden=8, name=f"{small.name}_end") for small in (left, right)]
+    symbol = sym.MakeLoss(sym.sum(ends[0] * ends[1], name="total"), name="loss")
+    made = training(symbol, {"data": (64, 16)})
+    chosen = {made.planned.graph.nodes[nid].name for nid in chosen_echo(made.tape())}
+    assert "total" in chosen
+    assert not {"left", "right"} & chosen
 
 
 def test_wrong_options_are_refused() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weftplan import symbol as sym
 from weftplan.planner.recompute import Tape
+from weftplan.planner.recompute.ladder import Bundle, _enough
 from weftplan.planner.recompute.segments import least_room, measure, rooms, segments, square_root
 
 
@@ -47,6 +49,15 @@ def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
         before = price.seconds
     assert before is not None
     assert before < 0.1 * tape.step_seconds
+
+
+@pytest.mark.parametrize(("second", "taken"), [(20, ["first", "second"]), (21, ["first"])])
+def test_bundles_that_find_most_of_their_work_done_are_passed_over(second: int, taken: list[str]) -> None:
+    """Of what the second bundle frees, at least half must be missing still at the steps that miss something."""
+    names = {frozenset([1]): "first", frozenset([2]): "second"}
+    bundles = [Bundle(frozenset([1]), 0, 2, 30), Bundle(frozenset([2]), 1, 4, second)]
+    found = _enough(bundles, np.array([30, 40, 10, 0], dtype=np.int64))
+    assert [names[nodes] for nodes in found] == taken
 
 
 def test_too_little_room_is_said(chain: Any) -> None:

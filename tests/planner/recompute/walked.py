@@ -15,7 +15,8 @@ from weftplan.planner.recompute.tape import Trace, pressure
 def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
     """The price, what each step asks of its peak, and when every entry is alive."""
     program, makers, place, count = tape.program, tape.makers, tape.place, tape.num_entries
-    reads_of, outside, pairs_of = program.reads, tape.outside, tape.pairs
+    reads_of, outside = program.reads, tape.outside
+    inputs, row = program.graph.inputs, program.graph.row
     # 1. Twins in front of their first readers; what every step reads.
     steps: list[tuple[int, int, list[int]]] = [(nid, 0, reads_of[nid]) for nid in tape.forward]
     refs = [0] * 2 * count
@@ -54,20 +55,23 @@ def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
     live: list[int] = []
     size: list[int] = []
     home: list[int] = []
+    in_place = any(tape.pairs)  # or switched off
     now = [0] * len(program.contexts)
     peak = [0] * len(program.contexts)
     for nid, shift, reads in steps:
-        pairs = pairs_of[nid]
-        if pairs:
+        # An output that is added straight into a sum has no memory that it could share.
+        pairs = [pair for pair in program.pairs[nid] if not outside[row[nid] + pair.output]]
+        if pairs and in_place:
             used: list[int] = []
-            for slot, source, out, identity in pairs:
+            for pair in pairs:
+                slot, source, out = pair.input, inputs[nid][pair.input], row[nid] + pair.output
                 if (shift or nid not in place) and makers[source] in chosen:
                     source += count
                 b = block[source]
                 out += shift
                 if b < 0 or block[out] >= 0 or not refs[out] or slot in used:
                     continue
-                if live[b] == 1 or identity:
+                if live[b] == 1 or pair.identity:
                     block[out] = b
                     live[b] += refs[out]
                     used.append(slot)
