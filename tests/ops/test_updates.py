@@ -45,6 +45,7 @@ MANY = [
     ("all_finite", [W], {}),
     ("multi_all_finite", [W, S[0]], {"num_arrays": 2}),
     ("multi_sum_sq", [W, S[0]], {"num_arrays": 2}),
+    ("multi_lars", [P[0], Q[0], P[1], Q[1]], {"eta": 0.01, "eps": 1e-5, "rescale_grad": 0.5}),
 ]
 CASES = [*SAME, *MIXED, *MANY]
 
