@@ -228,6 +228,6 @@ def outcome(eng, seed, places):
 def test_random_programs_fail_as_on_an_engine_without_streams(eng, block):
     """The same waits give the same values and the same failures as where every operation has run when it is pushed."""
     plain = engine.create("ThreadedEngine")
-    for seed in range(block * 50, block * 50 + 50):
+    for seed in range(block * 15, block * 15 + 15):
         assert outcome(eng, seed, [sim(0), sim(1), cpu(0)]) == outcome(plain, seed, [cpu(0)] * 3), seed
     plain.stop()
