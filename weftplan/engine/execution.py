@@ -239,7 +239,7 @@ class Execution(Driver):
         self._unobserved[failure] = None
 
     def _hold(self, var: Var, failure: Failure) -> None:
-        """Inside the region: ``var`` has not what ``failure`` should have written. May be repeated."""
+        """Inside the region: ``var`` lacks what ``failure`` should have written. May be repeated."""
         self._any_failure = self._careful = True
         var.failure = failure
         self._failed_vars.add(var)

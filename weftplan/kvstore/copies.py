@@ -21,9 +21,6 @@ SMALL = 1 << 19
 """Bytes that may be copied by whoever finds the copy ready, where processes share the cores: to hand such a copy to a
 worker takes longer."""
 
-LARGE = 1 << 26
-"""The same where a process has one core: a worker would not copy beside it, but instead of it."""
-
 Spread = Callable[..., None]
 """Called with a raw array of the host and those that are to become like it; ``total``: bytes that are copied in all."""
 

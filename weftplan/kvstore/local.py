@@ -60,8 +60,7 @@ class KVStoreLocal(UpdatingStore):
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
     _inline = 0
-    """Bytes up to which copies are made by whoever finds them ready: where a thread has just waited for what they copy,
-    and as many as suits the cores that it has."""
+    """Bytes up to which whoever finds a copy ready makes it: where a thread has just waited for what is copied."""
 
     def __init__(self, name: str = "local") -> None:
         super().__init__()

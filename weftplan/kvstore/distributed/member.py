@@ -16,7 +16,7 @@ from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.engine.waiting import helpers
 from weftplan.errors import KVStoreError, OutOfMemoryError
-from weftplan.kvstore.copies import HOST, LARGE, SMALL, copy
+from weftplan.kvstore.copies import HOST, SMALL, copy
 from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.membership import Steps
@@ -36,12 +36,12 @@ _OPERATION = "KVStoreExchange"
 class KVStoreDist(KVStoreLocal):
     """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
 
+    _inline = SMALL
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         library = mpi.start()
-        cores = mpi.cores_of_this_process()
-        self._share_cores(cores)
-        self._inline = SMALL if cores > 1 else LARGE
+        self._share_cores(mpi.cores_of_this_process())
         self._mpi = library
         self._group = Group(
             library,

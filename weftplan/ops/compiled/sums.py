@@ -24,7 +24,7 @@ LINE = 64
 
 BLOCK = 1 << 15
 """Bytes that go past the caches to one array after the other: they stay in a core's first cache meanwhile. Line by
-line, two such streams may fall on the same bank of the memory all the way, and took 50 times as long where they did."""
+line, two such streams took up to 50 times as long at some distances of the arrays; why is not known."""
 
 PAST = 1 << 24
 """Bytes: results of at least that many are written past the caches."""
