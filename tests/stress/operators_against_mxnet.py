@@ -47,22 +47,41 @@ def mxnet_results(case, inputs, generate, mx):
     return result
 
 
-def compute(first, last, path):
-    """In MXNet's Python: the results of these seeds as one file; what was refused under ``refused``."""
+def compute(first, last, room):
+    """In MXNet's Python: the results of each seed as ``SEED.npz``, or ``SEED.txt`` with why MXNet refused it."""
     import generate
     import inputs
     import mxnet as mx
     from random_cases import random_case
 
-    stored, refused = {}, []
     for seed in range(first, last):
+        refusal = room / f"{seed}.txt"
+        refusal.write_text("its process died")  # True as long as nobody writes something else.
         try:
             result = mxnet_results(random_case(seed), inputs, generate, mx)
         except Exception as error:
-            refused.append(f"{seed}: {str(error).strip().splitlines()[-1][:200]}")
+            refusal.write_text(str(error).strip().splitlines()[-1][:200])
             continue
-        stored.update({f"{seed}/{key}": value for key, value in result.items()})
-    np.savez(path, refused=np.array(refused), **stored)
+        np.savez(room / f"{seed}.npz", **result)
+        refusal.unlink()
+
+
+def their_results(python, first, last):
+    """({seed: {key: array}}, {seed: why refused}); where MXNet ends its process, a new one takes the next seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        room = pathlib.Path(folder)
+        following = first
+        while following < last:
+            command = [python, __file__, "--compute", folder, "--seeds", str(following), str(last)]
+            ended = subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
+            if not ended:
+                break
+            done = [int(path.stem) for path in room.iterdir()]
+            if ended > 0 or not done or max(done) < following:
+                sys.exit(f"MXNet's process ended with status {ended}: {' '.join(command)}")
+            following = max(done) + 1
+        results = {int(path.stem): dict(np.load(path)) for path in room.glob("*.npz")}
+        return dict(sorted(results.items())), {int(path.stem): path.read_text() for path in sorted(room.glob("*.txt"))}
 
 
 def our_results(case, inputs, harness):
@@ -108,7 +127,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mxnet-python", default=os.environ.get("MXNET_PYTHON"))
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 200), metavar=("FIRST", "LAST"))
-    parser.add_argument("--compute", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--compute", metavar="FOLDER", type=pathlib.Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     first, last = chosen.seeds
     if chosen.compute:
@@ -120,19 +139,10 @@ def main():
     import inputs
     from random_cases import random_case
 
-    with tempfile.TemporaryDirectory() as room:
-        path = os.path.join(room, "mxnet.npz")
-        command = [chosen.mxnet_python, __file__, "--compute", path, "--seeds", str(first), str(last)]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-        stored = dict(np.load(path))
-    refused = dict(line.split(": ", 1) for line in stored.pop("refused").tolist())
-    results: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in stored.items():
-        seed, what = key.split("/")
-        results.setdefault(seed, {})[what] = value
+    results, refused = their_results(chosen.mxnet_python, first, last)
     wrong = 0
     for seed, theirs in results.items():
-        case = random_case(int(seed))
+        case = random_case(seed)
         try:
             says = difference(case, our_results(case, inputs, harness), theirs)
         except Exception as error:
@@ -141,7 +151,7 @@ def main():
             wrong += 1
             print(f"seed {seed}: {case['op']} {case['params']} {case['inputs']}\n    {says}")
     for seed, why in refused.items():
-        case = random_case(int(seed))
+        case = random_case(seed)
         print(f"seed {seed}: MXNet refuses {case['op']} {case['params']}: {why}")
     print(f"{last - first} calls: {len(results) - wrong} agree, {wrong} differ, MXNet refuses {len(refused)}")
     sys.exit(1 if wrong else 0)
