@@ -6,7 +6,8 @@ its own; every job is done in both, one directly after the other, and the ratio 
 for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two. Calls
 are prepared by the first run here and by the bind in MXNet, so a bind with its first run is timed, too; both return
 while other threads still fill new arrays with zeros, so a bind that waits for them is timed, too. A bind is of a symbol
-that has just been opened, and "again" of one that was bound for the same shapes before, whose plan is kept.
+that has just been opened, and "again" of one that was bound for the same shapes before, whose plan is kept. A run and
+a step are the median of those that a framework makes in a row: after the other's, the first finds the caches empty.
 Planned bytes at batch 1 stand beside: MXNet's figure leaves its own scratch out, and is the sixteenth part of that at a
 batch of 16, since it is said in whole mebibytes; its second one is without its fused operators.
 
@@ -36,6 +37,8 @@ QUICK = ("mlp", "lenet", "resnet18", "lstm")
 REPEATED = {"vgg16", "resnet34", "resnet101", "resnet152"}
 """Built-in networks that are measured with --all only: larger ones of a kind."""
 LARGE = {"vgg16", "resnet101", "resnet152", "inception_v3", "densenet121"}
+RUN = 0.25
+"""Seconds in which a framework runs a network again and again, before the other one does."""
 CHAINS = {"chain of 2,000 nodes": 2_000, "chain of 20,000 nodes": 20_000}
 
 
@@ -212,9 +215,7 @@ def main():
                         )
                     found = [peer.do("facts") for peer in peers]
                     plans = plans or found
-                    for peer in peers:
-                        peer.do("run")
-                    cells.append(compare(ours, theirs, rounds, key, "run"))
+                    cells.append(compare(ours, theirs, rounds, key, "runs", seconds=RUN))
                     if mode == "inference" and theirs is not None:
                         values = [peer.do("outputs") for peer in peers]
                         if "error" not in values[0] and "error" not in values[1]:

@@ -2,7 +2,7 @@
 
 Reads a line of JSON for each job and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and what
 the job found out. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``bind_and_fill``
-(until all arrays are filled), ``run`` (once), ``bind_and_run``.
+(until all arrays are filled), ``run`` (once), ``runs`` (again and again; the median), ``bind_and_run``.
 """
 
 import gc
@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import re
+import statistics
 import sys
 import time
 import warnings
@@ -88,6 +89,19 @@ def run(job):
     return {}
 
 
+def runs(job):
+    """The median of as many runs as fit into some seconds, three at least; one before them is not counted."""
+    run(job)
+    wall, used = [], []
+    end = time.perf_counter() + job["seconds"]
+    while len(wall) < 3 or time.perf_counter() < end:
+        start, before = time.perf_counter(), time.process_time()
+        run(job)
+        wall.append(time.perf_counter() - start)
+        used.append(time.process_time() - before)
+    return {"wall": statistics.median(wall), "cpu": statistics.median(used)}
+
+
 def outputs(job):
     """The largest and the mean absolute value of the first output."""
     value = held["executor"].outputs[0].asnumpy()
@@ -96,7 +110,7 @@ def outputs(job):
 
 JOBS = {
     "load": load, "bind": bind, "bind_and_fill": bind_and_fill, "bind_and_run": bind_and_run, "facts": facts,
-    "run": run, "outputs": outputs,
+    "run": run, "runs": runs, "outputs": outputs,
 }  # fmt: skip
 for line in sys.stdin:
     job = json.loads(line)
