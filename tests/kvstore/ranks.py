@@ -1,13 +1,17 @@
-"""Runs a piece of Python in several real processes under Open MPI, on this machine."""
+"""Runs pieces of Python in several real processes under Open MPI, on this machine."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,3 +87,69 @@ def run_ranks(
         pytest.fail(f"no end after {timeout} s: {told}{errors}")
     assert not ok or child.returncode == 0, told + errors
     return subprocess.CompletedProcess(child.args, child.returncode, told, errors)
+
+
+EACH = """
+import contextlib, json, traceback
+
+kv.close()
+before = dict(os.environ)
+for name, text, variables in json.load(open(os.path.join(os.environ["FOLDER"], "bodies.json"))):
+    os.environ.update(variables)
+    kv = mx.kv.create(os.environ.get("STORE", "dist_sync"))
+    try:
+        exec(compile(text, name, "exec"), dict(globals()))
+        kv.close()
+    except BaseException:
+        print(f"{name}, rank {rank}:", traceback.format_exc(), file=sys.stderr, flush=True)
+        os._exit(1)
+    with contextlib.suppress(Exception):  # of work that failed on purpose
+        mx.nd.waitall()
+    print("passed", name, flush=True)
+    os.environ.clear()
+    os.environ.update(before)
+"""
+
+
+class Job:
+    """Tests whose pieces of Python run one after the other in one job, each with a store and variables of its own: to
+    start processes, to import the package in them and to join them costs a second for each job.
+
+    The job runs when the first of them is asked for, and ends with the first piece that fails.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.bodies = list[tuple[str, str, dict[str, str]]]()
+        self._done: tuple[Path, subprocess.CompletedProcess[str]] | None = None
+
+    def runs(self, body: str, **variables: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """The test passes where ``body`` passes on every rank, and then what the test says itself; its ``folder`` is
+        that of the job, which a body finds as ``FOLDER``."""
+
+        def decorate(function: Callable[..., None]) -> Callable[..., None]:
+            name = function.__name__
+            self.bodies.append((name, textwrap.dedent(body), variables))
+            asked = list(inspect.signature(function).parameters)
+
+            def run(tmp_path_factory: pytest.TempPathFactory) -> None:
+                folder, done = self.done(tmp_path_factory)
+                told = done.stdout.split("\n")
+                assert told.count(f"passed {name}") == self.count, done.stdout + done.stderr
+                function(**{key: {"folder": folder, "done": done}[key] for key in asked})
+
+            functools.update_wrapper(run, function)
+            run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+                [inspect.Parameter("tmp_path_factory", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+            )
+            return run
+
+        return decorate
+
+    def done(self, factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+        """The folder of the job, and the job."""
+        if self._done is None:
+            folder = factory.mktemp("job")
+            (folder / "bodies.json").write_text(json.dumps(self.bodies))
+            self._done = folder, run_ranks(folder, self.count, EACH, ok=False, FOLDER=str(folder))
+        return self._done

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.kvstore.ranks import PRELUDE, need_mpi, run_ranks
+from tests.kvstore.ranks import PRELUDE, Job, need_mpi, run_ranks
 from weftplan.errors import KVStoreError
 
 ROOT = Path(__file__).parents[2]
+TWO = Job(2)
 
 
 def test_everybody_gets_rank_0s_value_and_everybodys_sum(tmp_path: Path):
@@ -43,100 +44,108 @@ def test_everybody_gets_rank_0s_value_and_everybodys_sum(tmp_path: Path):
     )
 
 
-def test_sums_over_devices_of_every_process(tmp_path: Path):
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3000,)))
+    for step in range(3):
+        kv.push("w", [mx.nd.ones((3000,), ctx=mx.sim(i)) * (rank + i + step) for i in range(2)])
+        assert (value("w", (3000,)) == 4 + 4 * step).all()
+    assert kv.statistics()["wire_bytes"] == 12000
+    kv.init("h", mx.nd.zeros((5,), dtype="float16"))
+    kv.push("h", mx.nd.ones((5,), dtype="float16") * 0.5)
+    assert (value("h", (5,), "float16") == 1).all()
+    kv.init("e", mx.nd.zeros((0, 3)))
+    kv.push("e", mx.nd.zeros((0, 3)))
+    assert value("e", (0, 3)).shape == (0, 3)
+    """,
+    STORE="dist_device_sync",
+)
+def test_sums_over_devices_of_every_process():
     """dist_device_sync sums on simulated devices and goes through host memory; float16 and empty arrays travel, too."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        kv.init("w", mx.nd.zeros((3000,)))
-        for step in range(3):
-            kv.push("w", [mx.nd.ones((3000,), ctx=mx.sim(i)) * (rank + i + step) for i in range(2)])
-            assert (value("w", (3000,)) == 4 + 4 * step).all()
-        assert kv.statistics()["wire_bytes"] == 12000
-        kv.init("h", mx.nd.zeros((5,), dtype="float16"))
-        kv.push("h", mx.nd.ones((5,), dtype="float16") * 0.5)
-        assert (value("h", (5,), "float16") == 1).all()
-        kv.init("e", mx.nd.zeros((0, 3)))
-        kv.push("e", mx.nd.zeros((0, 3)))
-        assert value("e", (0, 3)).shape == (0, 3)
-        """,
-        STORE="dist_device_sync",
-    )
 
 
 ORDERED = """
     import hashlib
-    rng = np.random.default_rng(rank)
-    shapes = [(7,), (300, 11), (5, 5), (40000,), (1,), (2, 1500)]
-    for i, shape in enumerate(shapes):
-        kv.init(i, mx.nd.zeros(shape))
-    digest = hashlib.sha256()
-    waiting = np.random.default_rng(int(os.environ["ARRIVAL"]) + 100 * rank)
-    for step in range(4):
-        grads = [rng.standard_normal(shape).astype("f4") * 10.0 ** rng.integers(-3, 4, shape) for shape in shapes]
-        arrays = [mx.nd.array(grad) for grad in grads]
-        for array in arrays:  # each is ready at a moment of its own
-            pause = float(waiting.random() * 0.004)
-            mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[array.var])
-        with kv.together():
-            for i, array in enumerate(arrays):
-                kv.push(i, array, priority=int(waiting.integers(-5, 5)))
+    for arrival, count, mebibytes, shared in eval(os.environ["RUNS"]):
+        os.environ |= {
+            "FLAGS_fuse_parameter_groups_size": count,
+            "FLAGS_fuse_parameter_memory_size": mebibytes,
+            "WEFTPLAN_KVSTORE_SHARED_MEMORY": shared,
+        }
+        kv = mx.kv.create("dist_sync")
+        rng = np.random.default_rng(rank)
+        shapes = [(7,), (300, 11), (5, 5), (40000,), (1,), (2, 1500)]
         for i, shape in enumerate(shapes):
-            digest.update(value(i, shape).tobytes())
-    print("digest", rank, digest.hexdigest())
+            kv.init(i, mx.nd.zeros(shape))
+        digest = hashlib.sha256()
+        waiting = np.random.default_rng(arrival + 100 * rank)
+        for step in range(4):
+            grads = [rng.standard_normal(shape).astype("f4") * 10.0 ** rng.integers(-3, 4, shape) for shape in shapes]
+            arrays = [mx.nd.array(grad) for grad in grads]
+            for array in arrays:  # each is ready at a moment of its own
+                pause = float(waiting.random() * 0.004)
+                mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[array.var])
+            with kv.together():
+                for i, array in enumerate(arrays):
+                    kv.push(i, array, priority=int(waiting.integers(-5, 5)))
+            for i, shape in enumerate(shapes):
+                digest.update(value(i, shape).tobytes())
+        print("digest", rank, digest.hexdigest())
 """
 
 
 def test_same_bits_whatever_comes_first(tmp_path: Path):
     """Random arrival, priorities, threads, buckets and the way of the data change no bit: sums are in rank order."""
-    found = set()
-    for arrival, threads, count, mebibytes, shared in ((1, 1, 1, -1, 1), (2, 4, -1, 0.05, 0), (3, 2, 3, 0.01, 1)):
+    found = []
+    for threads, runs in (
+        ("1", [(1, "1", "-1", "1")]),
+        ("4", [(2, "-1", "0.05", "0"), (3, "3", "0.01", "1")]),
+    ):
         done = run_ranks(
             tmp_path,
             3,
             ORDERED,
-            ARRIVAL=str(arrival),
-            MXNET_CPU_WORKER_NTHREADS=str(threads),
+            RUNS=repr(runs),
+            MXNET_CPU_WORKER_NTHREADS=threads,
             MXNET_KVSTORE_BIGARRAY_BOUND="1000",
-            FLAGS_fuse_parameter_groups_size=str(count),
-            FLAGS_fuse_parameter_memory_size=str(mebibytes),
-            WEFTPLAN_KVSTORE_SHARED_MEMORY=str(shared),
         )
-        found |= set(re.findall(r"digest \d ([0-9a-f]{64})", done.stdout))
-    assert len(found) == 1
+        found += re.findall(r"digest \d ([0-9a-f]{64})", done.stdout)
+    assert len(found) == 3 * 3
+    assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize("way", ["together", "list"])
-def test_buckets_are_joined_without_a_copy(tmp_path: Path, way: str):
-    """What is pushed together lies side by side, in the order in which it travels; sums and updates are right."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        shapes = [(7,), (300, 11), (1,), (2, 1500), (5,)]
+JOINED = """
+    shapes = [(7,), (300, 11), (1,), (2, 1500), (5,)]
+    for i, shape in enumerate(shapes):
+        kv.init(i, mx.nd.zeros(shape, dtype="float64" if i == 4 else "float32"))
+    kv.barrier()
+    def refused(arrays):
+        raise AssertionError("a copy")
+    kept, np.concatenate = np.concatenate, refused
+    grads = [mx.nd.full(s, i + rank, dtype="float64" if i == 4 else "float32") for i, s in enumerate(shapes)]
+    for step in range(2):
+        if os.environ["WAY"] == "list":
+            kv.push(list(range(5)), grads)
+        else:
+            with kv.together():
+                for i, grad in enumerate(grads):
+                    kv.push(i, grad)
         for i, shape in enumerate(shapes):
-            kv.init(i, mx.nd.zeros(shape, dtype="float64" if i == 4 else "float32"))
-        kv.barrier()
-        def refused(arrays):
-            raise AssertionError("a copy")
-        np.concatenate = refused
-        grads = [mx.nd.full(s, i + rank, dtype="float64" if i == 4 else "float32") for i, s in enumerate(shapes)]
-        for step in range(2):
-            if os.environ["WAY"] == "list":
-                kv.push(list(range(5)), grads)
-            else:
-                with kv.together():
-                    for i, grad in enumerate(grads):
-                        kv.push(i, grad)
-            for i, shape in enumerate(shapes):
-                assert (value(i, shape, grads[i].dtype) == 2 * i + 1).all(), i
-        assert kv.statistics()["merged_bytes"] == sum(grad.nbytes for grad in grads)
-        """,
-        WAY=way,
-        FLAGS_fuse_parameter_groups_size="-1",
-        WEFTPLAN_KVSTORE_SHARED_MEMORY="0",
-    )
+            assert (value(i, shape, grads[i].dtype) == 2 * i + 1).all(), i
+    np.concatenate = kept
+    assert kv.statistics()["merged_bytes"] == sum(grad.nbytes for grad in grads)
+"""
+APART = {"FLAGS_fuse_parameter_groups_size": "-1", "WEFTPLAN_KVSTORE_SHARED_MEMORY": "0"}
+
+
+@TWO.runs(JOINED, WAY="together", **APART)
+def test_buckets_are_joined_without_a_copy():
+    """What is pushed together lies side by side, in the order in which it travels; sums and updates are right."""
+
+
+@TWO.runs(JOINED, WAY="list", **APART)
+def test_buckets_of_a_list_are_joined_without_a_copy():
+    """The same where keys and gradients are lists."""
 
 
 def test_updates_are_the_same_everywhere(tmp_path: Path):
@@ -167,82 +176,27 @@ def test_updates_are_the_same_everywhere(tmp_path: Path):
         assert np.load(tmp_path / f"{rank}.npy").tobytes() == out.asnumpy().tobytes()
 
 
-def test_compressed_sums_are_those_of_one_process(tmp_path: Path):
-    """Two bits an element: two processes give what one process with two devices gives."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        settings = {"type": "2bit", "threshold": 0.5}
-        kv.set_gradient_compression(settings)
-        alone = mx.kv.create("device")
-        alone.set_gradient_compression(settings)
-        for store in (kv, alone):
-            store.init("w", mx.nd.zeros((50001,)))
-        rngs = [np.random.default_rng(i) for i in range(2)]
-        for _ in range(3):
-            grads = [mx.nd.array(rng.standard_normal(50001).astype("f4")) for rng in rngs]
-            kv.push("w", grads[rank])
-            alone.push("w", grads)
-            out = mx.nd.empty((50001,))
-            alone.pull("w", out=out)
-            assert value("w", (50001,)).tobytes() == out.asnumpy().tobytes()
-        assert kv.statistics()["residual_bytes"] == 4 * 50001
-        """,
-    )
-
-
-def test_ranks_that_do_different_things_are_told(tmp_path: Path):
-    """Another shape at init, another key, another optimizer: every rank is told both sides, and the store goes on.
-
-    A mistake of one rank alone names that rank.
+@TWO.runs(
     """
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        kv.init("w", mx.nd.zeros((3,)))
-        kv.init("bad", mx.nd.zeros((3 + rank,)))
-        says(lambda: kv.push("w", mx.nd.ones((4,))), f"rank {rank}: push: key 'w'", "(3,)", "(4,)", "float32")
-        says(lambda: kv.pull("nobody", mx.nd.ones((4,))), f"rank {rank}: pull: key 'nobody'", "Did you init?")
-        says(lambda: value("bad", (3 + rank,)), "do not do the same", "(3,)", "(4,)", "rank 0", "rank 1")
-        kv.init(["x", "y"], [mx.nd.zeros((3,))] * 2)
-        kv.push("xy"[rank], mx.nd.ones((3,)))
-        says(lambda: value("xy"[rank]), "'x'", "'y'", "in the same order")
-        sgd = mx.optimizer.create("sgd", learning_rate=0.1 + rank)
-        says(lambda: kv.set_optimizer(sgd), "0.1", "1.1")
-        kv.set_updater(None)
-        kv.push("w", mx.nd.ones((3,)))
-        assert value("w").tolist() == [2, 2, 2]
-        """,
-    )
-
-
-def test_a_gradient_that_failed_is_everybodys_error(tmp_path: Path):
-    """One rank's gradient fails: all ranks get an error that names it, and the next push works."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        kv.init("w", mx.nd.zeros((3,)))
-        grad = mx.nd.ones((3,))
-        if rank == 1:
-            def broken():
-                raise ValueError("no data left")
-            mx.engine.get().push(broken, mutable_vars=[grad.var])
-        kv.push("w", grad)
-        error = None
-        try:
-            value("w")
-        except Exception as raised:
-            error = raised
-        assert "no data left" in str(error), error
-        if rank == 0:
-            assert "rank 1 has no value" in str(error)
-        kv.push("w", mx.nd.ones((3,)))
-        assert value("w").tolist() == [2, 2, 2]
-        """,
-    )
+    settings = {"type": "2bit", "threshold": 0.5}
+    kv.set_gradient_compression(settings)
+    alone = mx.kv.create("device")
+    alone.set_gradient_compression(settings)
+    for store in (kv, alone):
+        store.init("w", mx.nd.zeros((50001,)))
+    rngs = [np.random.default_rng(i) for i in range(2)]
+    for _ in range(3):
+        grads = [mx.nd.array(rng.standard_normal(50001).astype("f4")) for rng in rngs]
+        kv.push("w", grads[rank])
+        alone.push("w", grads)
+        out = mx.nd.empty((50001,))
+        alone.pull("w", out=out)
+        assert value("w", (50001,)).tobytes() == out.asnumpy().tobytes()
+    assert kv.statistics()["residual_bytes"] == 4 * 50001
+    """,
+)
+def test_compressed_sums_are_those_of_one_process():
+    """Two bits an element: two processes give what one process with two devices gives."""
 
 
 def test_uneven_batches_end_cleanly(tmp_path: Path):
@@ -371,75 +325,73 @@ def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
     )
 
 
-def test_one_operation_for_all_gradients_of_a_bucket(tmp_path: Path):
+@TWO.runs(
+    """
+    eng = mx.engine.get()
+    keys, shapes = list("abcd"), [(40_000,), (3,), (0,), (70, 100)]
+    for key, shape in zip(keys, shapes):
+        kv.init(key, mx.nd.zeros(shape))
+    outs = [mx.nd.empty(shape) for shape in shapes]
+
+    def step(gradients, keys=keys):
+        for gradient in gradients:
+            gradient.wait_to_read()
+        mx.nd.waitall()
+        kv.barrier()
+        open_ = threading.Event()
+        eng.push(open_.wait, (), (gradients[0].var,))
+        before = eng.statistics().pushed
+        kv.push(keys, gradients)
+        pushed, before = eng.statistics().pushed - before, eng.statistics().pushed
+        kv.pull(keys, outs)
+        pulled = eng.statistics().pushed - before
+        open_.set()
+        for place, (key, out) in enumerate(zip(keys, outs)):
+            assert (out.asnumpy() == 2 * place + 3).all(), (key, out)
+        return pushed, pulled
+
+    import threading
+    gradients = [mx.nd.full(shape, rank + 1 + place) for place, shape in enumerate(shapes)]
+    assert step(gradients) == (1, 1)
+
+    one = mx.nd.full((80_000,), 1.0 + rank)   # parts of one array: a var that both would wait for is one
+    gradients[0] = one[:40_000]
+    assert step(gradients) == (1, 1)
+    outs[0] = one[40_000:]                     # read by the push, written by the pull
+    assert step(gradients) == (1, 1)
+    kept, outs[1] = outs[1], mx.nd.empty((6,))[:3]
+    assert step(gradients) == (1, 1)
+
+    def fail():
+        raise ValueError("no gradient")
+    if rank == 0:
+        eng.push(fail, (), (gradients[1].var,))
+    kv.push(keys, gradients)
+    kv.pull(keys, outs)
+    for out in outs:
+        try:
+            out.wait_to_read()
+            raise SystemExit("no error")
+        except ValueError as error:
+            assert rank == 0 and "no gradient" in str(error)
+        except KVStoreError as error:
+            assert rank == 1 and "rank 0 has no value for it" in str(error) and "no gradient" in str(error)
+    try:
+        mx.nd.waitall()
+    except ValueError:
+        assert rank == 0
+    gradients = [mx.nd.full(shape, rank + 1 + place) for place, shape in enumerate(shapes)]
+    outs = [mx.nd.empty(shape) for shape in shapes]
+    failed = any(kv._stored[key].var.failure is not None for key in keys)
+    assert step(gradients)[0] == (4 if failed else 1)
+    """,
+    FLAGS_fuse_parameter_groups_size="-1",
+)
+def test_one_operation_for_all_gradients_of_a_bucket():
     """A list of keys is pushed as one, and what waits for it is pulled as one; all of it has the fate of its bucket.
 
     Keys whose arrays cannot share an operation have their own, and the result is the same.
     """
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        eng = mx.engine.get()
-        keys, shapes = list("abcd"), [(40_000,), (3,), (0,), (70, 100)]
-        for key, shape in zip(keys, shapes):
-            kv.init(key, mx.nd.zeros(shape))
-        outs = [mx.nd.empty(shape) for shape in shapes]
-
-        def step(gradients, keys=keys):
-            for gradient in gradients:
-                gradient.wait_to_read()
-            mx.nd.waitall()
-            kv.barrier()
-            open_ = threading.Event()
-            eng.push(open_.wait, (), (gradients[0].var,))
-            before = eng.statistics().pushed
-            kv.push(keys, gradients)
-            pushed, before = eng.statistics().pushed - before, eng.statistics().pushed
-            kv.pull(keys, outs)
-            pulled = eng.statistics().pushed - before
-            open_.set()
-            for place, (key, out) in enumerate(zip(keys, outs)):
-                assert (out.asnumpy() == 2 * place + 3).all(), (key, out)
-            return pushed, pulled
-
-        import threading
-        gradients = [mx.nd.full(shape, rank + 1 + place) for place, shape in enumerate(shapes)]
-        assert step(gradients) == (1, 1)
-
-        one = mx.nd.full((80_000,), 1.0 + rank)   # parts of one array: a var that both would wait for is one
-        gradients[0] = one[:40_000]
-        assert step(gradients) == (1, 1)
-        outs[0] = one[40_000:]                     # read by the push, written by the pull
-        assert step(gradients) == (1, 1)
-        kept, outs[1] = outs[1], mx.nd.empty((6,))[:3]
-        assert step(gradients) == (1, 1)
-
-        def fail():
-            raise ValueError("no gradient")
-        if rank == 0:
-            eng.push(fail, (), (gradients[1].var,))
-        kv.push(keys, gradients)
-        kv.pull(keys, outs)
-        for out in outs:
-            try:
-                out.wait_to_read()
-                raise SystemExit("no error")
-            except ValueError as error:
-                assert rank == 0 and "no gradient" in str(error)
-            except KVStoreError as error:
-                assert rank == 1 and "rank 0 has no value for it" in str(error) and "no gradient" in str(error)
-        try:
-            mx.nd.waitall()
-        except ValueError:
-            assert rank == 0
-        gradients = [mx.nd.full(shape, rank + 1 + place) for place, shape in enumerate(shapes)]
-        outs = [mx.nd.empty(shape) for shape in shapes]
-        failed = any(kv._stored[key].var.failure is not None for key in keys)
-        assert step(gradients)[0] == (4 if failed else 1)
-        """,
-        FLAGS_fuse_parameter_groups_size="-1",
-    )
 
 
 def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
@@ -449,40 +401,87 @@ def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
         mx.kv.create("dist_sync")
 
 
-def test_buckets_of_a_bound_network_copy_nothing(tmp_path: Path):
+@TWO.runs(
+    """
+    net = mx.sym.Variable("data")
+    for width in (7, 300, 5):
+        net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=width), act_type="tanh")
+    net = mx.sym.SoftmaxOutput(net, name="softmax")
+    shapes = {"data": (4, 3), "softmax_label": (4,)}
+    reqs = {name: "null" if name in shapes else "write" for name in net.list_arguments()}
+    bound = net.simple_bind(mx.cpu(), grad_req=reqs, **shapes)
+    names = [name for name in net.list_arguments() if name not in shapes]
+    for i, name in enumerate(names):
+        bound.arg_dict[name][:] = np.random.default_rng(i).standard_normal(bound.arg_dict[name].shape) * 0.1
+        kv.init(i, bound.arg_dict[name])
+    for step in range(3):
+        bound.arg_dict["data"][:] = 0.1 * (1 + step + rank)
+        bound.arg_dict["softmax_label"][:] = rank
+        bound.forward(is_train=True)
+        bound.backward()
+        mine = [bound.grad_dict[name].asnumpy() for name in names]
+        kv.push(list(range(len(names))), [bound.grad_dict[name] for name in names])
+        sums = [value(i, grad.shape) for i, grad in enumerate(mine)]
+        for name, grad in zip(names, mine):
+            assert (bound.grad_dict[name].asnumpy() == grad).all(), name  # a push changes no gradient
+        assert (sums[-1] != mine[-1]).any()
+    assert kv.statistics()["joined_bytes"] == 0
+    apart = [mx.nd.array(grad) for grad in mine]
+    kv.push(list(range(len(names))), apart)
+    assert all((value(i, grad.shape) == sums[i]).all() for i, grad in enumerate(mine))
+    assert kv.statistics()["joined_bytes"] == sum(grad.nbytes for grad in mine)
+    """,
+    FLAGS_fuse_parameter_groups_size="-1",
+    WEFTPLAN_KVSTORE_SHARED_MEMORY="0",
+)
+def test_buckets_of_a_bound_network_copy_nothing():
     """Gradients that a bind makes lie side by side in the order of their buckets: an exchange joins them in place."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        net = mx.sym.Variable("data")
-        for width in (7, 300, 5):
-            net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=width), act_type="tanh")
-        net = mx.sym.SoftmaxOutput(net, name="softmax")
-        shapes = {"data": (4, 3), "softmax_label": (4,)}
-        reqs = {name: "null" if name in shapes else "write" for name in net.list_arguments()}
-        bound = net.simple_bind(mx.cpu(), grad_req=reqs, **shapes)
-        names = [name for name in net.list_arguments() if name not in shapes]
-        for i, name in enumerate(names):
-            bound.arg_dict[name][:] = np.random.default_rng(i).standard_normal(bound.arg_dict[name].shape) * 0.1
-            kv.init(i, bound.arg_dict[name])
-        for step in range(3):
-            bound.arg_dict["data"][:] = 0.1 * (1 + step + rank)
-            bound.arg_dict["softmax_label"][:] = rank
-            bound.forward(is_train=True)
-            bound.backward()
-            mine = [bound.grad_dict[name].asnumpy() for name in names]
-            kv.push(list(range(len(names))), [bound.grad_dict[name] for name in names])
-            sums = [value(i, grad.shape) for i, grad in enumerate(mine)]
-            for name, grad in zip(names, mine):
-                assert (bound.grad_dict[name].asnumpy() == grad).all(), name  # a push changes no gradient
-            assert (sums[-1] != mine[-1]).any()
-        assert kv.statistics()["joined_bytes"] == 0
-        apart = [mx.nd.array(grad) for grad in mine]
-        kv.push(list(range(len(names))), apart)
-        assert all((value(i, grad.shape) == sums[i]).all() for i, grad in enumerate(mine))
-        assert kv.statistics()["joined_bytes"] == sum(grad.nbytes for grad in mine)
-        """,
-        FLAGS_fuse_parameter_groups_size="-1",
-        WEFTPLAN_KVSTORE_SHARED_MEMORY="0",
-    )
+
+
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3,)))
+    kv.init("bad", mx.nd.zeros((3 + rank,)))
+    says(lambda: kv.push("w", mx.nd.ones((4,))), f"rank {rank}: push: key 'w'", "(3,)", "(4,)", "float32")
+    says(lambda: kv.pull("nobody", mx.nd.ones((4,))), f"rank {rank}: pull: key 'nobody'", "Did you init?")
+    says(lambda: value("bad", (3 + rank,)), "do not do the same", "(3,)", "(4,)", "rank 0", "rank 1")
+    kv.init(["x", "y"], [mx.nd.zeros((3,))] * 2)
+    kv.push("xy"[rank], mx.nd.ones((3,)))
+    says(lambda: value("xy"[rank]), "'x'", "'y'", "in the same order")
+    sgd = mx.optimizer.create("sgd", learning_rate=0.1 + rank)
+    says(lambda: kv.set_optimizer(sgd), "0.1", "1.1")
+    kv.set_updater(None)
+    kv.push("w", mx.nd.ones((3,)))
+    assert value("w").tolist() == [2, 2, 2]
+    """,
+)
+def test_ranks_that_do_different_things_are_told():
+    """Another shape at init, another key, another optimizer: every rank is told both sides, and the store goes on.
+
+    A mistake of one rank alone names that rank.
+    """
+
+
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3,)))
+    grad = mx.nd.ones((3,))
+    if rank == 1:
+        def broken():
+            raise ValueError("no data left")
+        mx.engine.get().push(broken, mutable_vars=[grad.var])
+    kv.push("w", grad)
+    error = None
+    try:
+        value("w")
+    except Exception as raised:
+        error = raised
+    assert "no data left" in str(error), error
+    if rank == 0:
+        assert "rank 1 has no value" in str(error)
+    kv.push("w", mx.nd.ones((3,)))
+    assert value("w").tolist() == [2, 2, 2]
+    """,
+)
+def test_a_gradient_that_failed_is_everybodys_error():
+    """One rank's gradient fails: all ranks get an error that names it, and the next push works."""

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kvstore.ranks import run_ranks
+from tests.kvstore.ranks import Job, run_ranks
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.server import HEADER, Header, Verb, placement
+
+TWO = Job(2)
 
 
 def test_every_push_is_applied_once(tmp_path: Path):
@@ -41,98 +43,90 @@ def test_every_push_is_applied_once(tmp_path: Path):
     )
 
 
-def test_rates_reach_the_servers(tmp_path: Path):
-    """A change of the worker's learning rate, by hand or by a schedule, counts from the next push on."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        kv.init("w", mx.nd.zeros((3,)))
-        sgd = mx.optimizer.create("sgd", learning_rate=1.0)
-        kv.set_optimizer(sgd)
-        if rank == 0:
-            kv.push("w", mx.nd.ones((3,)))
-            assert value("w").tolist() == [-1, -1, -1]
-            sgd.set_learning_rate(10.0)
-            kv.push("w", mx.nd.ones((3,)))
-            assert value("w").tolist() == [-11, -11, -11]
-        kv.barrier()
-        """,
-        STORE="dist_async",
-    )
-
-
-def test_mistakes(tmp_path: Path):
-    """No optimizer, optimizers that differ, a failed gradient: an error where it belongs, and the store goes on."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        kv.init("w", mx.nd.zeros((3,)))
-        says(lambda: kv.push("w", mx.nd.ones((3,))), "needs an optimizer")
-        says(lambda: kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0 + rank)), "do not do the same")
-        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
-        grad = mx.nd.ones((3,))
-        def broken():
-            raise ValueError("no data left")
-        mx.engine.get().push(broken, mutable_vars=[grad.var])
-        kv.push("w", grad)
-        error = None
-        try:
-            value("w")
-        except Exception as raised:
-            error = raised
-        assert "no data left" in str(error), error
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3,)))
+    sgd = mx.optimizer.create("sgd", learning_rate=1.0)
+    kv.set_optimizer(sgd)
+    if rank == 0:
         kv.push("w", mx.nd.ones((3,)))
-        kv.barrier()
-        assert value("w").tolist() == [-2, -2, -2]
-        kv.barrier()
-        """,
-        STORE="dist_async",
-    )
+        assert value("w").tolist() == [-1, -1, -1]
+        sgd.set_learning_rate(10.0)
+        kv.push("w", mx.nd.ones((3,)))
+        assert value("w").tolist() == [-11, -11, -11]
+    kv.barrier()
+    """,
+    STORE="dist_async",
+)
+def test_rates_reach_the_servers():
+    """A change of the worker's learning rate, by hand or by a schedule, counts from the next push on."""
 
 
-def test_a_barrier_is_behind_pushes(tmp_path: Path):
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3,)))
+    says(lambda: kv.push("w", mx.nd.ones((3,))), "needs an optimizer")
+    says(lambda: kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0 + rank)), "do not do the same")
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+    grad = mx.nd.ones((3,))
+    def broken():
+        raise ValueError("no data left")
+    mx.engine.get().push(broken, mutable_vars=[grad.var])
+    kv.push("w", grad)
+    error = None
+    try:
+        value("w")
+    except Exception as raised:
+        error = raised
+    assert "no data left" in str(error), error
+    kv.push("w", mx.nd.ones((3,)))
+    kv.barrier()
+    assert value("w").tolist() == [-2, -2, -2]
+    kv.barrier()
+    """,
+    STORE="dist_async",
+)
+def test_mistakes():
+    """No optimizer, optimizers that differ, a failed gradient: an error where it belongs, and the store goes on."""
+
+
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3,)))
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
+    for step in range(1, 4):
+        grad = mx.nd.ones((3,))
+        mx.engine.get().push(lambda: time.sleep(0.05), mutable_vars=[grad.var])
+        kv.push("w", grad)
+        kv.barrier()
+        assert value("w").tolist() == [-2 * step] * 3
+        kv.barrier()
+    """,
+    STORE="dist_async",
+)
+def test_a_barrier_is_behind_pushes():
     """What was pushed before a barrier has been applied behind it, also where its sum takes a while."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        kv.init("w", mx.nd.zeros((3,)))
-        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
-        for step in range(1, 4):
-            grad = mx.nd.ones((3,))
-            mx.engine.get().push(lambda: time.sleep(0.05), mutable_vars=[grad.var])
-            kv.push("w", grad)
-            kv.barrier()
-            assert value("w").tolist() == [-2 * step] * 3
-            kv.barrier()
-        """,
-        STORE="dist_async",
-    )
 
 
-def test_module_trains(tmp_path: Path):
+@TWO.runs(
+    """
+    from weftplan.training.parts import PartOfBatchIter
+    mx.random.seed(1)
+    rng = np.random.default_rng(0)
+    labels = np.arange(128) % 2
+    data = (rng.standard_normal((128, 4)) + 3 * labels[:, None]).astype("f4")
+    batches = PartOfBatchIter(mx.io.NDArrayIter(data, labels, batch_size=32), rank=rank, num_workers=size)
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+    module = mx.mod.Module(net)
+    module.fit(batches, kvstore=kv, num_epoch=15, optimizer_params={"learning_rate": 0.2})
+    accuracy = dict(module.score(mx.io.NDArrayIter(data, labels, batch_size=16), "acc"))["accuracy"]
+    assert accuracy > 0.9, accuracy
+    kv.barrier()
+    """,
+    STORE="dist_async",
+)
+def test_module_trains():
     """Module.fit over dist_async learns a separable task on every rank."""
-    run_ranks(
-        tmp_path,
-        2,
-        """
-        from weftplan.training.parts import PartOfBatchIter
-        mx.random.seed(1)
-        rng = np.random.default_rng(0)
-        labels = np.arange(128) % 2
-        data = (rng.standard_normal((128, 4)) + 3 * labels[:, None]).astype("f4")
-        batches = PartOfBatchIter(mx.io.NDArrayIter(data, labels, batch_size=32), rank=rank, num_workers=size)
-        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
-        module = mx.mod.Module(net)
-        module.fit(batches, kvstore=kv, num_epoch=15, optimizer_params={"learning_rate": 0.2})
-        accuracy = dict(module.score(mx.io.NDArrayIter(data, labels, batch_size=16), "acc"))["accuracy"]
-        assert accuracy > 0.9, accuracy
-        kv.barrier()
-        """,
-        STORE="dist_async",
-    )
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 9), st.integers(1, 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from pathlib import Path
@@ -24,7 +25,9 @@ NET = """
 TRAINED = (
     NET
     + """
-    for store, contexts, compressed in eval(os.environ["CASES"]):
+    cases = eval(os.environ["CASES"])
+    for shared, (store, contexts, compressed) in [("0", case) for case in cases] + [("1", case) for case in cases]:
+        os.environ["WEFTPLAN_KVSTORE_SHARED_MEMORY"] = shared
         kv, contexts = mx.kv.create(store), eval(contexts)
         if compressed:
             kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
@@ -42,8 +45,8 @@ TRAINED = (
         planned = {name: nbytes for name, nbytes in planned.external_bytes.items() if name.startswith("kvstore_")}
         kept = {f"kvstore_{name.removesuffix('_bytes')}": nbytes for name, nbytes in kv.statistics().items()
                 if name.endswith("_bytes") and name != "joined_bytes" and nbytes}
-        assert planned == kept, (store, contexts, planned, kept)
-        print("kept", store, len(contexts), compressed, sum(kept.values()), flush=True)
+        assert planned == kept, (shared, store, contexts, planned, kept)
+        print("kept", shared, store, len(contexts), compressed, sum(kept.values()), flush=True)
 """
 )
 
@@ -57,25 +60,23 @@ CASES = [
 """Store, contexts of each process, and whether it compresses."""
 
 
-@pytest.mark.parametrize("shared", [0, 1])
-def test_jobs_keep_what_their_plans_say(tmp_path: Path, shared: int, monkeypatch: pytest.MonkeyPatch):
-    """To the byte, on every rank; a plan by name is that of the rank that keeps most."""
-    setting = {"WEFTPLAN_KVSTORE_SHARED_MEMORY": str(shared), "MXNET_KVSTORE_BIGARRAY_BOUND": "10000"}
-    done = run_ranks(tmp_path, 2, TRAINED, CASES=repr(CASES), **setting)
+def test_jobs_keep_what_their_plans_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """To the byte, on every rank, with shared memory and without; a plan by name is that of who keeps most."""
+    monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", "10000")
+    done = run_ranks(tmp_path, 2, TRAINED, CASES=repr(CASES))
     scope: dict[str, Any] = {"mx": mx}
     exec(textwrap.dedent(NET), scope)
-    for name, value in setting.items():
-        monkeypatch.setenv(name, value)
-    for store, contexts, compressed in CASES:
+    for shared, (store, contexts, compressed) in itertools.product("01", CASES):
+        monkeypatch.setenv("WEFTPLAN_KVSTORE_SHARED_MEMORY", shared)
         where = eval(contexts, scope)
-        found = re.findall(rf"kept {store} {len(where)} {compressed} (\d+)", done.stdout)
-        assert len(found) == 2, (store, done.stdout)
+        found = re.findall(rf"kept {shared} {store} {len(where)} {compressed} (\d+)", done.stdout)
+        assert len(found) == 2, (shared, store, done.stdout)
         if compressed:  # a name says nothing of it
             continue
         shapes = {"data": (8, 50), "softmax_label": (8,)}
         plan = scope["net"].plan(shapes, context=where, kvstore=store, workers=2, optimizer="momentum")
         planned = sum(nbytes for name, nbytes in plan.external_bytes.items() if name.startswith("kvstore_"))
-        assert planned == max(map(int, found)), store
+        assert planned == max(map(int, found)), (shared, store)
 
 
 def test_a_plan_needs_to_know_how_many_processes():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.kvstore.ranks import run_ranks
 
 NETWORK = """
@@ -30,55 +28,53 @@ NETWORK = """
         def create_operator(self, ctx, shapes, dtypes):
             return Gate()
 
-    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=SIZE, no_bias=True, name="first")
-    net = mx.sym.Custom(net, op_type="gate")
-    net = mx.sym.FullyConnected(net, num_hidden=SIZE, no_bias=True, name="last")
-    net = mx.sym.LinearRegressionOutput(net, name="out")
-    shapes = {"data": (2, 3), "out_label": (2, SIZE)}
-    reqs = {name: "null" if name in shapes else "write" for name in net.list_arguments()}
-    bound = net.simple_bind(mx.cpu(), grad_req=reqs, **shapes)
-    names = ["first_weight", "last_weight"]
-    for i, name in enumerate(names):
-        bound.arg_dict[name][:] = 0.1
-        kv.init(i, bound.arg_dict[name])
-    bound.arg_dict["data"][:] = 1 + rank
-    kv.barrier()
-    mx.profiler.set_config(filename=os.path.join(os.environ["FOLDER"], f"{rank}.json"))
-    mx.profiler.set_state("run")
-    bound.forward(is_train=True)
-    bound.backward()
-    with kv.together():
+    for size, shared in ((64, "1"), (8, "0")):
+        os.environ["WEFTPLAN_KVSTORE_SHARED_MEMORY"] = shared
+        kv = mx.kv.create("dist_sync")
+        exchanged.clear()
+        mx.profiler.recorder.clear()
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=size, no_bias=True, name="first")
+        net = mx.sym.Custom(net, op_type="gate")
+        net = mx.sym.FullyConnected(net, num_hidden=size, no_bias=True, name="last")
+        net = mx.sym.LinearRegressionOutput(net, name="out")
+        shapes = {"data": (2, 3), "out_label": (2, size)}
+        reqs = {name: "null" if name in shapes else "write" for name in net.list_arguments()}
+        bound = net.simple_bind(mx.cpu(), grad_req=reqs, **shapes)
+        names = ["first_weight", "last_weight"]
         for i, name in enumerate(names):
-            kv.push(i, bound.grad_dict[name])
-    last = value(1, bound.grad_dict["last_weight"].shape)  # while backward stands in the gate
-    before = not exchanged.is_set()
-    exchanged.set()
-    first = value(0, bound.grad_dict["first_weight"].shape)
-    mx.profiler.set_state("stop")
-    assert before and not late, "the gradient of the last layer was not exchanged beside backward"
-    assert (last != 0).any() and (first != 0).any()
-    mx.profiler.dump()
-    trace = json.load(open(os.path.join(os.environ["FOLDER"], f"{rank}.json")))["traceEvents"]
-    spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in trace if e.get("ph") == "X" and e.get("cat") != "push"]
-    exchange = min(end for name, _, end in spans if name == "KVStoreExchange")
-    backward = max(end for name, _, end in spans if "backward" in name.lower() or "Custom" in name)
-    assert exchange < backward, (exchange, backward, spans)
-    print("beside", rank)
+            bound.arg_dict[name][:] = 0.1
+            kv.init(i, bound.arg_dict[name])
+        bound.arg_dict["data"][:] = 1 + rank
+        kv.barrier()
+        mx.profiler.set_config(filename=os.path.join(os.environ["FOLDER"], f"{rank}.json"))
+        mx.profiler.set_state("run")
+        bound.forward(is_train=True)
+        bound.backward()
+        with kv.together():
+            for i, name in enumerate(names):
+                kv.push(i, bound.grad_dict[name])
+        last = value(1, bound.grad_dict["last_weight"].shape)  # while backward stands in the gate
+        before = not exchanged.is_set()
+        exchanged.set()
+        first = value(0, bound.grad_dict["first_weight"].shape)
+        mx.profiler.set_state("stop")
+        assert before and not late, "the gradient of the last layer was not exchanged beside backward"
+        assert (last != 0).any() and (first != 0).any()
+        mx.profiler.dump()
+        trace = json.load(open(os.path.join(os.environ["FOLDER"], f"{rank}.json")))["traceEvents"]
+        ran = [e for e in trace if e.get("ph") == "X" and e.get("cat") != "push"]
+        spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in ran]
+        exchange = min(end for name, _, end in spans if name == "KVStoreExchange")
+        backward = max(end for name, _, end in spans if "backward" in name.lower() or "Custom" in name)
+        assert exchange < backward, (exchange, backward, spans)
+        print("beside", rank)
 """
 
 
-@pytest.mark.parametrize(("size", "shared"), [(64, "1"), (8, "0")])
-def test_the_last_gradient_travels_while_backward_runs(tmp_path: Path, size: int, shared: str):
+def test_the_last_gradient_travels_while_backward_runs(tmp_path: Path):
     """Backward of the first layer waits until the gradient of the last one has been exchanged, so both must overlap.
 
     It is so in shared memory and by MPI, and the trace shows it: an exchange ends before backward does.
     """
-    done = run_ranks(
-        tmp_path,
-        2,
-        NETWORK.replace("SIZE", str(size)),
-        FOLDER=str(tmp_path),
-        FLAGS_fuse_parameter_groups_size="1",
-        WEFTPLAN_KVSTORE_SHARED_MEMORY=shared,
-    )
-    assert done.stdout.count("beside") == 2
+    done = run_ranks(tmp_path, 2, NETWORK, FOLDER=str(tmp_path), FLAGS_fuse_parameter_groups_size="1")
+    assert done.stdout.count("beside") == 4

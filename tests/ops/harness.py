@@ -259,6 +259,10 @@ def gradients(
     return differentiate(call, full)[0]
 
 
+DIRECTIONS = 6
+"""How many directions a gradient is compared along."""
+
+
 def check_gradient(
     name: str,
     inputs: Sequence[Any],
@@ -273,6 +277,10 @@ def check_gradient(
     objective: Callable[[list[np.ndarray]], tuple[float, list[np.ndarray]]] | None = None,
 ) -> None:
     """Compare the gradient rule with central differences of ``sum(weights * output)``.
+
+    An input of more than a few elements is moved along random directions of ones and minus ones, all elements at once:
+    an element that is wrong by some amount makes each of these slopes wrong by as much, unless others make up for it
+    in all of them. Where a slope is not as it should be, each element decides.
 
     Args:
         inputs: float64 arrays; inputs of other dtypes are held constant.
@@ -304,22 +312,35 @@ def check_gradient(
     if wrt is None:
         wrt = [k for k, x in enumerate(arrays) if x.dtype == np.float64 and k not in aux]
     assert wrt, f"{name}: nothing to differentiate"
+    atol = max(atol, 1e-8 / eps * 1e-6)
     for k in wrt:
         assert arrays[k].dtype == np.float64, f"{name}: input {k} must be float64"
-        numeric = np.zeros_like(arrays[k])
-        flat, out = arrays[k].reshape(-1), numeric.reshape(-1)
-        for position in range(flat.size):
-            saved = flat[position]
-            flat[position] = saved + eps
+        saved = arrays[k].copy()
+
+        def slope(direction: np.ndarray, k: int = k, saved: np.ndarray = saved) -> float:
+            """The central difference along a direction."""
+            np.add(saved, eps * direction, out=arrays[k])
             above = evaluate(call)[0]
-            flat[position] = saved - eps
+            np.subtract(saved, eps * direction, out=arrays[k])
             below = evaluate(call)[0]
-            flat[position] = saved
-            out[position] = (above - below) / (2 * eps)
+            arrays[k][...] = saved
+            return (above - below) / (2 * eps)
+
+        if saved.size > 2 * DIRECTIONS:
+            largest = float(np.abs(found[k]).max())
+            ways = rng.choice([-1.0, 1.0], (DIRECTIONS, *saved.shape))
+            if all(
+                abs(slope(way) - float((found[k] * way).sum())) <= atol * max(1.0, largest) + rtol * largest
+                for way in ways
+            ):
+                continue
+        numeric = np.zeros_like(saved)  # of each element: it also says which one is wrong
+        for position in np.ndindex(saved.shape):
+            unit = np.zeros_like(saved)
+            unit[position] = 1.0
+            numeric[position] = slope(unit)
         scale = max(1.0, float(np.abs(numeric).max(initial=0.0)))
-        np.testing.assert_allclose(
-            found[k], numeric, rtol=rtol, atol=max(atol, 1e-8 / eps * 1e-6) * scale, err_msg=f"{name}: input {k}"
-        )
+        np.testing.assert_allclose(found[k], numeric, rtol=rtol, atol=atol * scale, err_msg=f"{name}: input {k}")
 
 
 def check_inplace(call: Call) -> int:

@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 
 import numpy as np
+import ops_harness
 import pytest
 from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare
 from ops_nn_cases import CASES, DIFFERENTIABLE, SYNC, ident, narrowed
@@ -46,6 +47,23 @@ def test_gradient(case):
     """The gradient rule agrees with central differences in float64."""
     op, arrays, params = case
     check_gradient(op, arrays, params, wrt=wrt(case))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6, 50)])
+def test_one_wrong_element_of_a_gradient_is_noticed(shape, monkeypatch):
+    """Of few elements and of many: the check of gradients rejects one that is off by a thousandth."""
+    found = ops_harness.differentiate
+
+    def off(call, ograds):
+        grads, backward = found(call, ograds)
+        grads[0].flat[5] += 1e-3
+        return grads, backward
+
+    case = "LeakyReLU", [np.random.RandomState(1).uniform(0.5, 1, shape)], {"act_type": "leaky"}
+    check_gradient(*case)
+    monkeypatch.setattr(ops_harness, "differentiate", off)
+    with pytest.raises(AssertionError, match="LeakyReLU: input 0"):
+        check_gradient(*case)
 
 
 @together(by=operator)

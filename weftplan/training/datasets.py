@@ -5,6 +5,8 @@ The data are loaded at each call and nothing is kept.
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,16 +31,31 @@ def load_digits(*, seed: int = 0, test_share: float = 0.2) -> Split:
     Raises:
         MXNetError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits as load
-    except ImportError as error:
-        raise MXNetError("the digits come with scikit-learn: pip install 'weftplan[examples]'") from error
-    images, labels = load(return_X_y=True)
+    table = _digits()
+    images, labels = table[:, :-1], table[:, -1]
     order = np.random.RandomState(seed).permutation(len(images))
     pixels = (images[order] / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
     targets = labels[order].astype(np.float32)
     test = round(len(images) * test_share)
     return Split(pixels[test:], targets[test:], pixels[:test], targets[:test])
+
+
+def _digits() -> Host:
+    """One row for each image, (1797, 65) float64: its pixels from 0 to 16, and its label.
+
+    The file is read where scikit-learn has it: importing scikit-learn takes seconds of processor time.
+    """
+    found = importlib.util.find_spec("sklearn")
+    if found is None:
+        raise MXNetError("the digits come with scikit-learn: pip install 'weftplan[examples]'")
+    for folder in found.submodule_search_locations or ():
+        path = Path(folder, "datasets", "data", "digits.csv.gz")
+        if path.exists():
+            return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits as load  # of a version that keeps it elsewhere
+
+    images, labels = load(return_X_y=True)
+    return np.column_stack((images, labels))
 
 
 class Lines(NamedTuple):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,31 +19,61 @@ HOST = host()
 needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 
+Start = Callable[..., tuple[str, tuple[int, int]]]
+
 SCRIPT = """
+import json, os, sys
 import numpy as np, weftplan as mx
+import weftplan.executor
 from weftplan.ops.compiled import jit
-data = mx.sym.Variable("data")
-net = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=5)
-executor = net.simple_bind(mx.cpu(), data=(2, 3, 6, 6))
-for array in executor.arg_dict.values():
-    array[:] = np.arange(array.size).reshape(array.shape) % 7
-print(executor.forward()[0].asnumpy().tobytes().hex())
-print(jit.statistics.compiled, jit.statistics.loaded)
+
+for line in sys.stdin:
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        continue
+    os.environ |= json.loads(line)
+    data = mx.sym.Variable("data")
+    net = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=5)
+    executor = net.simple_bind(mx.cpu(), data=(2, 3, 6, 6))
+    for array in executor.arg_dict.values():
+        array[:] = np.arange(array.size).reshape(array.shape) % 7
+    print(executor.forward()[0].asnumpy().tobytes().hex(), jit.statistics.compiled, jit.statistics.loaded, flush=True)
+    os._exit(0)
 """
+"""For each line a child that has done nothing yet but import the package: what it prints is what a new process does."""
 
 
-def start(home: Path, **more: str) -> tuple[str, tuple[int, int]]:
-    """(bits of a convolution in a fresh process, (modules compiled, modules loaded))."""
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """(Bits of a convolution in a process of its own, (modules compiled, modules loaded)), with these variables."""
+    home = tmp_path.resolve()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "WEFTPLAN_", "MXNET_"))}
-    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), **more}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    bits, counts = done.stdout.split("\n")[:2]
-    compiled, loaded = map(int, counts.split())
-    return bits, (compiled, loaded)
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    with (tmp_path / "errors").open("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def one(**more: str) -> tuple[str, tuple[int, int]]:
+            process.stdin.write(json.dumps(more) + "\n")
+            process.stdin.flush()
+            bits, compiled, loaded = process.stdout.readline().split()
+            return bits, (int(compiled), int(loaded))
+
+        yield one
+        process.stdin.close()
+        assert process.wait(100) == 0
+        process.stdout.close()
+        errors.seek(0)
+        assert errors.read() == ""
 
 
 def objects(home: Path) -> list[Path]:
@@ -52,34 +84,34 @@ def objects(home: Path) -> list[Path]:
 @needs_compiler
 @posix
 @pytest.mark.shows("WEFTPLAN_KERNEL_CACHE")
-def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path):
+def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path, start: Start):
     """Compiled, then loaded; a corrupt object, an empty one and one that others could write are compiled again."""
     home = tmp_path.resolve()
-    bits, counts = start(home)
+    bits, counts = start()
     assert counts == (1, 0)
     (only,) = objects(home)
     assert only.stat().st_mode & 0o777 == 0o600
     assert only.parent.stat().st_mode & 0o777 == 0o700
     whole = only.read_bytes()
-    assert start(home) == (bits, (0, 1))
+    assert start() == (bits, (0, 1))
     only.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert start(home) == (bits, (1, 0))
+    assert start() == (bits, (1, 0))
     assert only.read_bytes() == whole
     only.write_bytes(b"")
-    assert start(home) == (bits, (1, 0))
+    assert start() == (bits, (1, 0))
     only.chmod(0o666)
-    assert start(home) == (bits, (1, 0))
+    assert start() == (bits, (1, 0))
     only.parent.chmod(0o770)
-    assert start(home) == (bits, (1, 0))
-    assert start(home, WEFTPLAN_KERNEL_CACHE="0") == (bits, (1, 0))
+    assert start() == (bits, (1, 0))
+    assert start(WEFTPLAN_KERNEL_CACHE="0") == (bits, (1, 0))
 
 
 @needs_compiler
 @posix
-def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path):
+def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Start):
     """A file where the folder should be: everything works, and nothing is said."""
     (tmp_path / "cache").write_text("in the way")
-    assert start(tmp_path.resolve())[1] == (1, 0)
+    assert start()[1] == (1, 0)
 
 
 @posix
