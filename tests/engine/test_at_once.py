@@ -21,7 +21,7 @@ def test_it_runs_on_the_calling_thread_and_counts_as_an_operation(eng):
     var = eng.new_variable()
     before = eng.statistics()
     threads = []
-    assert eng.at_once(lambda: threads.append(threading.get_ident()), (var,))
+    assert eng.at_once((var,), lambda *args: threads.append(threading.get_ident()) or args, 1, 2) == (1, 2)
     after = eng.statistics()
     assert threads == [threading.get_ident()]
     assert (after.pushed, after.completed, after.pending) == (before.pushed + 1, before.completed + 1, 0)
@@ -31,11 +31,11 @@ def test_it_does_not_pass_a_write_that_was_pushed_before(eng):
     """While a write of what it reads is pending, nothing runs here."""
     var, gate, ran = eng.new_variable(), threading.Event(), []
     eng.push(gate.wait, (), (var,))
-    assert not eng.at_once(lambda: ran.append(1), (var,))
+    assert not eng.at_once((var,), lambda: ran.append(1) or True)
     gate.set()
     eng.wait_for_var(var)
     assert not ran
-    assert eng.at_once(lambda: ran.append(1), (var,))
+    assert eng.at_once((var,), lambda: ran.append(1) or True)
 
 
 def test_a_write_in_the_middle_undoes_it(eng):
@@ -45,16 +45,17 @@ def test_a_write_in_the_middle_undoes_it(eng):
     def work():
         eng.push(lambda: None, (), (var,))
         eng.wait_for_var(var)
+        return True
 
     pushed = eng.statistics().pushed
-    assert not eng.at_once(work, (var,))
+    assert not eng.at_once((var,), work)
     assert eng.statistics().pushed == pushed + 1  # the write alone
 
 
 def test_a_write_that_is_still_pending_undoes_it(eng):
     """So does one that has not ended yet."""
     var, gate = eng.new_variable(), threading.Event()
-    assert not eng.at_once(lambda: eng.push(gate.wait, (), (var,)), (var,))
+    assert not eng.at_once((var,), lambda: eng.push(gate.wait, (), (var,)) or True)
     gate.set()
     eng.wait_for_all()
 
@@ -66,7 +67,7 @@ def test_errors_leave_nothing(eng):
     def work():
         raise ValueError("no")
 
-    assert not eng.at_once(work, (var,))
+    assert not eng.at_once((var,), work)
     assert eng.unobserved_failures() == []
     eng.wait_for_all()
 
@@ -79,9 +80,9 @@ def test_an_interrupt_comes_through_and_leaves_nothing(eng):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        eng.at_once(work, (var,))
+        eng.at_once((var,), work)
     eng.wait_for_all()
-    assert eng.at_once(lambda: None, (var,))
+    assert eng.at_once((var,), lambda: True)
 
 
 def test_a_wait_in_the_middle_ends(eng):
@@ -93,8 +94,9 @@ def test_a_wait_in_the_middle_ends(eng):
         eng.push(lambda: seen.append(1), (var,), (other,))
         eng.wait_for_var(other)
         eng.wait_for_all()
+        return True
 
-    assert eng.at_once(work, (var,))
+    assert eng.at_once((var,), work)
     assert seen == [1]
 
 
@@ -102,10 +104,10 @@ def test_it_leaves_to_the_queues_what_somebody_watches(eng):
     """With a tracer, in a bulk, or where something has failed, work is pushed as ever."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
-    assert not eng.at_once(lambda: None, (var,))
+    assert not eng.at_once((var,), lambda: True)
     eng.tracer = None
     with eng.bulk(4):
-        assert not eng.at_once(lambda: None, (var,))
+        assert not eng.at_once((var,), lambda: True)
     eng.push(lambda: 1 / 0, (), (eng.new_variable(),))
     with pytest.raises(ZeroDivisionError):
         eng.wait_for_all()
@@ -114,11 +116,11 @@ def test_it_leaves_to_the_queues_what_somebody_watches(eng):
 def test_vars_of_others_and_deleted_ones_are_left_to_push(eng):
     """The push that follows explains what is wrong with them."""
     other = engine.create("NaiveEngine")
-    assert not eng.at_once(lambda: None, (other.new_variable(),))
+    assert not eng.at_once((other.new_variable(),), lambda: True)
     gone = eng.new_variable()
     eng.delete_variable(gone)
-    assert not eng.at_once(lambda: None, (gone,))
-    assert not other.at_once(lambda: None, (other.new_variable(),))
+    assert not eng.at_once((gone,), lambda: True)
+    assert not other.at_once((other.new_variable(),), lambda: True)
 
 
 def test_requests_that_come_meanwhile_are_carried_out(eng):
@@ -134,7 +136,7 @@ def test_requests_that_come_meanwhile_are_carried_out(eng):
     for thread in threads:
         thread.start()
     for _ in range(count):
-        eng.at_once(lambda: None, (var,))
+        eng.at_once((var,), lambda: True)
     for thread in threads:
         thread.join()
     eng.wait_for_all()

@@ -8,7 +8,7 @@ import pytest
 import weftplan as mx
 from tests.together import together
 from weftplan import engine
-from weftplan.ndarray import operators, pushing, repeated
+from weftplan.ndarray import operators, repeated, small
 from weftplan.ops import registry
 
 nd = mx.nd
@@ -65,10 +65,8 @@ def test_a_call_again_gives_the_bits_of_a_pushed_one(name, dtype):
 def test_small_calls_run_on_the_calling_thread(kind, monkeypatch):
     """A call that repeats on idle arrays is over when it returns, and this thread has done it."""
     threads = []
-    compute = pushing._compute_alone
-    monkeypatch.setattr(
-        pushing, "_compute_alone", lambda *args: (threads.append(threading.get_ident()), compute(*args))
-    )
+    compute = small._compute
+    monkeypatch.setattr(small, "_compute", lambda *args: threads.append(threading.get_ident()) or compute(*args))
     function = operators.function("exp")
     with engine.using(engine.create(kind)):
         a = nd.array(np.ones((8, 16)))
@@ -158,7 +156,7 @@ def test_large_and_random_calls_are_pushed():
     for _ in range(2):
         repeated.call(kept, "exp", (large,), {})
     (known,) = kept.values()
-    assert known.work is None
+    assert known.small is None
     kept = {}
     first, second = (repeated.call(kept, "shuffle", (nd.array(np.arange(64.0)),), {}) for _ in range(2))
     assert list(kept.values()) == [None]

@@ -9,9 +9,8 @@ import pytest
 
 import weftplan as mx
 from tests.storage.rooms import MIB, Room
-from weftplan import device, storage
+from weftplan import device, engine, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.release import drain
 from weftplan.report.memory_html import timeline
 from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource, RoundPool
@@ -140,16 +139,21 @@ def test_nothing_is_recorded_before_and_after(recording):
 def test_memory_that_a_dead_array_leaves_to_the_next_is_in_the_record(recording):
     """A small result takes over the memory of one that died just before: a free and an allocation, with both names."""
     ctx = mx.cpu(9144)
-    with storage.using(NaivePool(device.get(ctx))):
-        first = Chunk.small(ctx, 64, "first")
-        first.take_alone()
-        del first
-        Chunk.small(ctx, 64, "second").take_alone()
+    with engine.using(engine.create("ThreadedEngine")), storage.using(NaivePool(device.get(ctx))):
+        x = mx.nd.ones((16,), ctx=ctx)
+        for _ in range(2):
+            storage.record()
+            first = mx.nd.exp(x)
+            mx.nd.waitall()
+            del first
+            mx.nd.square(x).wait_to_read()
+            mx.nd.waitall()
         events = [event for event in recorded() if event.context == ctx and event.action != "segment_alloc"]
         assert [(event.action, event.name) for event in events] == [
-            ("alloc", "first"),
-            ("free", "first"),
-            ("alloc", "second"),
+            ("alloc", "exp"),
+            ("free", "exp"),
+            ("alloc", "square"),
+            ("free", "square"),
         ]
         assert len({(event.address, event.nbytes) for event in events}) == 1
         check_viewer(storage.snapshot().as_dict())

@@ -254,12 +254,13 @@ class Engine(Waiting):
         detailed.own = own
         self._submit(detailed)
 
-    def at_once(self, work: Callable[[], object], reads: tuple[Var, ...]) -> bool:
-        """Run small work, which writes what nobody else has yet, on this thread if no order can be seen by that.
+    def at_once(self, reads: Sequence[Var], work: Callable[..., object], *args: Any) -> Any:
+        """Call small work, which writes what nobody else has yet, on this thread if no order can be seen by that.
 
-        False: it is to be pushed. See ``edges/at_once.py``; engines without workers run everything their own way.
+        What it returns; None: it is to be pushed. See ``edges/at_once.py``; engines without workers run everything
+        their own way.
         """
-        return False
+        return None
 
     def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """Run small work of the package on this thread if all its vars, none of which comes twice, are idle.

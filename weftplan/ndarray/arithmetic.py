@@ -24,8 +24,9 @@ from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.pushing import MOST_AT_ONCE, Value, at_once, push_kernel, work
-from weftplan.ndarray.release import drain, due
+from weftplan.ndarray.pushing import Value, push_kernel, work
+from weftplan.ndarray.release import due, sweep
+from weftplan.ndarray.small import MOST_BYTES, SmallWork, at_once
 from weftplan.ops.floats import is_float, is_number
 
 Kernel = Callable[..., object]
@@ -94,6 +95,10 @@ _COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR
 _NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
 """Integers of smaller size become floats without an error."""
+_MOST_KEPT = 1024
+_small: dict[Any, SmallWork | None] = {}
+"""The work of operators whose result has few numbers, by (operator, name, dtype kind of operands, shape and dtype of
+the result); None: it has many."""
 _kernels: dict[tuple[str, str, str], Kernel] = {}
 """(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""
 
@@ -108,19 +113,20 @@ def kernel_for(op: Binary, kind: str, xp: Any) -> Kernel:
 
 
 def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
-    run: Kernel
-    special = op.floating if kind == "f" else op.integer
-    if special is not None:
-        run = partial(special, xp)
-    else:
-        run = getattr(xp, op.ufunc)
+    run = _bare(op, kind, xp)
     if xp is not np:
-        return lambda a, b, out: run(a, b, out=out)
-    return partial(_quiet, run)
+        return partial(_named, run)
+    return partial(quietly, _named, run)
 
 
-def _quiet(run: Callable[..., object], a: Any, b: Any, out: Any) -> None:
-    quietly(run, a, b, out=out)  # by name: NumPy does not take it third everywhere
+def _bare(op: Binary, kind: str, xp: Any) -> Kernel:
+    """The function of an array module that does it, or one of this file."""
+    special = op.floating if kind == "f" else op.integer
+    return getattr(xp, op.ufunc) if special is None else partial(special, xp)
+
+
+def _named(run: Callable[..., object], a: Any, b: Any, out: Any) -> None:
+    run(a, b, out=out)  # NumPy does not take it third everywhere
 
 
 def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
@@ -143,7 +149,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
         if ready is not None and chunk.context.device_type == "cpu":
             # This cannot fail, so there is nothing to let go of then: the shortest way.
             if due:
-                drain()
+                sweep()
             fn = partial(kernel_for(op, kind, np), ready, rhs, ready)
             engine.get().push(fn, (), (chunk.var,), chunk.context, name=op.scalar)
             return lhs
@@ -167,6 +173,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
 def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     """``lhs op rhs`` (``rhs op lhs`` when swapped) as a new array; raises as :func:`inplace` does."""
     shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
+    context = chunk.context
     kind = dtype.kind
     if kind == "V":  # bfloat16
         kind = "f"
@@ -174,6 +181,8 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     other: Any
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
         other, array = Value(float(rhs)), False
+    elif rhs_class is lhs.__class__ and rhs.dtype is dtype and rhs.chunk.context is context and rhs.shape == shape:
+        other, array = rhs, True
     else:
         other = _operand(op, lhs, rhs)
         array = other.__class__ is lhs.__class__
@@ -181,26 +190,37 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
             other = Value(other)
         elif other.shape != shape:
             shape = _broadcast(op, shape, other.shape)
-        if kind == "b" and op.name not in _COMPARISONS:
-            dtype = np.dtype(np.int64)
-    nbytes = math.prod(shape) * dtype.itemsize
+    if kind == "b" and op.name not in _COMPARISONS:
+        dtype = np.dtype(np.int64)
     reads: tuple[Any, ...] = (chunk.var,)
     if array and other.chunk is not chunk:
         reads = (chunk.var, other.chunk.var)
     operands = [other, lhs] if swapped else [lhs, other]
-    context = chunk.context
     name = op.arrays if array else op.swapped if swapped else op.scalar
-    made: Chunk
-    if 3 * nbytes <= MOST_AT_ONCE and nbytes and chunks.ArrayChunk is Chunk and context.device_type == "cpu":
-        made = Chunk.small(context, nbytes, name)
-        out = lhs.__class__.over(made, shape, dtype)
-        if at_once(kernel_for(op, kind, np), operands, out, reads):
+    form = op.name, name, kind, shape, dtype
+    small = _small[form] if form in _small else _small_work(op, form)
+    if small is not None and context.device_type == "cpu":
+        out = at_once(small, operands, lhs.__class__, context, reads)
+        if out is not None:
             return out
-    else:
-        made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=name, prompt=False)
-        out = lhs.__class__(made, shape, dtype)
+    made = chunks.ArrayChunk(context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False)
+    out = lhs.__class__(made, shape, dtype)
     _push(op, name, kind, [*operands, out], reads, made)
     return out
+
+
+def _small_work(op: Binary, form: tuple[str, str, str, tuple[int, ...], np.dtype[Any]]) -> SmallWork | None:
+    """The work of an operator whose result has a shape and dtype, if it is small."""
+    _, name, kind, shape, dtype = form
+    nbytes = math.prod(shape) * dtype.itemsize
+    small = None
+    if 0 < 3 * nbytes <= MOST_BYTES:
+        run = _bare(op, kind, np)
+        small = SmallWork(partial(_named, run) if op in (MAX, MIN) else run, name, shape, dtype, nbytes)
+    if len(_small) >= _MOST_KEPT:
+        _small.clear()
+    _small[form] = small
+    return small
 
 
 def unary(name: str, array: Array) -> Array:
@@ -215,7 +235,7 @@ def unary(name: str, array: Array) -> Array:
 def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[Any, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
     if due:
-        drain()
+        sweep()
     context = chunk.context
     if pushing.make_room is not None:
         reads = (*reads, *pushing.make_room(context, operands))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
+from sys import getrefcount
 from typing import Any, Self
 
 from weftplan import engine, storage
@@ -21,8 +22,8 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray import together
 from weftplan.ndarray.origin import origin_of
-from weftplan.ndarray.release import FEW, SMALL, dead, drain, due, inherited
-from weftplan.storage import Allocation, Resource, recording, relief
+from weftplan.ndarray.release import CLOSED, FEW, SMALL, Shelf, dead, drain, due, sweep
+from weftplan.storage import Allocation, Resource, relief
 
 _delay_lock = whole_in_children(Lock())
 
@@ -51,7 +52,8 @@ class Chunk:
         "_raw",
         "_release",
         "_resource",
-        "_small",
+        "_shelf",
+        "_view",
         "context",
         "engine",
         "name",
@@ -64,8 +66,10 @@ class Chunk:
     _release: Callable[[], object] | None
     _resource: Resource | None
     """Where memory that is taken later comes from: what was in force when the chunk was made, whoever runs when."""
-    _small: bool
-    """It keeps at most ``SMALL`` bytes from going back: not known of memory that others own."""
+    _shelf: Shelf | None
+    """Where it leaves what it had; None where memory is that of others, so that nobody knows how much it keeps."""
+    _view: Any
+    """Where it has a shelf with room: all its bytes, as what the shelf is for."""
     may_leave = False
     """True where the bytes may wait elsewhere, and are worth a copy."""
     movable = False
@@ -75,11 +79,11 @@ class Chunk:
         self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None, prompt: bool = True
     ) -> None:
         if dead and (prompt or due):
-            drain()
+            sweep()
         self.context = ctx
         self.nbytes = nbytes
         self.name = name
-        self._small = nbytes <= SMALL
+        self._shelf = CLOSED
         self._origin = origin_of(name, nbytes)
         if delay_alloc and nbytes:  # no bytes are there at once: nothing is gained by waiting
             self._release = self._raw = None
@@ -107,7 +111,7 @@ class Chunk:
 
     def _first_use(self) -> Any:
         if due:  # the loop that pushed this may be over, so that nobody else gives back what is dead
-            drain()
+            sweep()
         resource, allocation = self._take()
         # Not allocated under the lock: that may take until others have ended. Two readers of what was never written
         # may both have got this far.
@@ -117,46 +121,6 @@ class Chunk:
                 self._raw = allocation.raw
                 return self._raw
         resource.free(allocation)
-        return self._raw
-
-    @classmethod
-    def small(cls, ctx: Context, nbytes: int, name: str) -> Self:
-        """A chunk of few bytes whose memory is taken at first use: the constructor for a call that costs as little."""
-        if due:
-            drain()
-        chunk = cls.__new__(cls)
-        chunk.context = ctx
-        chunk.nbytes = nbytes
-        chunk.name = chunk._origin = name
-        chunk._small = nbytes <= SMALL
-        chunk._release = chunk._raw = None
-        chunk._resource = storage.get(ctx)
-        current = chunk.engine = engine.get()
-        chunk.var = current.new_variable(name)
-        return chunk
-
-    def take_alone(self) -> Any:
-        """The first use, for a thread that alone knows of this chunk; returns :attr:`raw`.
-
-        The memory may be that of a dead chunk of the same size, which then never goes back to storage in between.
-
-        Raises:
-            OutOfMemoryError: storage cannot serve the request.
-        """
-        resource = self._resource
-        if resource is None or self._raw is not None:
-            return self.raw
-        release = inherited(resource, self.nbytes) if resource.hands_over else None
-        if release is None:
-            allocation = resource.allocate(self.nbytes, name=self._origin)
-            self._release = partial(resource.free, allocation)
-        else:
-            allocation = release.args[0]
-            if recording.recorder is not None:
-                recording.recorder.handed_over(allocation, self._origin)
-            allocation.name = self._origin
-            self._release = release
-        self._raw = allocation.raw
         return self._raw
 
     @property
@@ -201,12 +165,12 @@ class Chunk:
     @classmethod
     def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Self:
         if dead:
-            drain()
+            sweep()
         chunk = cls.__new__(cls)
         # The reference to the owner lives in the release, so it ends only after the var's last operation.
         chunk._release = partial(_let_go, owner)
         chunk._raw = raw
-        chunk._small = False
+        chunk._shelf = None
         chunk.context = ctx
         chunk.nbytes = int(raw.nbytes)
         chunk.name = name
@@ -217,8 +181,19 @@ class Chunk:
     def __del__(self) -> None:
         # Only append: this may run inside any lock.
         try:
-            dead.append((self.engine, self.var, self.context, self._release or nothing))
-            if not self._small or len(dead) > FEW:
+            shelf, var = self._shelf, self.var
+            if (
+                shelf is not None
+                and len(shelf.entries) < shelf.room
+                and getrefcount(var) == _ALONE
+                and getrefcount(self._view) <= _VIEWED
+                and var.failure is None
+                and var.events is None
+            ):
+                shelf.entries.append((var, self._release, self._raw, self._view))
+                return
+            dead.append((self.engine, var, self.context, self._release or nothing))
+            if shelf is None or self.nbytes > SMALL or len(dead) > FEW:
                 due.append(self.nbytes)
         except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
             return
@@ -305,6 +280,21 @@ class MovableChunk(Chunk):
         )
 
 
+class _Counted:
+    """A twin of a chunk whose var and view nobody else has, but for the array that is just dying."""
+
+    __slots__ = ("_view", "var")
+
+    def __init__(self) -> None:
+        self.var, self._view = object(), object()
+
+    def __call__(self) -> tuple[int, int]:
+        var = self.var
+        return getrefcount(var), getrefcount(self._view) + 1
+
+
+_ALONE, _VIEWED = _Counted()()
+"""What a finalizer finds where it may leave var and view on a shelf."""
 ArrayChunk: Callable[..., Chunk] = Chunk
 """What makes the chunks of arrays: look it up when one is made, since ``spilling.py`` puts another class here."""
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-_QUIET = contextvars.Context()  # Invariant: entered here only, so that any number of threads may copy it
-_QUIET.run(np.seterr, all="ignore")
+QUIET = contextvars.Context()
+"""Invariant: only its copies are entered from here on, so that any number of threads may copy it."""
+QUIET.run(np.seterr, all="ignore")
 
 
 def quietly(fn: Callable[..., object], *args: Any, **out: Any) -> None:
@@ -23,4 +24,4 @@ def quietly(fn: Callable[..., object], *args: Any, **out: Any) -> None:
 
     Context variables of the caller have their defaults in it.
     """
-    _QUIET.copy().run(fn, *args, **out)
+    QUIET.copy().run(fn, *args, **out)

@@ -26,6 +26,7 @@ from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import compute, computing, push_kernel
 from weftplan.ndarray.seeds import next_key
 from weftplan.ndarray.settling import SettledCall, may_share, settled
+from weftplan.ndarray.small import SmallWork
 from weftplan.ops import grain, registry
 from weftplan.ops.node_call import NodeCall
 from weftplan.ops.schema import Op
@@ -171,19 +172,22 @@ def _workspace(op: Op, plan: SettledCall, context: Context) -> NDArray:
 
 def push_into(
     op: Op, plan: SettledCall, inputs: Sequence[NDArray], target: NDArray, context: Context,
-    work: Callable[..., object] | None,
+    small: SmallWork | None,
 ) -> None:  # fmt: skip
     """Push a call on a host's arrays that writes ``target``, and the states of the operator among ``inputs``.
 
     Args:
         target: what each input may share memory with, by :func:`may_share`.
-        work: what computes it from the raw inputs, the raw result and the workspace; None: the plan's kernel.
+        small: the same work where it is small.
     """
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
-    if work is None or engine.debug_enabled():
+    work: Callable[..., object]
+    if small is None or engine.debug_enabled():
         work = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
     elif plan.workspace:
-        work = partial(_with_scratch, work, context, plan.workspace, op.name)
+        work = partial(_with_scratch, partial(quietly, small.kernel), context, plan.workspace, op.name)
+    else:
+        work = partial(quietly, small.kernel)
     writes = [target.chunk.var, *[inputs[i].chunk.var for i in op.aux]]
     push_kernel(work, [*read, target], [array.chunk.var for array in read], writes, context, name=op.name)
 

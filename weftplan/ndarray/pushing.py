@@ -10,20 +10,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import together
-from weftplan.ndarray.release import dead, drain
+from weftplan.ndarray.release import dead, sweep
 
 make_room: Callable[[Context, Sequence[Any]], tuple[Any, ...]] | None = None
 """Pushes what has to go before an operation on arrays and returns the vars that it has to read, too: look it up at each
 push, since ``spilling.py`` sets it while arrays may wait elsewhere."""
-MOST_AT_ONCE = 32 * 1024
-"""Bytes of operands and result up to which work may run on the calling thread."""
 
 
 class Value:
@@ -107,37 +103,6 @@ def _call(kernel: Callable[..., object], raws: list[Any]) -> None:
     kernel(*raws)
 
 
-def at_once(
-    kernel: Callable[..., object], operands: Sequence[Any], out: Any, reads: tuple[Any, ...], scratch: int = 0
-) -> bool:
-    """Run ``kernel`` of raw arrays on this thread: those of ``operands``, that of ``out``, and ``scratch`` bytes unless
-    that is 0; False: it is to be pushed.
-
-    Args:
-        out: a new array on a chunk made by :meth:`Chunk.small`, on a host.
-        reads: the vars of ``operands``.
-    """
-    made = out.chunk
-    done: bool = made.engine.at_once(partial(_compute_alone, kernel, operands, out, scratch), reads)
-    if done:
-        made.var.version = 1
-    return done
-
-
-def _compute_alone(kernel: Callable[..., object], operands: Sequence[Any], out: Any, scratch: int) -> None:
-    raws = _raws(operands)  # type: ignore[arg-type]
-    view = out.ready = np.ndarray(out.shape, out.dtype, out.chunk.take_alone())
-    if not scratch:
-        kernel(*raws, view)
-        return
-    resource = out.chunk._resource
-    borrowed = resource.allocate(scratch, name="scratch of a small call")
-    try:
-        kernel(*raws, view, borrowed.raw)
-    finally:
-        resource.free(borrowed)
-
-
 def _launch(place: Any, kernel: Callable[..., object], *raws: Any) -> None:
     """Enqueue the kernel on a device whose memory has been taken on the host's time."""
     place.launch(partial(kernel, *raws))
@@ -192,7 +157,7 @@ def _push(
     name: str | None,
 ) -> None:
     if dead:
-        drain()
+        sweep()
     if len(reads) + len(writes) > 1:
         reads, writes = engine.dedupe(reads, writes)
     engine.get().push(fn, reads, writes, ctx, prop=prop, priority=priority, name=name)

@@ -12,6 +12,7 @@ thread. Finalizers may only append.
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -19,11 +20,13 @@ from functools import partial
 from sys import getrefcount
 from typing import Any
 
-from weftplan import config, engine
+import numpy as np
+
+from weftplan import config, engine, storage
 from weftplan.device.context import Context, cpu
 from weftplan.errors import EngineError
 from weftplan.ndarray import stream_order
-from weftplan.storage import Resource, relief
+from weftplan.storage import Resource, registry, relief
 
 dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
@@ -49,37 +52,72 @@ _ALONE = _next(deque([(None, object(), cpu(), int)]))[4] if getattr(sys, "_is_gi
 """The count where there is no other reference; 0, which no count is, without a GIL: there it may not be exact."""
 
 
-def _inherited(dead: deque[Any], free: Any, nbytes: int, alone: int) -> Any:
-    """See :func:`inherited`; -1 for ``alone`` gives the count of references instead."""
-    try:
-        last = dead.pop()
-    except IndexError:  # another thread was quicker
-        return None
-    _, var, _, release = last
-    count = getrefcount(var)
-    if alone < 0:
-        return count
-    if (
-        count == alone
-        and release.__class__ is partial
-        and release.func == free
-        and release.args[0].nbytes == nbytes
-        and var.failure is None
-        and var.events is None
-    ):
-        return release
-    dead.append(last)
-    return None
+class Shelf:
+    """What dead arrays of one kind have left for the next of that kind: var, memory, and a typed view of it.
+
+    Only small arrays of a host leave anything, and only where nobody else has their var: no operation can be pending
+    then. Entries are ``(var, release, raw, view)``. Finalizers append, any thread may pop.
+
+    Attributes:
+        room: how many entries there may be; 0: none, for good.
+        changes: of storage, when it was made: another resource may be in force since.
+    """
+
+    __slots__ = ("changes", "context", "engine", "entries", "resource", "room")
+
+    def __init__(self, context: Context, engine: Any, resource: Resource | None, changes: int, room: int) -> None:
+        self.context = context
+        self.engine = engine
+        self.resource = resource
+        self.changes = changes
+        self.room = room
+        self.entries: list[tuple[Any, Any, Any, Any]] = []
+
+    def clear(self) -> None:
+        """Give everything back."""
+        entries = self.entries
+        while entries:
+            try:
+                entries.pop()[1]()
+            except IndexError:  # another thread took the last one
+                return
+
+    def __del__(self) -> None:
+        for var, release, _, _ in self.entries:  # of arrays that died while another thread closed it
+            dead.append((self.engine, var, self.context, release))
 
 
-_ALONE_INHERITED = _inherited(deque([(None, object(), cpu(), int)]), None, 0, -1) if _ALONE else 0
+CLOSED = Shelf(cpu(), None, None, 0, 0)
+"""For arrays that leave nothing."""
+_MOST_SHELVES, _ROOM, _ROOM_BYTES = 64, 16, 64 << 10
+"""Together the shelves hold at most 4 MiB."""
+_shelves: dict[Any, Shelf] = {}
 
 
-def inherited(resource: Resource, nbytes: int) -> partial[None] | None:
-    """What gives the memory of the chunk that died last back to ``resource``, if it has ``nbytes`` bytes and nothing is
-    pending on it: the memory is the caller's then, with the duty to give it back. None: there is none such."""
-    found: partial[None] | None = _inherited(dead, resource.free, nbytes, _ALONE_INHERITED) if dead else None
+def shelf_for(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shelf:
+    """The shelf of arrays that are made on this host, by the engine and from the storage that are in force."""
+    key = context, shape, dtype
+    current, changes = engine.get(), registry.changes
+    found = _shelves.get(key)
+    if found is None or found.engine is not current or found.changes != changes:
+        if found is not None or len(_shelves) >= _MOST_SHELVES:
+            _close_shelves()
+        resource = storage.get(context)
+        room = min(_ROOM, _ROOM_BYTES // max(1, math.prod(shape) * dtype.itemsize))
+        room = room if resource.hands_over and _ALONE else 0
+        found = _shelves[key] = Shelf(context, current, resource, changes, room)
     return found
+
+
+def _close_shelves() -> None:
+    """Give back what lies on shelves, which take nothing more."""
+    while _shelves:
+        try:
+            _, shelf = _shelves.popitem()
+        except KeyError:  # another thread took the last one
+            return
+        shelf.room = 0
+        shelf.clear()
 
 
 _threshold: float | None = None
@@ -88,6 +126,16 @@ _threshold: float | None = None
 
 def drain(*, everything: bool = False) -> None:
     """Give the memory of every collected chunk back, after the operations pending on its var; cheap without any.
+
+    As :func:`sweep`, and what lies on shelves, too.
+    """
+    for shelf in list(_shelves.values()):
+        shelf.clear()
+    sweep(everything=everything)
+
+
+def sweep(*, everything: bool = False) -> None:
+    """Give back the memory of those collected chunks that do not wait on a shelf for the next one of their kind.
 
     Nothing is given back while fewer bytes are dead than ``FLAGS_eager_delete_tensor_gb`` says, or where that is below
     0, unless ``everything`` is asked for: memory is short then.
@@ -134,7 +182,7 @@ def _arrive(release: Callable[[], object]) -> None:
 
 def _give_dead_back(context: Context, nbytes: int) -> bool:
     """A rung of the ladder: what is dead."""
-    if not dead:
+    if not dead and not any(shelf.entries for shelf in list(_shelves.values())):
         return False
     drain(everything=True)
     return True

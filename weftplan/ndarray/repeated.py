@@ -11,17 +11,15 @@ Kept settings are dictionaries that any thread may use; two threads may settle t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, verbs
 from weftplan.ndarray.call_arguments import understood
-from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.invoke import call_settled, invoke, push_call, push_into
-from weftplan.ndarray.pushing import MOST_AT_ONCE, at_once
 from weftplan.ndarray.settling import SettledCall, may_share, settled
+from weftplan.ndarray.small import MOST_BYTES, SmallWork, at_once
 from weftplan.ops import registry
 from weftplan.ops.node_call import bare_call
 from weftplan.ops.schema import Op, TensorSpec
@@ -41,22 +39,21 @@ class Repeated:
     Attributes:
         plan: its outcome.
         order: positions of the operator's inputs among the arrays of the call; None: as they come.
-        work: a function of the raw inputs, the raw output and the plan's workspace, for small arrays; else None.
+        small: its work, where the arrays are small; else None.
     """
 
-    __slots__ = ("dtype", "name", "nbytes", "op", "order", "plan", "shape", "work")
+    __slots__ = ("op", "order", "plan", "small")
 
     def __init__(self, op: Op, plan: SettledCall, arrays: Sequence[NDArray], order: tuple[int, ...] | None) -> None:
         self.op = op
-        self.name = op.name
         self.plan = plan
         self.order = order
-        self.nbytes, self.shape, self.dtype = plan.outputs[0]
-        self.work: Callable[..., object] | None = None
-        if self.nbytes + sum(array.nbytes for array in arrays) <= MOST_AT_ONCE and not plan.ignored:
+        self.small: SmallWork | None = None
+        nbytes, shape, dtype = plan.outputs[0]
+        if nbytes + sum(array.nbytes for array in arrays) <= MOST_BYTES and not plan.ignored:
             specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
-            bare = bare_call(plan.kernel, plan.params, specs, [TensorSpec(self.shape, self.dtype)], plan.workspace)
-            self.work = partial(quietly, bare)
+            bare = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
+            self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace)
 
 
 def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -66,13 +63,21 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
         kept: what is known of earlier calls of this function.
     """
     arrays: list[NDArray] = []
-    target: NDArray | None = None
+    reads = []
+    context = target = None
+    here = True
     parts: list[Any] = []
     for value in args:
         kind = value.__class__
         if kind is NDArray:
             arrays.append(value)
-            parts += (value.shape, value.dtype)
+            parts.append(value.shape)
+            parts.append(value.dtype)
+            chunk = value.chunk
+            reads.append(chunk.var)
+            if chunk.context is not context:
+                here = context is None or (here and context == chunk.context)
+                context = chunk.context
         elif kind in _PLAIN:
             parts += (kind, value)
         elif kind in _BY_TEXT:
@@ -86,11 +91,16 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
             if kind in _PLAIN:
                 parts += (key, kind, value)
             elif kind is NDArray:
+                parts += (key, value.shape, value.dtype)
+                chunk = value.chunk
+                if chunk.context is not context:
+                    here = context is None or (here and context == chunk.context)
+                    context = chunk.context
                 if key == "out":
                     target = value
                 else:
                     arrays.append(value)
-                parts += (key, value.shape, value.dtype)
+                    reads.append(chunk.var)
             elif kind in _BY_TEXT:
                 parts += (key, kind, repr(value))
             else:
@@ -99,29 +109,22 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
     known = kept.get(form)
     if known is None:
         return call_settled(name, args, kwargs) if form in kept else _first(kept, form, name, args, kwargs, arrays)
+    if not here or context is None or context.device_type != "cpu":
+        return call_settled(name, args, kwargs)
     if known.order is not None:
         arrays = [arrays[i] for i in known.order]
-    context = arrays[0].chunk.context
-    for array in arrays:
-        here = array.chunk.context
-        if (here is not context and here != context) or here.device_type != "cpu":
-            return call_settled(name, args, kwargs)
     if target is not None:
-        place = target.chunk.context
-        if (place is context or place == context) and all(
-            may_share(known.plan, i, 0, array, target) for i, array in enumerate(arrays)
-        ):
-            push_into(known.op, known.plan, arrays, target, context, known.work)
+        if all(may_share(known.plan, i, 0, array, target) for i, array in enumerate(arrays)):
+            push_into(known.op, known.plan, arrays, target, context, known.small)
             return target
         return call_settled(name, args, kwargs)
-    if known.work is not None and chunks.ArrayChunk is chunks.Chunk:
-        out = NDArray.over(chunks.Chunk.small(context, known.nbytes, known.name), known.shape, known.dtype)
-        reads = tuple([array.chunk.var for array in arrays])
-        if at_once(known.work, arrays, out, reads, known.plan.workspace):
-            return out
-    else:
-        made = chunks.ArrayChunk(context, known.nbytes, delay_alloc=True, name=known.name, prompt=False)
-        out = NDArray(made, known.shape, known.dtype)
+    if known.small is not None:
+        found = at_once(known.small, arrays, NDArray, context, reads)
+        if found is not None:
+            return found
+    nbytes, shape, dtype = known.plan.outputs[0]
+    made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
+    out = NDArray(made, shape, dtype)
     push_call(known.op, known.plan, arrays, out, context)
     return out
 

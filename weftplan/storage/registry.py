@@ -20,6 +20,8 @@ from weftplan.storage.report import largest_holders, settings_in_force
 
 _resources: dict[Context, Resource] = {}
 _lock = whole_in_children(Lock())
+changes = 0
+"""How often a context has got another resource than it had: who keeps what :func:`get` said looks at this."""
 _compactor: Callable[[Context], int] | None = None
 
 _HOST_SLACK = 16 << 20
@@ -206,14 +208,17 @@ def using(resource: Resource) -> Iterator[Resource]:
 
     Memory that was allocated inside must be freed to the same resource, wherever that happens.
     """
+    global changes
     context = resource.context
     with _lock:
         before = _resources.get(context)
         _resources[context] = resource
+        changes += 1
     try:
         yield resource
     finally:
         with _lock:
+            changes += 1
             if before is None:
                 del _resources[context]
             else:

@@ -15,42 +15,43 @@ a worker, and it is kept on the vars as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weftplan.engine.types import Threads
     from weftplan.engine.var import Var
 
 
-def at_once(engine: Threads, work: Callable[[], object], reads: tuple[Var, ...]) -> bool:
-    """Call ``work()`` now, if it reads nothing but what ``reads`` order and writes nothing that anybody else has.
+def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., object], *args: Any) -> Any:
+    """Call ``work(*args)`` now, if it reads nothing but what ``reads`` order and writes nothing that anybody else has.
 
     It may be called again by whoever pushes it afterwards, and may find nonsense where another thread begins to write.
 
     Returns:
-        True: it has run, as an operation that was pushed by this call. False: it is still to be pushed.
+        What the work returns, which is not None: it has run, as an operation that was pushed by this call. None: it is
+        still to be pushed.
     """
     if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
-        return False
+        return None
     region = engine._region
     requests, token = region.requests, region.token
     if requests or region.gate is not None:
-        return False
+        return None
     versions = 0
     for var in reads:
         if var.write is not None or var.engine is not engine or var.events is not None:
-            return False
+            return None
         versions += var.version
     try:
-        work()
+        result = work(*args)
     except Exception:
-        return False
-    done = False
+        return None
+    done = None
     try:
         try:
             del token[0]
         except KeyError:  # another thread is inside
-            return False
+            return None
         try:
             # What this thread has pushed is admitted when there is no request; versions grow only.
             if not requests and not engine._any_failure:
@@ -62,7 +63,7 @@ def at_once(engine: Threads, work: Callable[[], object], reads: tuple[Var, ...])
                     if not versions:
                         region.seq += 1
                         region.completed += 1
-                        done = True
+                        done = result
         finally:
             token[0] = 1
     finally:

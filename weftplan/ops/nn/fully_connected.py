@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from weftplan.ops.add_n import p_count
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import KernelWithBare, accumulator
 from weftplan.ops.params import p_bool
-from weftplan.ops.products import product
+from weftplan.ops.products import FEW, product
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
@@ -111,12 +112,17 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
     if _workspace(params, inputs, outputs):
         return None
     columns, hidden, biased = inputs[1].shape[1], params["num_hidden"], not params["no_bias"]
+    flat = len(inputs[0].shape) == len(outputs[0].shape) == 2
+    rows = math.prod(outputs[0].shape) // hidden
+    times: Any = np.matmul if rows * hidden * columns < 2 * FEW else partial(product, np)
 
     def call(data: Any, weight: Any, *rest: Any) -> None:
-        flat = rest[-1].reshape(-1, hidden)
-        product(np, data.reshape(-1, columns), weight.T, flat)
+        out = rest[-1]
+        if not flat:
+            data, out = data.reshape(-1, columns), out.reshape(-1, hidden)
+        times(data, weight.T, out)
         if biased:
-            np.add(flat, rest[0], flat)
+            np.add(out, rest[0], out)
 
     return call
 

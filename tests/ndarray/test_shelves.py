@@ -1,0 +1,140 @@
+"""Small arrays made again out of what dead ones left: never out of what somebody still has, and no more than a few."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, engine, storage
+from weftplan.ndarray import operators, release
+from weftplan.storage import NaivePool
+
+nd = mx.nd
+CTX = mx.cpu(78)
+square = operators.function("square")
+
+pytestmark = pytest.mark.skipif(
+    not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="without a GIL nobody knows that a var is his alone"
+)
+
+
+@pytest.fixture
+def x():
+    """An idle array on an engine with workers; calls on it have been settled."""
+    with engine.using(engine.create("ThreadedEngine")):
+        array = nd.array(np.arange(32.0), ctx=CTX)
+        square(array).wait_to_read()
+        nd.waitall()
+        yield array
+        nd.waitall()
+
+
+def place(array):
+    """Where the bytes of an array are."""
+    return array.raw().__array_interface__["data"][0]
+
+
+def test_the_next_of_its_kind_takes_over_memory_view_and_var(x):
+    """What nobody has any more is used again, under the name of the new operation and with version 1."""
+    first = square(x)
+    where, view, var = place(first), id(first.ready), id(first.var)
+    del first
+    second = x + x
+    assert (place(second), id(second.ready), id(second.var)) == (where, view, var)
+    assert (second.var.version, second.var.name, second.chunk.name) == (1, "broadcast_add", "broadcast_add")
+    np.testing.assert_array_equal(second.asnumpy(), 2 * np.arange(32))
+
+
+def test_other_shapes_dtypes_and_contexts_get_their_own(x):
+    """A kind is a context, a shape and a dtype."""
+    first = square(x)
+    where = place(first)
+    del first
+    others = [x.reshape((8, 4)), x.astype("float64"), x.as_in_context(mx.cpu(79))]
+    for other in others:
+        for _ in range(2):
+            assert place(square(other)) != where
+        np.testing.assert_array_equal(square(other).asnumpy().ravel(), np.arange(32) ** 2)
+    assert place(square(x)) == where
+
+
+@pytest.mark.parametrize("kept", ["slice", "reshape", "var", "raw", "operation"])
+def test_nothing_is_taken_that_somebody_has(x, kept):
+    """A part, another shape, the var or the bytes of an array keep all of it; so does an operation that is pending."""
+    first = square(x)
+    old = first.asnumpy()
+    own = {"slice": first[2:4], "reshape": first.reshape((4, 8)), "var": first.var, "raw": first.raw()}.get(kept)
+    if kept == "operation":
+        own = first + first * nd.ones((300, 300), ctx=CTX)[0, :32]  # pushed, since it waits for a large one
+    ids = place(first), id(first.var)
+    del first
+    second = square(x + 1)
+    assert id(second.var) != ids[1] or kept == "operation"
+    if kept == "slice":
+        np.testing.assert_array_equal(own.asnumpy(), old[2:4])
+    if kept == "reshape":
+        np.testing.assert_array_equal(own.asnumpy().ravel(), old)
+    if kept == "operation":
+        np.testing.assert_array_equal(own.asnumpy(), 2 * old)
+
+
+def test_an_array_that_failed_leaves_nothing(x):
+    """Its failure stays with its var alone."""
+    first = square(x)
+    engine.get().push(lambda: 1 / 0, (), (first.var,))
+    with pytest.raises(ZeroDivisionError):
+        first.wait_to_read()
+    del first
+    square(x).wait_to_read()
+
+
+def test_a_few_wait_and_all_go_back(x):
+    """However many die, a shelf keeps a few, all shelves together a bounded number; draining gives all of them back."""
+    with storage.using(NaivePool(device.get(CTX))) as pool:
+        kept = [square(x) for _ in range(200)]
+        del kept
+        release.sweep(everything=True)
+        assert 0 < pool.statistics().live <= release._ROOM
+        for size in range(1, 2 * release._MOST_SHELVES):
+            one = nd.ones((size,), ctx=CTX)
+            one.wait_to_read()
+            for _ in range(2):
+                one + one
+        assert len(release._shelves) <= release._MOST_SHELVES
+        del one
+        nd.waitall()
+        release.drain()
+        assert pool.statistics().live == 0
+
+
+def test_memory_on_shelves_goes_before_a_request_is_refused(x):
+    """It is the first that storage asks for."""
+    with storage.using(NaivePool(device.get(CTX))) as pool:
+        square(x)
+        assert pool.statistics().live == 1
+        assert release._give_dead_back(CTX, 100)
+        assert pool.statistics().live == 0
+        assert not release._give_dead_back(CTX, 100)
+
+
+def test_another_engine_or_storage_finds_nothing_of_the_old(x):
+    """Vars belong to an engine, memory to a resource: what lies there goes back to where it came from."""
+    with storage.using(NaivePool(device.get(CTX))) as pool:
+        square(x)
+        with storage.using(NaivePool(device.get(CTX))) as other:
+            square(x)
+            assert (pool.statistics().live, other.statistics().live) == (0, 1)
+            release.drain()
+        own = square(x)
+        late = own.chunk
+        with engine.using(engine.create("ThreadedEngine")):
+            there = nd.array(np.ones(32), ctx=CTX)
+            for _ in range(3):
+                found = square(there)
+                assert found.var.engine is engine.get()
+            del own, late  # dies when its shelf is closed
+        del there, found
+        nd.waitall()
+        release.drain()
+        assert pool.statistics().live == 0

@@ -1,0 +1,150 @@
+"""Small work on new arrays of a host: where it repeats, it runs on the calling thread, in arrays that are used again.
+
+Of an operation on a few hundred numbers the numbers are the least. So whoever knows that work repeats (a call by name
+in ``repeated.py``, an operator between arrays in ``arithmetic.py``) keeps a :class:`SmallWork`, and :func:`at_once`
+makes the result out of what a dead array of its kind has left (``release.Shelf``), where the engine sees that no order
+is changed by that (``engine/edges/at_once.py``). An engine that somebody watches refuses; where arrays may wait
+elsewhere nothing is made here.
+
+Any thread may call anything here, also with one :class:`SmallWork`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan import engine
+from weftplan.device.context import Context
+from weftplan.engine.var import Var
+from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray.base import Array
+from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.errstate import QUIET
+from weftplan.ndarray.release import CLOSED, Shelf, due, shelf_for, sweep
+from weftplan.storage import recording, registry
+
+MOST_BYTES = 32 * 1024
+"""Operands and result together, up to which work is small."""
+new = object.__new__
+_UINT8 = np.dtype(np.uint8)
+
+
+class SmallWork:
+    """A kernel, and what its result is.
+
+    Args:
+        kernel: a function of the raw operands, the raw result, and the workspace unless that is 0; calls no user code.
+        name: of the operation, in reports.
+        shape, dtype: of the result, which has elements.
+        workspace: bytes.
+    """
+
+    __slots__ = ("dtype", "kernel", "name", "nbytes", "scratch", "shape", "shelf", "workspace")
+
+    def __init__(
+        self,
+        kernel: Callable[..., object],
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        nbytes: int,
+        workspace: int = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = nbytes
+        self.workspace = workspace
+        self.shelf = self.scratch = CLOSED
+
+
+def at_once(
+    work: SmallWork, operands: Sequence[Any], kind: type[Array], context: Context, reads: Sequence[Var]
+) -> Array | None:
+    """The result of ``work`` as a new array; None: it is to be pushed.
+
+    Args:
+        operands: each with a method ``raw`` and an attribute ``ready``: what ``raw`` gives, or None.
+        kind: the class of the result.
+        context: a host, where all arrays are.
+        reads: the vars of ``operands``.
+    """
+    if chunks.ArrayChunk is not Chunk:
+        return None
+    if due:
+        sweep()
+    current = engine.get()
+    result: Array | None = current.at_once(reads, _compute, work, operands, kind, context, current)
+    return result
+
+
+def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], context: Context, current: Any) -> Array:
+    raws = []
+    for operand in operands:
+        raw = operand.ready
+        raws.append(operand.raw() if raw is None else raw)
+    shelf, name = work.shelf, work.name
+    if shelf.engine is not current or shelf.changes != registry.changes or shelf.context is not context:
+        shelf = work.shelf = shelf_for(context, work.shape, work.dtype)
+    if shelf.entries and recording.recorder is None:
+        var, release, raw, view = shelf.entries.pop()  # raises where another thread was quicker: then it is pushed
+    else:
+        var, release, raw, view = _entry(shelf, work.shape, work.dtype, work.nbytes, name)
+    if var.name is not name:
+        var.name = release.args[0].name = name
+    var.version = 1
+    chunk = new(Chunk)  # what its constructor does, where the memory is there already
+    chunk.context = context
+    chunk.nbytes = work.nbytes
+    chunk.name = name
+    chunk._shelf = shelf
+    chunk._release = release
+    chunk._raw = raw
+    chunk._view = view
+    chunk.engine = current
+    chunk.var = var
+    out = new(kind)
+    out.chunk = chunk
+    out.shape = work.shape
+    out.dtype = work.dtype
+    out.offset = 0
+    out.ready = view
+    if work.workspace:
+        _with_scratch(work, raws, view, context)
+    else:
+        QUIET.copy().run(work.kernel, *raws, view)
+    return out
+
+
+def _entry(shelf: Shelf, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, name: str) -> Any:
+    """What lies on a shelf, or the same made anew."""
+    if shelf.entries:
+        entry = shelf.entries.pop()
+        if recording.recorder is not None:
+            recording.recorder.handed_over(entry[1].args[0], name)
+        return entry
+    resource: Any = shelf.resource
+    allocation = resource.allocate(nbytes, name=name)
+    raw = allocation.raw
+    return Var(shelf.engine, name), partial(resource.free, allocation), raw, np.ndarray(shape, dtype, raw)
+
+
+def _with_scratch(work: SmallWork, raws: list[Any], view: Any, context: Context) -> None:
+    """Run the kernel with a workspace that is lent by a shelf."""
+    shelf = work.scratch
+    own = work.shelf
+    if shelf.engine is not own.engine or shelf.changes != own.changes or shelf.context is not context:
+        shelf = work.scratch = shelf_for(context, (work.workspace,), _UINT8)
+    entry = _entry(shelf, (work.workspace,), _UINT8, work.workspace, "scratch of a small call")
+    try:
+        QUIET.copy().run(work.kernel, *raws, view, entry[3])
+    finally:
+        if len(shelf.entries) < shelf.room:
+            shelf.entries.append(entry)
+        else:
+            entry[1]()
