@@ -24,7 +24,7 @@ class Implementation:
     """One way to compute an operator."""
 
     name: str
-    """``numpy``, ``native`` (on a host), ``cuda`` or ``cudnn`` (on a GPU)."""
+    """``numpy``, ``native`` or ``winograd`` (on a host), ``cuda`` or ``cudnn`` (on a GPU)."""
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
     """Bytes of scratch of one call."""
@@ -34,6 +34,8 @@ class Implementation:
     """Why NumPy is expected to be faster for a call; empty when this one is."""
     otherwise: Implementation | None = None
     """What is asked next where this one refuses, before NumPy's."""
+    special: bool = False
+    """For some shapes alone: why it refuses others is not worth telling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
             reason = other.slower(params, inputs, outputs)
         if not reason:
             return Choice(other, "; ".join(reasons), several=True)
-        reasons.append(reason)
+        if not other.special:
+            reasons.append(reason)
         other = other.otherwise
     return Choice(numpy_of(op), "; ".join(reasons), several=True)
 

@@ -44,10 +44,16 @@ def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, g
         given: what the heuristic has chosen.
     """
     tune = BY_NAME.get(params.get("cudnn_tune") or "", tune)
-    other = provided().get(op.name)
-    if tune == OFF or other is None or other.refusal(params, inputs, outputs):
+    if tune == OFF:
         return given
-    choices = [numpy_of(op), other]
+    choices = [numpy_of(op)]
+    other = provided().get(op.name)
+    while other is not None:
+        if not other.refusal(params, inputs, outputs):
+            choices.append(other)
+        other = other.otherwise
+    if len(choices) == 1:
+        return given
     if tune == LIMITED and "workspace" in params:
         limit = params["workspace"] << 20
         fitting = [one for one in choices if one.workspace(params, inputs, outputs) <= limit]

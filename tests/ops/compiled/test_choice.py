@@ -96,7 +96,7 @@ def test_the_choice_is_shown():
 
 @needs_compiler
 def test_scratch_is_small():
-    """A compiled convolution needs a fraction of the column matrix, whatever the size of the image: a band a part."""
+    """A compiled convolution needs a fraction of the column matrix, whatever the size of the image."""
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 64, "pad": (1, 1), "no_bias": True})
     ins = [TensorSpec((8, 64, 224, 224), F32), TensorSpec((64, 64, 3, 3), F32)]
@@ -104,7 +104,7 @@ def test_scratch_is_small():
     numpy, native = (
         choose(op, params, ins, outs, mode).implementation.workspace(params, ins, outs) for mode in ("numpy", "native")
     )
-    assert native < 900_000 < numpy
+    assert native < 2_200_000 < numpy
 
 
 def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):

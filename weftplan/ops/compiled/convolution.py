@@ -1,7 +1,7 @@
 """Compiled implementations of Convolution and Deconvolution, forward and backward.
 
 It owns which sizes they take, when NumPy is expected to be faster, and the scratch that they declare; the kernels are
-those of ``dense.py`` and ``depthwise.py``. Any worker may call them: all they write is given.
+those of ``dense.py``, ``depthwise.py`` and ``winograd.py``. Any worker may call them: all they write is given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import dense, depthwise_tables
+from weftplan.ops.compiled import dense, depthwise_tables, winograd
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
 from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
 from weftplan.ops.compiled.sizes import Sizes, sizes
@@ -137,23 +137,40 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
     return calls
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
+def _forward(
+    ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
+) -> Call:
     out = outputs[0]
     if out is None:
         return nothing
     s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
     bias = None if params["no_bias"] else inputs[2]
+    if fast:
+        need = winograd.forward_pass(s)
+        room = ctx.take((winograd.layout(need).nbytes,), np.uint8)
+        return winograd.call(need, inputs[0], inputs[1], bias, out, room, relu=relu)
     return _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)), relu=relu)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, fast: bool = False) -> Call:
     ograd, data, weight = inputs
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
-    room = _room(ctx, s, _data_scratch(s), weight_scratch(s))
-    calls = _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
+    if fast:
+        room = ctx.take((_fast_backward_nbytes(s),), np.uint8)
+        calls = _adjoint(s, data, ograd, weight, None, outputs[1], room)
+        if outputs[0] is not None:
+            calls.append(winograd.call(winograd.data_pass(s), ograd, weight, None, outputs[0], room))
+    else:
+        room = _room(ctx, s, _data_scratch(s), weight_scratch(s))
+        calls = _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
     if not params["no_bias"] and outputs[2] is not None:
         calls.append(_sum_to_bias(ograd, outputs[2]))
     return one_after_other(*calls)
+
+
+def _fast_backward_nbytes(s: Sizes) -> int:
+    """Scratch of the gradients where that of the data is Winograd's."""
+    return max(winograd.layout(winograd.data_pass(s)).nbytes, weight_scratch(s).nbytes)
 
 
 def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
@@ -181,36 +198,58 @@ def _transposed_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs
 
 def _provide(
     op: str, make: Maker, geometry: Callable[[Params, Specs, Specs], Geometry], data: int,
-    scratch: Callable[[Sizes], Sequence[Scratch]],
+    scratch: Callable[[Sizes], Sequence[Scratch]], fast: tuple[Maker, Callable[[Sizes], int]] | None = None,
 ) -> None:  # fmt: skip
-    """Offer what ``make`` says for ``op``, whose input number ``data`` has the dtype that counts."""
+    """Offer what ``make`` says for ``op``, whose input number ``data`` has the dtype that counts; where Winograd's way
+    is faster, what ``fast`` says, with so many bytes of scratch."""
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         s = sizes(geometry(params, inputs, outputs))
         return _nbytes(s, *scratch(s))
 
+    def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
+        return _refusal(inputs[data], geometry(params, inputs, outputs))
+
+    native = Implementation(
+        name="native",
+        kernel=RepeatedKernel(make),
+        workspace=workspace,
+        refusal=refusal,
+        slower=lambda params, inputs, outputs: _slower(
+            geometry(params, inputs, outputs), forward=op.startswith("Convolution"), relu=op.endswith("+relu")
+        ),
+    )
+    if fast is None:
+        provide(op, native)
+        return
+    maker, nbytes = fast
     provide(
         op,
         Implementation(
-            name="native",
-            kernel=RepeatedKernel(make),
-            workspace=workspace,
-            refusal=lambda params, inputs, outputs: _refusal(inputs[data], geometry(params, inputs, outputs)),
-            slower=lambda params, inputs, outputs: _slower(
-                geometry(params, inputs, outputs), forward=op.startswith("Convolution"), relu=op.endswith("+relu")
+            name="winograd",
+            kernel=RepeatedKernel(maker),
+            workspace=lambda params, inputs, outputs: nbytes(sizes(geometry(params, inputs, outputs))),
+            refusal=lambda params, inputs, outputs: (
+                refusal(params, inputs, outputs) or winograd.refusal(sizes(geometry(params, inputs, outputs)))
             ),
+            otherwise=native,
+            special=True,
         ),
     )
 
 
-_provide("Convolution", _forward, _convolution, 0, lambda s: [forward_scratch(s)])
-_provide("Convolution+relu", partial(_forward, relu=True), _convolution, 0, lambda s: [forward_scratch(s)])
+for _name, _relu in (("Convolution", False), ("Convolution+relu", True)):
+    _provide(
+        _name, partial(_forward, relu=_relu), _convolution, 0, lambda s: [forward_scratch(s)],
+        (partial(_forward, relu=_relu, fast=True), lambda s: winograd.layout(winograd.forward_pass(s)).nbytes),
+    )  # fmt: skip
 _provide(
     "_backward_Convolution",
     _backward,
     _convolution_backward,
     1,
     lambda s: [_data_scratch(s), weight_scratch(s)],
+    (partial(_backward, fast=True), _fast_backward_nbytes),
 )
 _provide("Deconvolution", _transposed, _deconvolution, 0, lambda s: [_data_scratch(s)])
 _provide(

@@ -23,7 +23,7 @@ def count(work: int, few: int, units: int) -> int:
 
 def in_parts(
     entry: Entry, arguments: KernelArguments, size: int, parts: int, *, unit: int = 1,
-    moves: Mapping[str, int] | None = None,
+    moves: Mapping[str, int] | None = None, kind: str = "",
 ) -> Call:  # fmt: skip
     """What calls ``entry`` on ranges ``first`` to ``last`` of its words, which together are 0 to ``size``.
 
@@ -31,6 +31,7 @@ def in_parts(
         arguments: all words but ``first`` and ``last``.
         parts: the most ranges.
         unit: ranges begin at multiples of it.
+        kind: what follows ``first`` and ``last`` in the words' names.
         moves: bytes by which pointers to scratch move from one room to the next.
     """
     units = -(-size // unit)
@@ -43,7 +44,8 @@ def in_parts(
         call = made.get((number, room))
         if call is None:
             own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
-            here = arguments.filled(first=number * step, last=min((number + 1) * step, size), **own)
+            ends = {f"first{kind}": number * step, f"last{kind}": min((number + 1) * step, size)}
+            here = arguments.filled(**ends, **own)
             call = made[number, room] = here.ready(entry)
         call()
 

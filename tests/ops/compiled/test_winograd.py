@@ -1,0 +1,211 @@
+"""Winograd's convolutions against a plain one in float64 and against the direct kernels: bits, scratch, the choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import weftplan as mx
+from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, geometry_of, guarded
+from tests.ops.compiled.test_dense import run as run_directly
+from tests.ops.convolution_reference import gradients, reference
+from weftplan import cores
+from weftplan.ops import registry
+from weftplan.ops.compiled import ir, jit, scratch, winograd, winograd_kernels
+from weftplan.ops.compiled.sizes import sizes
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.implementations import choose
+from weftplan.ops.nn.conv_geometry import Geometry
+from weftplan.ops.schema import TensorSpec
+from weftplan.planner import PlanOptions
+
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+F32 = np.dtype(np.float32)
+
+
+def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
+    """Output and gradient of the data, with exactly the declared scratch."""
+    s = sizes(geo)
+    results = []
+    for need, source, bias, like in (
+        (winograd.forward_pass(s), x, b, dy),
+        (winograd.data_pass(s), dy, None, x),
+    ):
+        room, guard = guarded(winograd.layout(need).nbytes)
+        held = np.full(like.size + 64, np.nan, F32)
+        out = held[32:-32].reshape(like.shape)
+        winograd.call(need, source, w, bias, out, room, target)()
+        assert np.isnan(held[:32]).all(), "something was written in front of an output"
+        assert np.isnan(held[-32:]).all(), "something was written behind an output"
+        assert (guard == 0xFF).all(), "something was written behind the scratch"
+        results.append(out)
+    need = winograd.forward_pass(s)
+    positive = np.empty_like(results[0])
+    winograd.call(need, x, w, b, positive, guarded(winograd.layout(need).nbytes)[0], target, relu=True)()
+    assert positive.tobytes() == (np.maximum(results[0], 0) + 0.0).tobytes(), "a relu on the way out is another one"
+    return results
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """A 3x3 convolution of any size, with any padding that is taken."""
+    pad = draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    return case(
+        batch=draw(st.integers(1, 6)),
+        channels=draw(st.one_of(st.integers(1, 20), st.sampled_from((63, 64, 65, 130)))),
+        filters=draw(st.one_of(st.integers(1, 40), st.sampled_from((64, 65)))),
+        image=tuple(draw(st.integers(max(1, 3 - 2 * p), 21)) for p in pad),
+        pad=pad,
+        shift=draw(st.integers(0, 3)),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+@example(case(batch=1, channels=8, filters=16, image=(14, 14)))  # 49 tiles
+@example(case(batch=3, channels=3, filters=5, image=(9, 70)))  # rows of more tiles than two blocks have
+@example(case(batch=40, channels=5, filters=3, image=(1, 1)))  # images of one tile
+@example(case(batch=2, channels=200, filters=160, image=(4, 4)))  # u that is made again for each block
+def test_against_the_definition(given_case: dict[str, Any]):
+    """Forward with bias, and the gradient of the data, are those of a float64 sum to within float noise: sixteen times
+    a direct sum's bound, which allows for the sums of four places and three taps before the products."""
+    geo = geometry_of(given_case)
+    x, w, b, dy = arrays(given_case, geo)
+    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), gradients(geo, x, w, dy)[0]]
+    eps = np.finfo(F32).eps
+    for got, want, summed in zip(run(geo, x, w, b, dy), expected, (geo.channels, geo.filters), strict=True):
+        assert np.abs(got - want).max() <= 16 * eps * (8 + summed), given_case
+
+
+def test_noise_is_that_of_the_direct_kernels():
+    """On many channels the root of the mean square of the error is at most twice that of the direct kernels."""
+    chosen = case(batch=2, channels=256, filters=64, image=(12, 12))
+    geo = geometry_of(chosen)
+    x, w, b, dy = arrays(chosen, geo)
+    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), gradients(geo, x, w, dy)[0]]
+    for got, plain, want in zip(run(geo, x, w, b, dy), run_directly(geo, x, w, b, dy), expected, strict=False):
+        ours, theirs = (np.sqrt(np.mean((one - want) ** 2)) for one in (got, plain))
+        assert ours <= 2 * theirs
+
+
+@pytest.mark.skipif(not OTHER, reason="one width only")
+@settings(max_examples=25, deadline=None)
+@given(cases())
+@example(case(batch=2, channels=200, filters=160, image=(14, 14)))
+def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
+    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    geo = geometry_of(given_case)
+    data = arrays(given_case, geo)
+    mine = run(geo, *data)
+    for target in OTHER:
+        for got, want in zip(run(geo, *data, target), mine, strict=True):
+            assert got.tobytes() == want.tobytes(), (target.bits, given_case)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_bits_do_not_depend_on_blocks_and_parts(monkeypatch: pytest.MonkeyPatch, four_cores: None, kept: bool):
+    """Uncut, and in parts on one core or four, with long blocks and short ones: the same bits."""
+    chosen = case(batch=3, channels=70, filters=90, image=(13, 17))
+    geo = geometry_of(chosen)
+    data = arrays(chosen, geo)
+    monkeypatch.setattr(winograd, "WHOLE", 1 << 40 if kept else 0)
+    monkeypatch.setattr(scratch, "FEW", 1 << 60)
+
+    def results() -> list[bytes]:
+        winograd._arguments.cache_clear()
+        return [one.tobytes() for one in run(geo, *data)]
+
+    expected = results()
+    assert winograd.layout(winograd.forward_pass(sizes(geo))).parts == 1
+    cut: list[int] = []
+    split = cores.split
+    monkeypatch.setattr(cores, "split", lambda work, parts: (cut.append(parts), split(work, parts)))
+    monkeypatch.setattr(scratch, "FEW", 1 << 12)
+    for wide, some in ((64, 32), (16, 16)):
+        monkeypatch.setattr(winograd, "WIDE", wide)
+        monkeypatch.setattr(winograd, "SOME", some)
+        for count in (1, 4):
+            monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+            assert results() == expected
+    assert max(cut) > 1
+    winograd._arguments.cache_clear()
+
+
+@pytest.mark.parametrize("place", [(4, 4), (3, 4), (5, 3), (0, 8)])
+def test_not_a_number_and_infinity_arrive(place: tuple[int, int]):
+    """A NaN or an infinity spreads to exactly the windows that read it, wherever in a tile it is."""
+    chosen = case(channels=3, filters=9, image=(9, 9))
+    geo = geometry_of(chosen)
+    for value in (np.nan, np.inf, -np.inf):
+        x, w, b, dy = arrays(chosen, geo)
+        x[0, 1][place] = value
+        reads = reference(geo, 1.0 - np.isfinite(x), np.ones_like(w)) > 0
+        assert (~np.isfinite(run(geo, x, w, b, dy)[0]) == reads).all()
+
+
+@pytest.mark.skipif(not OTHER, reason="x86 only")
+def test_code_for_avx512_compiles():
+    """The module for a processor with AVX-512 compiles on any x86."""
+    assert isinstance(HOST, Target)
+    features = ",".join(f"+avx512{part}" for part in ("f", "vl", "bw", "dq"))
+    target = Target("skylake-avx512", features, 512, 32, HOST.compiler, "v")
+    assert jit.compiled(ir.module(winograd_kernels.functions("float", target), target.bits), target)
+
+
+def chosen_name(channels: int, filters: int, batch: int, image: tuple[int, int], **settings: Any) -> str:
+    """Who computes a convolution, as readers are told."""
+    op = registry.get("Convolution")
+    given = {"kernel": (3, 3), "pad": (1, 1), "num_filter": filters, "no_bias": True, **settings}
+    params = registry.parse_params(op, given)
+    dtype = F32
+    data = TensorSpec((batch, channels, *image), dtype)
+    groups, stride = params["num_group"], params["stride"] or (1, 1)
+    weight = TensorSpec((filters, channels // groups, *given["kernel"]), dtype)
+    out = TensorSpec((batch, filters, *(-(-e // t) for e, t in zip(image, stride, strict=True))), dtype)
+    return choose(op, params, [data, weight], [out], "auto").text
+
+
+def test_the_choice_follows_from_shapes():
+    """Many channels and tiles, one group, no strides: Winograd's; everything else is computed as before."""
+    assert chosen_name(64, 64, 8, (14, 14)) == "winograd"
+    assert chosen_name(32, 32, 1, (14, 14)) == "winograd"
+    assert chosen_name(16, 16, 1, (32, 32)) == "winograd"
+    assert chosen_name(16, 16, 8, (8, 8)) == "native"
+    assert chosen_name(512, 512, 1, (7, 7)) == "native"
+    assert chosen_name(64, 64, 8, (14, 14), stride=(2, 2)) == "native"
+    assert chosen_name(64, 64, 8, (14, 14), num_group=2) == "native"
+    assert chosen_name(3, 64, 8, (14, 14)) == "native"
+    assert chosen_name(64, 64, 8, (14, 14), dilate=(2, 2), pad=(2, 2)) == "native"
+
+
+def trained(options: PlanOptions) -> tuple[list[bytes], Any]:
+    """Results and gradients of two layers, and the executor, which allocated what its plan says."""
+    x = mx.sym.Variable("data")
+    x = mx.sym.Activation(mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=40, name="one"), act_type="relu")
+    net = mx.sym.Convolution(x, kernel=(3, 3), pad=(0, 2), num_filter=33, no_bias=True, name="two")
+    executor = net.simple_bind(mx.cpu(), data=(4, 32, 15, 12), plan_options=options)
+    rng = np.random.default_rng(5)
+    for array in executor.arg_arrays:
+        array[:] = rng.uniform(-1, 1, array.shape)
+    out = executor.forward(is_train=True)[0].asnumpy()
+    executor.backward([mx.nd.array(rng.uniform(-1, 1, out.shape))])
+    assert executor.allocated_bytes == executor.memory_plan.peak
+    return [out.tobytes(), *(one.asnumpy().tobytes() for one in executor.grad_arrays)], executor
+
+
+def test_a_network_is_computed_so_on_every_engine():
+    """Layers with relu, bias and odd planes: shown as Winograd's, the same bits on every engine, near NumPy's."""
+    expected, executor = trained(PlanOptions())
+    assert executor.debug_str().count("Kernel: winograd\n") == 4
+    for kind in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"):
+        engine = mx.engine.create(kind)
+        with mx.engine.using(engine):
+            assert trained(PlanOptions())[0] == expected
+        engine.stop()
+    for one, other in zip(expected, trained(PlanOptions(kernels="numpy"))[0], strict=True):
+        np.testing.assert_allclose(np.frombuffer(one, F32), np.frombuffer(other, F32), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,260 @@
+"""Winograd's way of 3x3 convolutions: which are computed so, how passes are cut, and the scratch that they take.
+
+The kernels are those of ``winograd_kernels.py``. A pass makes *u* of the weight, *v* of the image and *m*, their
+products, for one block of tiles after the other. Where all of u is small it is made once, and idle cores take ranges of
+tiles, each with its own v and m. Else the cores share a block's v, and each makes u of some filters after the others:
+u of 512 channels and filters would be 16 MB.
+
+Everything but the tiles of a block follows from shapes and is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import scratch, winograd_kernels
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, holding, one_after_other
+from weftplan.ops.compiled.sizes import Sizes
+from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.compiled.winograd_kernels import PLACES, WINOGRAD
+from weftplan.ops.products import MOST
+from weftplan.ops.schema import aligned
+
+LEAST_CHANNELS = 32
+"""Channels and filters from which it is faster: with fewer, making v and y costs more than is saved. Where rows of
+tiles fill vectors half as many are enough."""
+FULL = 8
+"""Tiles of a row that fill vectors."""
+LEAST_TILES = 32
+"""Tiles of a batch from which it is faster: with fewer, making u costs more than is saved."""
+WHOLE = 5 << 18
+"""Bytes of u that are kept whole."""
+MOST_V = 5 << 19
+"""Bytes of v of a block, which shortens blocks of many channels."""
+MOST_BYTES = 3 << 20
+"""Bytes of scratch beyond which no more than two parts have their own; for a batch of one or two a third for each."""
+SOME = 32
+"""Filters that are multiplied together, to read v less often; half as many where their u were more than MOST_U."""
+MOST_U = 1 << 19
+WIDE = 64
+"""Tiles of a block at most: their v stays near while filters pass."""
+LANES = 16
+"""Elements of a vector on the widest machine."""
+APART = 192
+"""Bytes between two positions, which lie a multiple of a page apart otherwise and would meet in the nearest cache."""
+
+
+def refusal(s: Sizes) -> str:
+    """Why a convolution is not computed so; empty when it is."""
+    if s.kernel != (1, 3, 3) or s.stride != (1, 1, 1) or s.dilate != (1, 1, 1) or s.groups > 1 or s.image[0] > 1:
+        return "not 3x3 with strides of 1 in one group"
+    if s.itemsize != 4 or s.halves:
+        return "not float32"
+    if any(not 0 <= p <= 2 or g != i + 2 * p - 2 for p, g, i in zip(s.pad[1:], s.grid[1:], s.image[1:], strict=True)):
+        return "padded by more than a window reaches"
+    passes = forward_pass(s), data_pass(s)
+    least = LEAST_CHANNELS // 2 if all(p.columns >= FULL for p in passes) else LEAST_CHANNELS
+    if min(s.channels, s.filters) < least:
+        return f"fewer than {least} channels or filters"
+    if any(p.all_tiles < LEAST_TILES for p in passes):
+        return f"fewer than {LEAST_TILES} tiles of 2x2 pixels"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Images to images by 3x3 windows, forward or back."""
+
+    batch: int
+    channels: int
+    """Summed over."""
+    filters: int
+    """Channels of the result."""
+    source: tuple[int, int]
+    result: tuple[int, int]
+    pad: tuple[int, int]
+    back: bool
+    """Whether the weight is turned by half, and its two first axes change places."""
+
+    @property
+    def columns(self) -> int:
+        """Tiles of a row."""
+        return -(-self.result[1] // 2)
+
+    @property
+    def rows(self) -> int:
+        """Rows of tiles of an image."""
+        return -(-self.result[0] // 2)
+
+    @property
+    def all_tiles(self) -> int:
+        """Tiles of all images."""
+        return self.batch * self.rows * self.columns
+
+    @property
+    def work(self) -> int:
+        """Multiplications of the products."""
+        return PLACES * self.all_tiles * self.channels * self.filters
+
+
+def forward_pass(s: Sizes) -> Pass:
+    """From the image to the output."""
+    (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
+    return Pass(s.batch, s.channels, s.filters, (image[0], image[1]), (grid[0], grid[1]), (pad[0], pad[1]), False)
+
+
+def data_pass(s: Sizes) -> Pass:
+    """From the output's gradient to the image's."""
+    (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
+    turned = 2 - pad[0], 2 - pad[1]
+    return Pass(s.batch, s.filters, s.channels, (grid[0], grid[1]), (image[0], image[1]), turned, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a pass has what in its scratch, in bytes, and its parts."""
+
+    whole: bool
+    """Whether all of u is kept."""
+    some: int
+    """Filters that are multiplied together."""
+    row: int
+    """Tiles that a channel has room for in v and m."""
+    half: int
+    """Elements of the even, or odd, columns of a line."""
+    lines: int
+    """Rows that are copied at a time."""
+    u: int
+    """From one position of u to the next; likewise v and m."""
+    v: int
+    m: int
+    parts: int
+
+    @property
+    def line(self) -> int:
+        """Bytes of the copied rows."""
+        return aligned(self.lines * 2 * self.half * 4)
+
+    @property
+    def shared(self) -> int:
+        """Bytes that all parts have together."""
+        return aligned(PLACES * (self.u if self.whole else self.v))
+
+    @property
+    def own(self) -> int:
+        """Bytes that each part has."""
+        return self.line + aligned(PLACES * self.m) + aligned(PLACES * (self.v if self.whole else self.u))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return self.shared + self.parts * self.own
+
+
+def _odd(number: int) -> int:
+    """The least odd multiple of 8 that is not smaller: rows that far apart spread over the whole nearest cache."""
+    return (-(-max(number - 8, 0) // 16) * 2 + 1) * 8
+
+
+def layout(p: Pass) -> Layout:
+    """Scratch of a pass and how it is cut: the same on every machine."""
+    filters = -(-p.filters // LANES) * LANES
+    whole = PLACES * p.channels * filters * 4 <= WHOLE
+    some = min(filters, SOME if whole or PLACES * p.channels * SOME * 4 <= MOST_U else SOME // 2)
+    fits = MOST_V // (PLACES * p.channels * 4)
+    row = max(_odd(min(WIDE + 8, p.all_tiles + LANES, fits) - 15), 40)
+    u, v, m = ((count * 4 // 64 + 1) * 64 + APART for count in
+               (p.channels * (filters if whole else some), p.channels * row, some * row))  # fmt: skip
+    half = -(-max(p.columns, -(-p.source[1] // 2)) // LANES) * LANES + 3 * LANES
+    lines = 2 * min(p.rows, (row - 1) // p.columns + 2) + 2
+    one = Layout(whole, some, row, half, lines, u, v, m, 1)
+    most = min(MOST, max(2, (min(MOST_BYTES, p.batch << 20) - one.shared) // one.own))
+    units = -(-p.all_tiles // row) if whole else -(-filters // some)
+    return Layout(whole, some, row, half, lines, u, v, m, count(p.work, scratch.FEW, min(most, units)))
+
+
+def functions(target: Target) -> dict[str, Entry]:
+    """The compiled functions ``turned`` and ``winograd``."""
+    return library(
+        "winograd-float", lambda one: winograd_kernels.functions("float", one), ("turned", "winograd"), target
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(p: Pass, lanes: int) -> KernelArguments:
+    """The words of a pass, but for its arrays."""
+    at = layout(p)
+    (height, width), (y_height, y_width) = p.source, p.result
+    block = (at.row - lanes + 1) // 8 * 8
+    blocks = -(-p.all_tiles // block)
+    block = -(-p.all_tiles // (8 * blocks)) * 8
+    same = [0, 1, 2, 3]
+    turned = [3, 1, 2, 0]  # half a turn of a filter changes the first and the last of its four rows and columns
+    across = turned if p.back else same
+    order = np.array([(4 * i + j) * at.u for i in across for j in across], dtype=np.int64)
+    # Column c of the padded row is even or odd as c + pad is; an even one in front moves its kind by one place.
+    lead = p.pad[1]
+    even_to, odd_to = (0, at.half * 4) if lead == 0 else (at.half * 4, 4) if lead == 1 else (4, at.half * 4 + 4)
+    weights = (36, 36 * p.filters) if p.back else (36 * p.channels, 36)
+    values = {
+        "last": p.all_tiles, "block": block, "last_in": p.channels, "last_out": p.filters, "some": at.some,
+        "turns": int(not at.whole), "channels": p.channels, "filters": p.filters, "height": height, "width": width,
+        "x_image": p.channels * height * width * 4, "x_plane": height * width * 4, "lead": p.pad[0],
+        "line_bytes": 2 * at.half * 4, "lines_bytes": at.line, "odd": at.half * 4, "even_to": even_to,
+        "odd_to": odd_to, "tiles": p.rows * p.columns, "columns": p.columns,
+        "y_image": p.filters * y_height * y_width * 4, "y_plane": y_height * y_width * 4, "y_height": y_height,
+        "y_width": y_width, "w_out": weights[0], "w_in": weights[1], "order": address(order), "u_place": at.u,
+        "v_row": at.row * 4, "v_place": at.v, "m_row": at.row * 4, "m_place": at.m,
+    }  # fmt: skip
+    return KernelArguments(WINOGRAD, np.array([values.get(name, 0) for name in WINOGRAD], dtype=np.int64), [order])
+
+
+def call(
+    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *, relu: bool = False
+) -> Call:
+    """What computes ``y`` of ``x``, in scratch of :attr:`Layout.nbytes`; with ``relu`` nothing below 0."""
+    found = host() if target is None else target
+    assert isinstance(found, Target)
+    entry = functions(found)
+    at = layout(p)
+    begin = address(room)
+    own = begin + at.shared
+    line, m, other = own, own + at.line, own + at.line + aligned(PLACES * at.m)
+    here = _arguments(p, found.lanes(4)).filled(
+        x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
+        u=begin if at.whole else other, v=other if at.whole else begin, m=m, line=line,
+    )  # fmt: skip
+    calls = _by_tiles(p, here, entry) if at.whole else _by_filters(p, here, entry)
+    return holding(one_after_other(*calls), x, weight, bias, y, room)
+
+
+def _by_tiles(p: Pass, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
+    """u of all filters, then ranges of tiles."""
+    at = layout(p)
+    moves = dict.fromkeys(("v", "m", "line"), at.own)
+    ranges = in_parts(entry["winograd"], here, p.all_tiles, at.parts, unit=here["block"], moves=moves)
+    return [here.ready(entry["turned"]), ranges]
+
+
+def _by_filters(p: Pass, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
+    """For each block of tiles v of ranges of channels, then ranges of filters."""
+    at = layout(p)
+    calls: list[Call] = []
+    block = here["block"]
+
+    def ranges(words: KernelArguments, size: int, unit: int, kind: str, *moved: str) -> Call:
+        moves = dict.fromkeys(moved, at.own)
+        return in_parts(entry["winograd"], words, size, at.parts, unit=unit, moves=moves, kind=kind)
+
+    for first in range(0, p.all_tiles, block):
+        tiles = here.filled(first=first, last=min(first + block, p.all_tiles))
+        calls.append(ranges(tiles.filled(last_out=0), p.channels, 1, "_in", "line"))
+        calls.append(ranges(tiles.filled(last_in=0), p.filters, at.some, "_out", "u", "m", "line"))
+    return calls

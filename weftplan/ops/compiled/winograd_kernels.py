@@ -1,0 +1,376 @@
+"""Winograd's convolution F(2x2, 3x3) as LLVM IR: 16 products of matrices where 36 multiplications were.
+
+After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). An output is cut into *tiles* of 2x2
+pixels, each of which reads 4x4 places of every channel. With d those places and g a filter's 3x3 taps ::
+
+    u = G g G^T        v = B^T d B        m[p] = sum over channels of u[p] * v[p]        y = A^T m A
+
+for each of the 16 positions p. Vectors run over tiles everywhere but in u, so nothing is transposed on the way from an
+image to its result: rows are split into even and odd columns when they are copied with their padding, and the two
+columns of a tile are interleaved when they are stored.
+
+A call works on a range of tiles, in blocks whose v stays in a cache while filters pass, and on a range of filters, some
+at a time. Every sum is one chain over the channels, and the rest is done for each element alone, so bits depend neither
+on the width of vectors nor on how a pass is cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from weftplan.ops.compiled.copies import pointer, word
+from weftplan.ops.compiled.ir import Function, Value
+from weftplan.ops.compiled.target import Target
+
+WINOGRAD = ("x", "w", "y", "bias", "u", "v", "m", "line", "first", "last", "block", "first_in", "last_in", "first_out",
+            "last_out", "some", "turns", "channels", "filters", "x_image", "x_plane", "height", "width", "lead",
+            "line_bytes", "lines_bytes", "odd", "even_to", "odd_to", "tiles", "columns", "y_image", "y_plane",
+            "y_height", "y_width", "w_out", "w_in", "order", "u_place", "v_row", "v_place", "m_row", "m_place",
+            "relu")  # fmt: skip
+"""How a call runs, in bytes and counts.
+
+Tiles ``first`` to ``last``, in blocks of ``block``; channels ``first_in`` to ``last_in`` are made v of; filters
+``first_out`` to ``last_out`` are multiplied, ``some`` at a time, and made u of before where ``turns`` is not 0.
+``order`` points to where u of each position lies. A line has a row's even columns, then from ``odd`` on the odd ones.
+"""
+PLACES = 16
+"""Positions of a tile: products of matrices."""
+ROWS = 4
+"""Filters of one block of registers."""
+VECTORS = 3
+"""Vectors of tiles of one block of registers."""
+CHAIN = 64
+"""Channels that are summed before the next block of registers: what they take of u and v stays in the nearest cache.
+Between such stretches a sum waits in m, which changes none of its bits."""
+
+
+class _Words:
+    """The words of a call by name, read where they are first asked for: at the head of a function."""
+
+    def __init__(self, f: Function, names: Sequence[str]) -> None:
+        pointers = ("x", "w", "y", "bias", "u", "v", "m", "line", "order")
+        self.of = {name: (pointer if name in pointers else word)(f, "%how", WINOGRAD, name) for name in names}
+
+    def __getitem__(self, name: str) -> str:
+        return self.of[name]
+
+
+@contextlib.contextmanager
+def _images(f: Function, get: _Words, begin: Value, end: Value) -> Iterator[tuple[str, str, str, str, str, Value]]:
+    """For each image with tiles in the range: (its number, its first row of tiles, the one behind its last, its first
+    tile, the one behind its last, where its tile 0 would be in the range)."""
+    first = f.value(f"udiv i64 {begin}, {get['tiles']}")
+    last = f.value(f"udiv i64 {f.add(end, f.sub(get['tiles'], 1))}, {get['tiles']}")
+    with f.loop(first, last) as image:
+        skipped = f.mul(image, get["tiles"])
+        low = f.larger(f.sub(begin, skipped), 0)
+        high = f.smaller(f.sub(end, skipped), get["tiles"])
+        above = f.value(f"udiv i64 {low}, {get['columns']}")
+        below = f.value(f"udiv i64 {f.add(high, f.sub(get['columns'], 1))}, {get['columns']}")
+        yield image, above, below, low, high, f.sub(skipped, begin)
+
+
+@contextlib.contextmanager
+def _tiles(f: Function, get: _Words, row: str, low: str, high: str) -> Iterator[tuple[str, str]]:
+    """For each vector of tiles of a row: (its first column of tiles, the one behind the row's last)."""
+    here = f.mul(row, get["columns"])
+    begin = f.larger(f.sub(low, here), 0)
+    end = f.smaller(f.sub(high, here), get["columns"])
+    with f.loop(begin, end, f.lanes) as column:
+        yield column, end
+
+
+def lines(scalar: str, lanes: int) -> Function:
+    """``lines(from, to, how, first, count)``: rows of a plane from ``first`` on, with their padding, as lines."""
+    f = Function("lines", (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "first"), ("i64", "count")),
+                 scalar, lanes, local=True)  # fmt: skip
+    get = _Words(f, ("height", "width", "line_bytes", "even_to", "odd_to"))
+    n, size = lanes, f.size
+    whole = f.value(f"and i64 {get['width']}, {-2 * n}")
+    left = f.sub(get["width"], whole)
+    some = f.compare("sgt", left, 0)
+    near, far = f.mask_below(left), f.mask_below(f.sub(left, n))
+    second = f.choose(f.compare("sgt", left, n), n * size, 0)
+
+    def split(a: str, b: str, to: str, column: Value) -> None:
+        moved = f.mul(column, size // 2) if isinstance(column, int) else f.value(f"mul nsw i64 {column}, {size // 2}")
+        f.store(f.shuffle(a, b, range(0, 2 * n, 2)), f.at(f.at(to, get["even_to"]), moved))
+        f.store(f.shuffle(a, b, range(1, 2 * n, 2)), f.at(f.at(to, get["odd_to"]), moved))
+
+    with f.loop(0, "%count") as number:
+        row = f.add("%first", number)
+        to = f.at("%dst", f.mul(number, get["line_bytes"]))
+        inside = f.compare("ult", row, get["height"])
+        from_ = f.at("%src", f.mul(row, f.mul(get["width"], size)))
+        with f.loop(0, f.choose(inside, whole, 0), 2 * n) as column:
+            there = f.at(from_, f.mul(column, size))
+            split(f.load(there), f.load(f.at(there, n * size)), to, column)
+        with f.when(f.value(f"and i1 {inside}, {some}")):
+            there = f.at(from_, f.mul(whole, size))
+            split(f.load_masked(there, near), f.load_masked(f.at(there, second), far), to, whole)
+        with f.loop(0, f.choose(inside, 0, get["line_bytes"]), n * size) as place:
+            f.store("zeroinitializer", f.at(to, place))
+    return f
+
+
+def image(scalar: str, lanes: int, lines: Function) -> Function:
+    """``image(how, begin, end)``: v of some tiles."""
+    f = Function("image", (("ptr", "how"), ("i64", "begin"), ("i64", "end")), scalar, lanes, local=True)
+    get = _Words(f, ("x", "v", "line", "first_in", "last_in", "x_image", "x_plane", "lead", "line_bytes", "odd",
+                     "tiles", "columns", "v_row", "v_place"))  # fmt: skip
+    size = f.size
+    with _images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
+        count = f.add(f.mul(f.sub(below, above), 2), 2)
+        first = f.sub(f.mul(above, 2), get["lead"])
+        plane = f.at(get["x"], f.mul(number, get["x_image"]))
+        with f.loop(get["first_in"], get["last_in"]) as channel:
+            f.call(lines, f.at(plane, f.mul(channel, get["x_plane"])), get["line"], "%how", first, count)
+            target = f.at(get["v"], f.mul(channel, get["v_row"]))
+            with f.loop(above, below) as row:
+                top = f.at(get["line"], f.mul(f.sub(row, above), f.mul(get["line_bytes"], 2)))
+                to = f.at(target, f.mul(f.add(at, f.mul(row, get["columns"])), size))
+                with _tiles(f, get, row, low, high) as (column, _):
+                    moved = f.mul(column, size)
+                    columns = []
+                    for i in range(4):
+                        even = f.at(f.at(top, f.mul(get["line_bytes"], i)), moved)
+                        odd = f.at(even, get["odd"])
+                        columns.append([f.load(even), f.load(odd), f.load(f.at(even, size)), f.load(f.at(odd, size))])
+                    there = f.at(to, moved)
+                    down = [_spread(f, [columns[i][j] for i in range(4)]) for j in range(4)]
+                    for i in range(4):
+                        for j, value in enumerate(_spread(f, [down[j][i] for j in range(4)])):
+                            f.store(value, f.at(there, f.mul(get["v_place"], 4 * i + j)))
+    return f
+
+
+def _spread(f: Function, d: list[str]) -> list[str]:
+    """B^T of four values."""
+    return [
+        f.binary("fsub", d[0], d[2]),
+        f.binary("fadd", d[1], d[2]),
+        f.binary("fsub", d[2], d[1]),
+        f.binary("fsub", d[1], d[3]),
+    ]
+
+
+def _gathered(f: Function, m: list[str]) -> list[str]:
+    """A^T of four values."""
+    return [
+        f.binary("fadd", f.binary("fadd", m[0], m[1]), m[2]),
+        f.binary("fsub", f.binary("fsub", m[1], m[2]), m[3]),
+    ]
+
+
+def filters(scalar: str, lanes: int) -> Function:
+    """``filters(how, u, first, last)``: u of some filters, in panels of as many as a vector has lanes."""
+    f = Function(
+        "filters", (("ptr", "how"), ("ptr", "u"), ("i64", "first"), ("i64", "last")), scalar, lanes, local=True
+    )
+    get = _Words(f, ("w", "channels", "filters", "w_out", "w_in", "order", "u_place"))
+    size, most = f.size, f.sub(get["filters"], 1)
+    panel_bytes = f.mul(get["channels"], lanes * size)
+    places = [f.word(get["order"], p) for p in range(PLACES)]
+    taken = min(lanes, 8)
+    half = f.constant("0.5")
+    with f.loop("%first", "%last", lanes) as out:
+        to = f.at("%u", f.mul(f.value(f"udiv i64 {f.sub(out, '%first')}, {lanes}"), panel_bytes))
+        rows = [f.at(get["w"], f.mul(f.smaller(f.add(out, lane), most), get["w_out"])) for lane in range(lanes)]
+        with f.loop(0, get["channels"]) as channel:
+            moved = f.mul(channel, get["w_in"])
+            sources = [f.at(row, moved) for row in rows]
+            taps: list[str] = []
+            for start in range(0, 8, taken):
+                found = [f.load_first(f.at(source, start * size), taken) for source in sources]
+                taps += f.transposed(found)[:taken]
+            last = "poison"
+            for lane, source in enumerate(sources):
+                one = f.scalar_at(f.at(source, 8 * size))
+                last = f.value(f"insertelement {f.vector} {last}, {f.scalar} {one}, i64 {lane}")
+            taps.append(last)
+
+            def turned(g: list[str]) -> list[str]:
+                ends = f.binary("fadd", g[0], g[2])
+                both = [f.binary(how, ends, g[1]) for how in ("fadd", "fsub")]
+                return [g[0], *(f.binary("fmul", one, half) for one in both), g[2]]
+
+            down = [turned([taps[3 * i + j] for i in range(3)]) for j in range(3)]
+            there = f.at(to, f.mul(channel, lanes * size))
+            for i in range(4):
+                for j, value in enumerate(turned([down[j][i] for j in range(3)])):
+                    f.store(value, f.at(there, places[4 * i + j]))
+    return f
+
+
+def multiply(scalar: str, lanes: int, register: str) -> Function:
+    """``multiply(how, u, outs, tiles)``: m of some filters and tiles."""
+    arguments = (("ptr", "how"), ("ptr", "u"), ("i64", "outs"), ("i64", "tiles"))
+    f = Function("multiply", arguments, scalar, lanes, local=True)
+    get = _Words(f, ("v", "m", "channels", "u_place", "v_row", "v_place", "m_row", "m_place"))
+    n, size = lanes, f.size
+    panel_bytes = f.mul(get["channels"], n * size)
+
+    zeros = f.local(f.vector, VECTORS)
+    for vector in range(VECTORS):
+        f.store("zeroinitializer", f.at(zeros, vector * n * size))
+
+    def block(u: str, v: str, m: str, vectors: int, first: str, last: str) -> None:
+        sums = [[f.local(f.vector) for _ in range(vectors)] for _ in range(ROWS)]
+        begins = f.compare("eq", first, 0)
+        source = f.value(f"select i1 {begins}, ptr {zeros}, ptr {m}")
+        step = f.choose(begins, 0, get["m_row"])
+        for r, row in enumerate(sums):
+            for vector, place in enumerate(row):
+                f.store(f.load(f.at(f.at(source, f.mul(step, r)), vector * n * size)), place)
+        with f.loop(first, last) as channel:
+            here = f.at(v, f.mul(channel, get["v_row"]))
+            values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
+            moved: Value = f.mul(channel, n * size)
+            for r, row in enumerate(sums):
+                factor = f.broadcast(f.at(f.at(u, moved), r * size))
+                for vector, place in enumerate(row):
+                    new = f.fma(factor, values[vector], f.load(place))
+                    f.store(new, place)
+        for r, row in enumerate(sums):
+            to = f.at(m, f.mul(get["m_row"], r))
+            for vector, place in enumerate(row):
+                f.store(f.load(place), f.at(to, vector * n * size))
+
+    all_vectors = f.value(f"udiv i64 {f.add('%tiles', n - 1)}, {n}")
+    rest = f.value(f"urem i64 {all_vectors}, {VECTORS}")
+    with f.loop(0, PLACES) as p, f.loop(0, get["channels"], CHAIN) as first:
+        last_channel = f.smaller(f.add(first, CHAIN), get["channels"])
+        u = f.at("%u", f.mul(p, get["u_place"]))
+        v = f.at(get["v"], f.mul(p, get["v_place"]))
+        m = f.at(get["m"], f.mul(p, get["m_place"]))
+        done: Value = 0
+        for vectors in range(VECTORS, 0, -1):
+            wide = vectors * n
+            if vectors == VECTORS:
+                end: Value = f.mul(f.value(f"udiv i64 {all_vectors}, {VECTORS}"), wide)
+            else:  # the last ones are as many as are left
+                end = f.choose(f.compare("eq", rest, vectors), f.add(done, wide), done)
+            with f.loop(done, end, wide) as tile, f.loop(0, "%outs", ROWS) as out:
+                panel = f.at(u, f.mul(f.value(f"udiv i64 {out}, {n}"), panel_bytes))
+                block(
+                    f.at(panel, f.mul(f.value(f"urem i64 {out}, {n}"), size)),
+                    f.at(v, f.mul(tile, size)),
+                    f.at(f.at(m, f.mul(out, get["m_row"])), f.mul(tile, size)),
+                    vectors,
+                    first,
+                    last_channel,
+                )
+            done = end
+    return f
+
+
+def results(scalar: str, lanes: int) -> Function:
+    """``results(how, first, last, begin, end)``: y of some filters and tiles."""
+    arguments = (("ptr", "how"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
+    f = Function("results", arguments, scalar, lanes, local=True)
+    get = _Words(f, ("y", "m", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width", "m_row",
+                     "m_place", "relu"))  # fmt: skip
+    n, size = lanes, f.size
+    row_bytes = f.mul(get["y_width"], size)
+    behind = f.compare("ne", get["relu"], 0)
+    least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
+    biased = f.value(f"icmp ne ptr {get['bias']}, null")
+    slot = f.local(f.scalar, 2 * n)
+    nothing = f.local(f.scalar)
+    f.put_scalar("0.0", nothing)
+
+    def put(pair: list[str], to: str, count: str) -> None:
+        whole = f.compare("sge", count, 2 * n)
+        with f.when(whole):
+            f.store(pair[0], to)
+            f.store(pair[1], f.at(to, n * size))
+        with f.when(f.value(f"xor i1 {whole}, true")):
+            for number, one in enumerate(pair):
+                f.store(one, f.at(slot, number * n * size))
+            done: Value = 0
+            piece = n
+            while piece:
+                bit = f.value(f"and i64 {count}, {piece}")
+                with f.when(f.compare("ne", bit, 0)):
+                    kind = f"<{piece} x {f.scalar}>"
+                    moved = f.mul(done, size)
+                    found = f.value(f"load {kind}, ptr {f.at(slot, moved)}, align {size}")
+                    f.emit(f"store {kind} {found}, ptr {f.at(to, moved)}, align {size}")
+                done = f.add(done, bit)
+                piece //= 2
+
+    with _images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
+        whole_image = f.at(get["y"], f.mul(number, get["y_image"]))
+        with f.loop("%first", "%last") as out:
+            plane = f.at(whole_image, f.mul(out, get["y_plane"]))
+            own = f.value(f"select i1 {biased}, ptr {f.at(get['bias'], f.mul(out, size))}, ptr {nothing}")
+            bias = f.broadcast(own)
+            source = f.at(get["m"], f.mul(f.sub(out, "%first"), get["m_row"]))
+            with f.loop(above, below) as row:
+                from_ = f.at(source, f.mul(f.add(at, f.mul(row, get["columns"])), size))
+                line = f.at(plane, f.mul(f.mul(row, 2), row_bytes))
+                with _tiles(f, get, row, low, high) as (column, end):
+                    there = f.at(from_, f.mul(column, size))
+                    m = [f.load(f.at(there, f.mul(get["m_place"], p))) for p in range(PLACES)]
+                    down = [_gathered(f, [m[4 * i + j] for i in range(4)]) for j in range(4)]
+                    left = f.sub(get["y_width"], f.mul(column, 2))
+                    count = f.smaller(f.mul(f.sub(end, column), 2), left)
+                    to = f.at(line, f.mul(column, 2 * size))
+                    for i in range(2):
+                        both = [
+                            f.floored(f.binary("fadd", one, bias), least)
+                            for one in _gathered(f, [down[j][i] for j in range(4)])
+                        ]
+                        lanes_of = [lane // 2 + (n if lane % 2 else 0) for lane in range(2 * n)]
+                        pair = [f.shuffle(both[0], both[1], some) for some in (lanes_of[:n], lanes_of[n:])]
+                        here = f.at(to, f.mul(row_bytes, i))
+                        there_is = f.compare("slt", f.add(f.mul(row, 2), i), get["y_height"])
+                        with f.when(there_is):
+                            put(pair, here, count)
+    return f
+
+
+def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
+    """``winograd(how)``: a range of tiles, channels and filters of a convolution."""
+    f = Function("winograd", (("ptr", "how"),), scalar, lanes)
+    get = _Words(f, ("u", "line", "lines_bytes", "first", "last", "block", "first_in", "last_in", "first_out",
+                     "last_out", "some", "turns", "channels"))  # fmt: skip
+    turns = f.compare("ne", get["turns"], 0)
+    u_row = f.mul(get["channels"], f.size)
+    # What is never copied into a line is the padding in front of a row, and behind it.
+    f.emit(f"call void @llvm.memset.p0.i64(ptr {get['line']}, i8 0, i64 {get['lines_bytes']}, i1 false)")
+    with f.loop(get["first"], get["last"], get["block"]) as begin:
+        end = f.smaller(f.add(begin, get["block"]), get["last"])
+        with f.when(f.compare("slt", get["first_in"], get["last_in"])):
+            f.call(helpers["image"], "%how", begin, end)
+        with f.loop(get["first_out"], get["last_out"], get["some"]) as first:
+            last = f.smaller(f.add(first, get["some"]), get["last_out"])
+            u = f.at(get["u"], f.choose(turns, 0, f.mul(first, u_row)))
+            with f.when(turns):
+                f.call(helpers["filters"], "%how", u, first, last)
+            f.call(helpers["multiply"], "%how", u, f.sub(last, first), f.sub(end, begin))
+            f.call(helpers["results"], "%how", first, last, begin, end)
+    return f
+
+
+def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
+    """``turned(how)``: u of the filters ``first_out`` to ``last_out``."""
+    f = Function("turned", (("ptr", "how"),), scalar, lanes)
+    get = _Words(f, ("u", "first_out", "last_out", "channels"))
+    u = f.at(get["u"], f.mul(get["first_out"], f.mul(get["channels"], f.size)))
+    f.call(helpers["filters"], "%how", u, get["first_out"], get["last_out"])
+    return f
+
+
+def functions(scalar: str, target: Target) -> list[Function]:
+    """All functions of the module."""
+    lanes = target.lanes(4 if scalar == "float" else 8)
+    rows = lines(scalar, lanes)
+    helpers = {
+        "image": image(scalar, lanes, rows),
+        "filters": filters(scalar, lanes),
+        "multiply": multiply(scalar, lanes, target.register),
+        "results": results(scalar, lanes),
+    }
+    return [rows, *helpers.values(), turned(scalar, lanes, helpers), winograd(scalar, lanes, helpers)]
