@@ -1,8 +1,9 @@
 """One random convolution or deconvolution against its definition in float64, for ``python -m tests.stress.trials``.
 
 One to three axes, strides, dilations, groups, single channels; images of so many channels that they are copied in
-bands, filters of so many that they are packed in slices; float32 and float64; in parts of any size, on any engine. The
-definition shares no code with the kernels, which trials of networks compare with themselves.
+bands, filters of so many that they are packed in slices; 3x3 windows by Winograd's products; float32 and float64; in
+parts of any size, on any engine. The definition shares no code with the kernels, which trials of networks compare with
+themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import weftplan as mx
 from tests.ops.convolution_reference import gradients, reference
 from weftplan import engine
-from weftplan.ops.compiled import depthwise_tables, scratch
+from weftplan.ops.compiled import depthwise_tables, scratch, winograd
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.planner import PlanOptions
 
@@ -40,12 +41,16 @@ def drawn(rng: random.Random) -> tuple[Geometry, bool]:
         if rng.random() < 0.2:
             groups = channels = filters = rng.choice((2, 5, 16, 33))
         batch = rng.choice((1, 1, 2, 3, 5, 9))
+        dtype = np.dtype(rng.choice(("float32", "float32", "float64")))
+        if rng.random() < 0.25:  # what Winograd's kernels take
+            kernel, dilate, stride, groups, dtype = (3, 3), (1, 1), (1, 1), 1, np.dtype("float32")
+            pad, image = ((rng.randint(0, 2), rng.randint(0, 2)), (rng.randint(1, most), rng.randint(1, most)))
+            channels, filters = (rng.choice((17, 33, 48, 100, 260)) for _ in range(2))
         if any((k - 1) * d + 1 > e + 2 * p for k, d, e, p in zip(kernel, dilate, image, pad, strict=True)):
             continue
         grid = tuple(map(output_extent, image, kernel, stride, pad, dilate))
         if batch * filters * (channels // groups) * math.prod(kernel) * math.prod(grid) > MOST:
             continue
-        dtype = np.dtype(rng.choice(("float32", "float32", "float64")))
         found = geometry((batch, channels, *image), filters, kernel, stride, dilate, pad, grid, groups, dtype, 1024)
         return found, rng.random() < 0.3
 
@@ -81,6 +86,7 @@ def trial(seed: str) -> bool:
         engine.using(chosen),
         mock.patch.object(scratch, "FEW", few),
         mock.patch.object(depthwise_tables, "FEW", few),
+        mock.patch.object(winograd, "WHOLE", rng.choice((0, 1 << 16, winograd.WHOLE))),
         mock.patch("weftplan.blas.usable_cpus", return_value=4),
     ):
         executor = net.simple_bind(

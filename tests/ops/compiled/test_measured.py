@@ -67,6 +67,21 @@ def test_the_faster_one_is_chosen(kept: Path, seconds: dict[str, float]):
     assert seconds["calls"] == 2
 
 
+def test_all_that_can_compute_a_call_are_asked(kept: Path, seconds: dict[str, float]):
+    """A convolution that Winograd's kernels take is measured three times, and the fastest of all is chosen."""
+    op = registry.get("Convolution")
+    params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 32, "no_bias": True})
+    specs = [TensorSpec((4, 32, 12, 12), F32), TensorSpec((32, 32, 3, 3), F32)], [TensorSpec((4, 32, 10, 10), F32)]
+    first = choose(op, params, *specs, "auto")
+    assert first.text == "winograd"
+    for fastest in ("winograd", "native", "numpy"):
+        measured._known.clear()
+        for file in kept.iterdir() if kept.exists() else ():
+            file.unlink()
+        seconds.update({"winograd": 3.0, "native": 3.0, "numpy": 3.0, fastest: 1.0})
+        assert measured.tuned(op, params, *specs, tune=2, given=first).text == f"{fastest} (measured)"
+
+
 def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
     """A second call in this process measures nothing, nor does a process that finds the file: it chooses alike."""
     assert choice(2).implementation.name == choice(2).implementation.name == "native"
@@ -109,7 +124,9 @@ def test_the_workspace_limit(kept: Path, seconds: dict[str, float]):
     assert choice(1).text == choice(2).text == "numpy (measured)"
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 4, "no_bias": True})
-    sizes = {one.name: one.workspace(params, [DATA, WEIGHT], [OUT]) for one in (numpy_of(op), provided()[op.name])}
+    native = provided()[op.name].otherwise
+    assert native is not None
+    sizes = {one.name: one.workspace(params, [DATA, WEIGHT], [OUT]) for one in (numpy_of(op), native)}
     assert sizes["numpy"] > 0
     assert sizes["native"] > 0
     assert choice(1, workspace=0).text == "numpy (measured)", "nothing fits, so all are asked"

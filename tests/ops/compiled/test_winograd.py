@@ -117,7 +117,6 @@ def test_bits_do_not_depend_on_blocks_and_parts(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
 
     def results() -> list[bytes]:
-        winograd._arguments.cache_clear()
         return [one.tobytes() for one in run(geo, *data)]
 
     expected = results()
@@ -133,7 +132,6 @@ def test_bits_do_not_depend_on_blocks_and_parts(monkeypatch: pytest.MonkeyPatch,
             monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
             assert results() == expected
     assert max(cut) > 1
-    winograd._arguments.cache_clear()
 
 
 @pytest.mark.parametrize("place", [(4, 4), (3, 4), (5, 3), (0, 8)])

@@ -188,9 +188,8 @@ def functions(target: Target) -> dict[str, Entry]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _arguments(p: Pass, lanes: int) -> KernelArguments:
+def _arguments(p: Pass, at: Layout, lanes: int) -> KernelArguments:
     """The words of a pass, but for its arrays."""
-    at = layout(p)
     (height, width), (y_height, y_width) = p.source, p.result
     block = (at.row - lanes + 1) // 8 * 8
     blocks = -(-p.all_tiles // block)
@@ -227,7 +226,7 @@ def call(
     begin = address(room)
     own = begin + at.shared
     line, m, other = own, own + at.line, own + at.line + aligned(PLACES * at.m)
-    here = _arguments(p, found.lanes(4)).filled(
+    here = _arguments(p, at, found.lanes(4)).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
         u=begin if at.whole else other, v=other if at.whole else begin, m=m, line=line,
     )  # fmt: skip
