@@ -11,6 +11,7 @@ Everything but the tiles of a block follows from shapes and is the same on every
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ WHOLE = 5 << 18
 MOST_V = 5 << 19
 """Bytes of v of a block, which shortens blocks of many channels."""
 MOST_BYTES = 3 << 20
-"""Bytes of scratch beyond which no more than two parts have their own; for a batch of one or two a third for each."""
+"""Bytes of scratch that more than two parts may have, who may have no more than a quarter of images and results."""
 SOME = 32
 """Filters that are multiplied together, to read v less often; half as many where their u were more than MOST_U."""
 MOST_U = 1 << 19
@@ -175,7 +176,8 @@ def layout(p: Pass) -> Layout:
     half = -(-max(p.columns, -(-p.source[1] // 2)) // LANES) * LANES + 3 * LANES
     lines = 2 * min(p.rows, (row - 1) // p.columns + 2) + 2
     one = Layout(whole, some, row, half, lines, u, v, m, 1)
-    most = min(MOST, max(2, (min(MOST_BYTES, p.batch << 20) - one.shared) // one.own))
+    room = min(MOST_BYTES, p.batch * (p.channels * math.prod(p.source) + p.filters * math.prod(p.result)))
+    most = min(MOST, max(2, (room - one.shared) // one.own))
     units = -(-p.all_tiles // row) if whole else -(-filters // some)
     return Layout(whole, some, row, half, lines, u, v, m, count(p.work, scratch.FEW, min(most, units)))
 
