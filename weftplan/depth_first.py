@@ -23,11 +23,11 @@ def deepest_first(nodes: Sequence[int], before: Mapping[int, Sequence[int]] | Se
     needs: dict[int, list[int]] = {}
     needed: set[int] = set()
     for node in nodes:
-        inside = [other for other in dict.fromkeys(before[node]) if other in depth]
+        inside = [other for other in before[node] if other in depth]
         if len(inside) > 1:
-            inside.sort(key=lambda other: -depth[other])
+            inside = sorted(dict.fromkeys(inside), key=depth.__getitem__, reverse=True)
         # Deep chains are the common case: only branches ask for the depth of their inputs.
-        depth[node] = 1 + (depth[inside[0]] if inside else 0)
+        depth[node] = 1 + depth[inside[0]] if inside else 1
         needs[node] = inside
         needed.update(inside)
     return post_order([node for node in nodes if node not in needed], needs)
@@ -49,5 +49,5 @@ def post_order(roots: Sequence[int], needs: Mapping[int, Sequence[int]] | Sequen
                     order.append(node)
             else:
                 opened.add(node)
-                stack.extend(other for other in reversed(needs[node]) if other not in opened)
+                stack += [other for other in reversed(needs[node]) if other not in opened]
     return order

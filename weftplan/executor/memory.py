@@ -57,6 +57,8 @@ def place(planned: PlannedGraph) -> Placement:
 def _homes(planned: PlannedGraph) -> dict[Context, HomeSpec]:
     """The homes in which results of the plan wait, by their memory."""
     plan = planned.memory
+    if len(plan.contexts) == 1:  # that which computes
+        return {}
     listed = {home.kind: home for home in plan.options.homes}
     folders = [home for home in plan.options.homes if home.kind == "file"]
     found: dict[Context, HomeSpec] = {}

@@ -217,13 +217,18 @@ def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) ->
     found: dict[str, NDArray] = {}
     for (place, dtype), names in groups.items():
         sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
-        if len(names) < 2 or not sum(sizes) or type(chunks.ArrayChunk(place, 1)) is not Chunk:
+        if len(names) < 2 or not sum(sizes) or not _plain(place):
             continue
         whole, offset = Chunk(place, sum(sizes)), 0
         for name, nbytes in zip(names, sizes, strict=True):
             found[name] = NDArray.over(whole.part(offset, nbytes), wanted[name][0], dtype)
             offset += nbytes
     return found
+
+
+def _plain(place: Context) -> bool:
+    """Whether arrays have memory that stays where it is; made to be looked at only where the class does not say."""
+    return chunks.ArrayChunk is Chunk or type(chunks.ArrayChunk(place, 1)) is Chunk
 
 
 def writes_of_zeros(array: NDArray) -> int:

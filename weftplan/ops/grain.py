@@ -11,8 +11,7 @@ sizes. The sizes are kept per thread; a thread that says nothing has those of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -75,15 +74,20 @@ def tile_bytes() -> int:
     return _thread.grain.tile_bytes
 
 
-@contextmanager
-def using(grain: Grain) -> Iterator[None]:
-    """Within a ``with`` block this thread works in pieces of ``grain``."""
-    before = _thread.grain
-    _thread.grain = grain
-    try:
-        yield
-    finally:
-        _thread.grain = before
+class using:  # read as a word of a ``with`` statement
+    """Within a ``with`` block this thread works in pieces of ``grain``. A bind enters hundreds."""
+
+    __slots__ = ("_before", "_grain")
+
+    def __init__(self, grain: Grain) -> None:
+        self._grain = grain
+
+    def __enter__(self) -> None:
+        self._before = _thread.grain
+        _thread.grain = self._grain
+
+    def __exit__(self, *_: object) -> None:
+        _thread.grain = self._before
 
 
 def bound(grain: Grain, call: Callable[[], object]) -> Callable[[], object]:

@@ -5,6 +5,8 @@ They are made of an assignment of storages; ``slabs.py`` gives them their places
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from weftplan.device.context import Context
@@ -37,10 +39,8 @@ class Buffers:
         group = np.array(assignment.group, dtype=np.int64)
         group[np.frombuffer(assignment.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
-        # Some groups may have lost their entries to partial sums: renumber the rest, keeping their order.
-        used, members = np.unique(group[held], return_inverse=True)
-        self.num_groups = len(used)
-        group[held] = members
+        self.num_groups = renumber(group, held)
+        members = group[held]
         self.entry_group = group
         counted = options.workspaces
         self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
@@ -64,13 +64,18 @@ class Buffers:
     def live(self, nbytes: IntArray | None = None) -> IntArray:
         """Bytes alive at each step, one row per device, of buffers of these sizes (default: as they are)."""
         nbytes = self.nbytes if nbytes is None else nbytes
-        change = np.zeros((len(self.program.contexts), len(self.program.order) + 1), dtype=np.int64)
-        np.add.at(change, (self.device, self.first), nbytes)
-        np.subtract.at(change, (self.device, self.last), nbytes)
-        return np.cumsum(change, axis=1)[:, :-1]
+        steps = len(self.program.order) + 1
+        row, change = self.device * steps, np.zeros(len(self.program.contexts) * steps, dtype=np.int64)
+        np.add.at(change, row + self.first, nbytes)
+        np.subtract.at(change, row + self.last, nbytes)
+        return np.cumsum(change.reshape(-1, steps), axis=1)[:, :-1]
 
     def lower_bound(self) -> int:
         """Most bytes alive at once, summed over devices."""
+        return self._lower_bound
+
+    @cached_property
+    def _lower_bound(self) -> int:
         return _most(self.live())
 
     def least_peak(self) -> int:
@@ -92,11 +97,16 @@ class Buffers:
             return None
         first, group = self.first.tolist(), self.entry_group.tolist()
         users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]]
-        for step, nid in enumerate(program.order):
-            if nid not in self.assignment.skipped:  # a skipped sum touches nothing
-                for e in (*program.reads[nid], *range(row[nid], row[nid + 1])):
+        bit, skipped = 1, self.assignment.skipped
+        for nid in program.order:
+            if nid not in skipped:  # a skipped sum touches nothing
+                for e in program.reads[nid]:
                     if group[e] >= 0:
-                        users[group[e]] |= 1 << step
+                        users[group[e]] |= bit
+                for k in group[row[nid] : row[nid + 1]]:
+                    if k >= 0:
+                        users[k] |= bit
+            bit <<= 1
         needs = ancestors(producers(program))
         return Precedence(users, [needs[step] for step in first])
 
@@ -114,6 +124,14 @@ class Buffers:
         for nid, nbytes in self.workspace.items():
             largest[program.device[nid]] = max(largest[program.device[nid]], nbytes)
         return int(self.rounded(self.entry_nbytes[planned], self.entry_device[planned]).sum()) + sum(largest)
+
+
+def renumber(numbers: IntArray, held: IntArray) -> int:
+    """Give the numbers at ``held`` the places 0, 1, … in their order, without gaps; returns how many there are."""
+    used = np.zeros(int(numbers.max(initial=-1)) + 1, dtype=np.int64)
+    used[numbers[held]] = 1
+    numbers[held] = np.cumsum(used)[numbers[held]] - 1
+    return int(used.sum())
 
 
 def _most(live: IntArray) -> int:

@@ -106,7 +106,7 @@ def assign(
                     kind[out] = in_place
                     group[out] = group[source]
         todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keeps)]
-        if len(todo) > 1 and not rule:
+        if not rule and len(todo) > 1:
             todo.sort(key=lambda e: (-(program.nbytes[e] // program.dtypes[e].itemsize), -e))
         for e in todo:
             block = pool.allocate(e, device[nid], nid)

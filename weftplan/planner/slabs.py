@@ -8,63 +8,80 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from weftplan.errors import PlanError
-from weftplan.planner.buffers import Buffers, alignment_of
+from weftplan.planner.buffers import Buffers, alignment_of, renumber
 from weftplan.planner.graph import IntArray
 from weftplan.planner.labels import Labels
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
+from weftplan.planner.packing import Packing, check_packing, pack
 from weftplan.planner.packing.api import Effort
-from weftplan.planner.packing.reuse import Precedence, compressed_rows
+from weftplan.planner.packing.reuse import Precedence, compressed_rows, rows_of
 
 WORTH_A_SEARCH = 1 << 20
 """Bytes above the lower bound for which a second, longer packing is worth its time."""
 
 
-def blocks(
-    buffers: Buffers, strategy: str, *, reported_bytes: int, color: Sequence[int], added_waits: int | None
-) -> MemoryPlan:
-    """The plan in which storages do not overlap: each is an allocation of its own, or they lie side by side.
+class Blocks(NamedTuple):
+    """Storages that do not overlap, and behind them the workspaces, one per device and colour."""
 
-    Where the best of several strategies is asked for, they are stacked in one slab per device, so that executors with
-    other shapes can use it too.
-    """
+    entry_storage: IntArray
+    workspace_storage: IntArray
+    nbytes: IntArray
+    device: IntArray
+    room: IntArray
+    """Bytes that each takes."""
+
+
+def sized_blocks(buffers: Buffers, color: Sequence[int]) -> Blocks:
+    """What is to be placed where storages do not overlap."""
     program, assignment = buffers.program, buffers.assignment
-    one_slab = buffers.options.strategy in ("auto", "arena")
     storage = np.array(assignment.storage, dtype=np.int64)
     held = np.flatnonzero(storage >= 0)
-    used, renumbered = np.unique(storage[held], return_inverse=True)
-    storage[held] = renumbered
-    nbytes = np.zeros(len(used), dtype=np.int64)
-    device = np.zeros(len(used), dtype=np.int64)
+    used = renumber(storage, held)
+    renumbered = storage[held]
+    nbytes, device = np.zeros((2, used), dtype=np.int64)
     np.maximum.at(nbytes, renumbered, buffers.entry_nbytes[held])
     device[renumbered] = buffers.entry_device[held]
     # One workspace per device and colour, as large as its largest user needs.
     pools: dict[tuple[int, int], int] = {}
     sizes: list[int] = []
-    workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
+    workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int64)
     for nid in buffers.workspace_nodes:
         key = (program.device[nid], color[nid] if color else 0)
         pool = pools.setdefault(key, len(pools))
         if pool == len(sizes):
             sizes.append(0)
         sizes[pool] = max(sizes[pool], buffers.workspace[nid])
-        workspace_storage[nid] = len(used) + pool
+        workspace_storage[nid] = used + pool
     nbytes = np.concatenate([nbytes, np.array(sizes, dtype=np.int64)])
     device = np.concatenate([device, np.array([key[0] for key in pools], dtype=np.int64)])
-    count = len(nbytes)
     # An allocation takes whole multiples of the alignment, which MXNet does not count.
-    separate = buffers.options.compat == "mxnet" and not one_slab
+    separate = buffers.options.compat == "mxnet" and not _in_one_slab(buffers)
     room = nbytes if separate else buffers.rounded(nbytes, device)
+    return Blocks(storage, workspace_storage, nbytes, device, room)
+
+
+def _in_one_slab(buffers: Buffers) -> bool:
+    """Whether storages are stacked, so that executors with other shapes can use the slab, too: where the best of
+    several strategies is asked for."""
+    return buffers.options.strategy in ("auto", "arena")
+
+
+def blocks(
+    buffers: Buffers, strategy: str, sized: Blocks, *, reported_bytes: int, added_waits: int | None
+) -> MemoryPlan:
+    """The plan in which storages do not overlap: each is an allocation of its own, or they lie side by side."""
+    storage, workspace_storage, nbytes, device, room = sized
+    count = len(nbytes)
     slab = np.arange(count)
     offset = np.zeros(count, dtype=np.int64)
     slab_device, slab_nbytes = device, room
-    if one_slab:
-        slab_device, slab = np.unique(device, return_inverse=True)
+    if _in_one_slab(buffers):
+        slab_device, slab = _by_device(device)
         slab_nbytes = np.zeros(len(slab_device), dtype=np.int64)
         for index in range(len(slab_device)):
             mine = np.flatnonzero(slab == index)
@@ -74,7 +91,7 @@ def blocks(
     return MemoryPlan(
         strategy=strategy,
         entry_storage=storage.astype(np.int32),
-        workspace_storage=workspace_storage,
+        workspace_storage=workspace_storage.astype(np.int32),
         storage_slab=slab.astype(np.int32),
         storage_offset=offset,
         storage_nbytes=nbytes,
@@ -98,7 +115,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
     program = buffers.program
     count = len(buffers.nbytes)
     offset = np.zeros(count, dtype=np.int64)
-    slab_device, slab = np.unique(buffers.device, return_inverse=True)
+    slab_device, slab = _by_device(buffers.device)
     slab_nbytes: list[int] = []
     later: list[IntArray] = []
     earlier: list[IntArray] = []
@@ -115,14 +132,15 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
-            pointers, rows = reuse_edges(buffers.first[part], buffers.last[part], buffers.nbytes[part], packed.offsets)
+            pointers, rows = rows_of(buffers.first[part], buffers.nbytes[part], packed.offsets)
             later.append(part[np.repeat(np.arange(len(part)), np.diff(pointers))])
             earlier.append(part[rows])
         slab_nbytes.append(top)
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
-    none = np.zeros(0, dtype=np.int64)
-    pointers, rows = compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
+    if len(later) != 1 or len(pointers) != count + 1:
+        none = np.zeros(0, dtype=np.int64)
+        pointers, rows = compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
     return MemoryPlan(
         strategy="arena",
         entry_storage=buffers.entry_group.astype(np.int32),
@@ -138,6 +156,12 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
         reported_bytes=sum(slab_nbytes),
         **_common(buffers),
     )
+
+
+def _by_device(device: IntArray) -> tuple[IntArray, IntArray]:
+    """(devices in use, ascending; for each of these numbers the place of its device among them)."""
+    used = np.bincount(device)
+    return np.flatnonzero(used), np.cumsum(used > 0)[device] - 1
 
 
 def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntArray]:

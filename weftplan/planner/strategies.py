@@ -6,7 +6,6 @@ on ``slabs.py`` for where storages are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weftplan.planner import paddle
@@ -17,7 +16,7 @@ from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.reachability import MOST_STEPS
-from weftplan.planner.slabs import arena, blocks
+from weftplan.planner.slabs import arena, blocks, sized_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,9 @@ def plan_graph(program: Program, options: PlanOptions) -> Draft:
     for buffers, bound in sorted(bounds, key=lambda pair: pair[1]):
         if best is not None and (bound >= best.memory.peak or buffers.least_peak() >= best.memory.peak):
             break
-        for plan in _plans(buffers, options, reported, color):
-            if best is None or plan.peak < best.memory.peak:
-                best = Draft(program, plan, buffers.assignment)
-            if options.strategy == "auto" and best.memory.peak == best.memory.lower_bound:
-                break
+        plan = _plan(buffers, options, reported, color)
+        if best is None or plan.peak < best.memory.peak:
+            best = Draft(program, plan, buffers.assignment)
     assert best is not None
     return best
 
@@ -80,16 +77,21 @@ def _variants(program: Program, options: PlanOptions, color: list[int]) -> tuple
     return sum(pool.block_bytes), [Buffers(program, found, options=options) for found in variants]
 
 
-def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[int]) -> Iterator[MemoryPlan]:
+def _plan(buffers: Buffers, options: PlanOptions, reported: int, color: list[int]) -> MemoryPlan:
     strategy = _strategy(options)
-    if strategy in ("auto", "match_range", "none"):
-        name = "none" if strategy == "none" else "match_range"
-        waits = None
-        if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
-            waits = len(paddle.order_edges(buffers.program, buffers.assignment))
-        yield blocks(buffers, name, reported_bytes=reported, color=color, added_waits=waits)
-    if strategy in ("auto", "arena"):
-        yield arena(buffers, color)
+    if strategy == "arena":
+        return arena(buffers, color)
+    sized = sized_blocks(buffers, color)
+    peak = int(sized.room.sum())
+    if strategy == "auto" and peak != buffers.lower_bound():
+        packed = arena(buffers, color)
+        if packed.peak < peak:
+            return packed
+    name = "none" if strategy == "none" else "match_range"
+    waits = None
+    if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
+        waits = len(paddle.order_edges(buffers.program, buffers.assignment))
+    return blocks(buffers, name, sized, reported_bytes=reported, added_waits=waits)
 
 
 def _whole_blocks(

@@ -49,9 +49,8 @@ def chained(
             made = _joined(chain, moved, known)
             moved.update(dict.fromkeys(chain, made))
             continue
-        kept = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
-        if kept is not node:
-            moved[node] = kept
+        if any(entry[0] in moved for entry in node.inputs) or any(dep in moved for dep in node.control_deps):
+            moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
     return [followed(entry, moved) for entry in entries], moved
 
 

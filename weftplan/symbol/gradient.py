@@ -121,11 +121,11 @@ class _Pass:
         The order of visits is the order in which such sums are accumulated (see :meth:`_chain`): terms of nodes that
         are visited late have to wait, and with them all that they are made of.
         """
-        readers = Counter(entry[0] for node in self.order for entry in node.inputs)
+        readers = Counter([entry[0] for node in self.order for entry in node.inputs])
         if not readers or max(readers.values()) < self.sum_cap:
             return
         nid = self.nid
-        before = [[nid[m] for m in (*(e[0] for e in node.inputs), *node.control_deps)] for node in self.order]
+        before = [[nid[e[0]] for e in node.inputs] + [nid[dep] for dep in node.control_deps] for node in self.order]
         self.order = [self.order[n] for n in deepest_first(range(len(before)), before)]
         self.nid = {node: position for position, node in enumerate(self.order)}
 
@@ -173,18 +173,18 @@ class _Pass:
                 f"for {len(node.inputs)} inputs"
             )
         nid = self.nid
-        for source, answer in zip(node.inputs, answers, strict=True):
-            if answer is None or not needed[nid[source[0]]]:
+        for (source, index, _), answer in zip(node.inputs, answers, strict=True):
+            if answer is None or not needed[nid[source]]:
                 continue
             entry: Entry = answer  # type: ignore[assignment]  # what `make` gave to the rule
             maker = entry[0].op
             if maker is not None and maker.name in ZERO_OPS:
                 continue
-            key = (source[0], source[1])
-            if key in terms:
-                terms[key].append(entry)
+            known = terms.get((source, index))
+            if known is None:
+                terms[source, index] = [entry]
             else:
-                terms[key] = [entry]
+                known.append(entry)
 
     def aggregate(self, node: Node, index: int) -> Entry | None:
         """The sum of the terms of one entry, made once; None when there are none."""
@@ -272,19 +272,14 @@ class _Pass:
                 parsed = self._no_params.get(op.name)
                 if parsed is None:
                     parsed = self._no_params[op.name] = registry.parse_params(op, {}, node=name)
-        attrs: dict[str, str] = {key: str(value) for key, value in params.items()} if params else {}
-        controls: list[Node] = []
-        created_at = None
+        node = Node(op, name, params=parsed, inputs=list(inputs))
+        if params:
+            node.attrs.update({key: str(value) for key, value in params.items()})
         if forward is not None:
             if forward.attrs:
-                for key in INHERITED:
-                    if key in forward.attrs:
-                        attrs[key] = forward.attrs[key]
-            controls.append(forward)
-            created_at = forward.created_at
-        node = Node(
-            op, name, attrs=attrs, params=parsed, inputs=list(inputs), control_deps=controls, created_at=created_at
-        )
+                node.attrs.update({key: forward.attrs[key] for key in INHERITED if key in forward.attrs})
+            node.control_deps.append(forward)
+            node.created_at = forward.created_at
         self.when[node] = self.visit
         count = op.num_outputs(parsed)
         return [Entry(node)] if count == 1 else [Entry(node, k) for k in range(count)]

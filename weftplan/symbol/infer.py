@@ -11,7 +11,7 @@ The planner uses :func:`infer_shapes` and :func:`infer_dtypes` on graphs of 10^6
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
 from weftplan.ops.params import p_dtype, p_shape
 from weftplan.ops.rules import is_known, merge_dtype, merge_shape
-from weftplan.ops.schema import DType, Op, Shape
+from weftplan.ops.schema import DType, Shape
 from weftplan.symbol.node import Node
 
 _News = list[tuple[int, Any]]
@@ -72,13 +72,16 @@ def infer_dtypes(
     inputs: Sequence[Sequence[int]] | None = None,
     numbers: dict[Node, int] | None = None,
     settled: Sequence[DType] = (),
+    default: DType | None = None,
 ) -> list[DType | None]:
     """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
+
+    ``default`` is that of variables of which nothing is known.
 
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, numbers, _DTYPES).solve(known, settled)
+    return _Solver(nodes, rows, inputs, numbers, _DTYPES).solve(known, settled, default)
 
 
 class _Kind:
@@ -139,20 +142,37 @@ class _Solver:
             inputs = [[first[entry[0]] + entry[1] for entry in node.inputs] for node in nodes]
         self.inputs = inputs
         self.values: list[Any] = [None] * self.rows[-1]
-        # Invariant: seen[e] is 1 when a node already visited in this pass uses entry e. A change of such an entry
-        # means that this node must be visited again.
-        self.seen = bytearray(self.rows[-1])
         self.memo: dict[tuple[Any, ...], tuple[_News, _News]] = {}
 
-    def solve(self, known: Known, settled: Sequence[Any]) -> list[Any]:
+    def solve(self, known: Known, settled: Sequence[Any], default: Any = None) -> list[Any]:
         self.values[: len(settled)] = settled
         everything = range(bisect_left(self.rows, len(settled)), len(self.nodes))
         self._seed(known, everything)
-        forwards = True
-        while self._walk(everything if forwards else reversed(everything)):
+        nodes, rows, values = self.nodes, self.rows, self.values
+        if default is None or self._may_learn(everything):
+            self._until_still(everything)
+        if default is not None:
+            unknown = [rows[i] for i in everything if nodes[i].op is None and values[rows[i]] is None]
+            for e in unknown:
+                values[e] = default
+            if unknown:
+                self._until_still(everything)
+        return values
+
+    def _may_learn(self, everything: range) -> bool:
+        """False where nothing is known and no rule says anything of itself: most networks are so before defaults."""
+        if any(fact is not None for fact in self.values):
+            return True
+        alike = {(id(node.op), id(node.params), len(node.inputs)): i for i, node in enumerate(self.nodes) if node.op}
+        return bool(self._walk(sorted(alike.values()), None)) or any(fact is not None for fact in self.values)
+
+    def _until_still(self, everything: range) -> None:
+        """Walk forwards and backwards in turn, after the first time only where something has changed."""
+        stale = self._walk(everything, None)
+        forwards = False
+        while stale:
+            stale = self._walk(everything if forwards else reversed(everything), stale)
             forwards = not forwards
-            self.seen = bytearray(len(self.seen))
-        return self.values
 
     def _seed(self, known: Known, which: range) -> None:
         kind = self.kind
@@ -196,10 +216,17 @@ class _Solver:
         except (ValueError, TypeError):
             return given
 
-    def _walk(self, order: Any) -> bool:
-        """Visit every operator node once; True when a node must be visited again."""
-        nodes, rows, inputs, values, seen, memo = self.nodes, self.rows, self.inputs, self.values, self.seen, self.memo
-        again = False
+    def _walk(self, order: Iterable[int], stale: set[int] | None) -> set[int]:
+        """Visit operator nodes, where ``stale`` is given only those that use one of these entries.
+
+        Returns the entries whose users must be visited again, since they have changed behind the back of one of them.
+        """
+        nodes, rows, inputs, values, memo = self.nodes, self.rows, self.inputs, self.values, self.memo
+        numbers = self.nid
+        # Invariant: seen[e] is 1 when a node already visited in this walk uses entry e; when nodes are passed over, all
+        # are taken for seen.
+        seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
+        found: set[int] = set()
         for i in order:
             node = nodes[i]
             op = node.op
@@ -207,36 +234,51 @@ class _Solver:
                 continue
             reads = inputs[i]
             start, end = rows[i], rows[i + 1]
-            if op.backward_of is not None and node.control_deps:
-                again |= self._backward(node, op, start)
-                if end - start == 1:
-                    seen[start] = 1
-                else:
-                    seen[start:end] = b"\1" * (end - start)
+            backward = op.backward_of is not None and bool(node.control_deps)
+            if backward:  # its outputs are like the inputs of its forward node whose gradients they are
+                forward = numbers.get(node.control_deps[0])
+                if forward is None:
+                    raise FormatError(f"backward node {node.name!r}: its forward node is not in the graph")
+                reads = inputs[forward]
+            if stale is not None and stale.isdisjoint(reads) and stale.isdisjoint(range(start, end)):
                 continue
-            ins = [values[e] for e in reads]
-            outs = values[start:end]
-            key = (id(op), id(node.params), *ins, *outs)
-            result = memo.get(key)
-            if result is None:
-                result = self._rule(node, ins, outs)
-                memo[key] = result
-            new_ins, new_outs = result
-            for position, new in new_ins:
-                e = reads[position]
-                # One entry may be read twice by a node, so the rule may have learnt two different things.
-                values[e] = self._merged(node, e, new)
-                again |= seen[e] == 1 or _differ(values[e], new)
-            for position, new in new_outs:
-                values[start + position] = new
-                again |= seen[start + position] == 1
-            for e in reads:
-                seen[e] = 1
+            if backward:
+                positions = op.grad_inputs
+                for k, position in enumerate(positions(node.params) if callable(positions) else positions, start):
+                    # What the forward node learns of this input later in the walk makes another visit here necessary.
+                    e = reads[position]
+                    seen[e] = 1
+                    new, old = values[e], values[k]
+                    if new is not None and new is not old and _differ(old, new):
+                        values[k] = new
+                        if seen[k]:
+                            found.add(k)
+            else:
+                ins = [values[e] for e in reads]
+                outs = values[start:end]
+                key = (id(op), id(node.params), *ins, *outs)
+                result = memo.get(key)
+                if result is None:
+                    result = memo[key] = self._rule(node, ins, outs)
+                for position, new in result[0]:
+                    e = reads[position]
+                    # One entry may be read twice by a node, so the rule may have learnt two different things.
+                    values[e] = self._merged(node, e, new)
+                    if seen[e] or _differ(values[e], new):
+                        found.add(e)
+                for e, new in result[1]:
+                    values[start + e] = new
+                    if seen[start + e]:
+                        found.add(start + e)
+                for e in reads:
+                    seen[e] = 1
             if end - start == 1:
                 seen[start] = 1
             else:
                 seen[start:end] = b"\1" * (end - start)
-        return again
+            if stale is not None:
+                stale |= found
+        return found
 
     def _merged(self, node: Node, entry: int, new: Any) -> Any:
         try:
@@ -268,23 +310,6 @@ class _Solver:
             ]
             raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from own(error)
         return _news(ins, new_ins), _news(outs, new_outs)
-
-    def _backward(self, node: Node, op: Op, start: int) -> bool:
-        """Outputs of a backward node are like the inputs of its forward node whose gradients they are."""
-        forward = self.nid.get(node.control_deps[0])
-        if forward is None:
-            raise FormatError(f"backward node {node.name!r}: its forward node is not in the graph")
-        source, values, seen, again = self.inputs[forward], self.values, self.seen, False
-        positions = op.grad_inputs
-        for k, position in enumerate(positions(node.params) if callable(positions) else positions, start):
-            # What the forward node learns of this input later in the pass makes another visit here necessary.
-            e = source[position]
-            seen[e] = 1
-            new, old = values[e], values[k]
-            if new is not None and new is not old and _differ(old, new):
-                values[k] = new
-                again |= seen[k] == 1
-        return again
 
 
 def _differ(old: Any, new: Any) -> bool:

@@ -49,6 +49,11 @@ def depth_first_order(heads: Iterable[Node], error: type[MXNetError] = FormatErr
             node = stack[-1]
             found = seen(node)
             if found is None:
+                if not node.inputs and not node.control_deps:
+                    stack.pop()
+                    state[node] = len(order)
+                    order.append(node)
+                    continue
                 state[node] = -1
                 # Reversed, so that the first input is on top of the stack and numbered first.
                 for dep in reversed(node.control_deps):

@@ -70,5 +70,5 @@ def check_packing(
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:
-    plain: Any = values.tolist() if hasattr(values, "tolist") else values
-    return [int(v) for v in plain]
+    given: Any = values
+    return given.tolist() if hasattr(given, "tolist") else [int(v) for v in given]

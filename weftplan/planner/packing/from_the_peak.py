@@ -169,11 +169,11 @@ class _Space:
             off = lows[best] + (room - size if high else 0)
         waits = 0
         if self._order is not None:
-            waits = self._waits(buffer, off, off + size)
+            waits = self._waits(buffer, off, off + size, FAR)
             if waits:
                 # Under the floor, the place with the fewest waits: where a buffer died lately, or the end of a hole.
                 for k, low in self._places(buffer, size):
-                    found = self._waits(buffer, low, low + size)
+                    found = self._waits(buffer, low, low + size, waits)
                     if found < waits:
                         best, off, waits = k, low, found
                         if not waits:
@@ -196,16 +196,18 @@ class _Space:
                 lows.insert(k + 1, high)
                 highs.insert(k + 1, end)
 
-    def _waits(self, buffer: int, low: int, high: int) -> int:
-        """How many of the last holders of these bytes ``buffer`` is not ordered with anyway."""
+    def _waits(self, buffer: int, low: int, high: int, most: int) -> int:
+        """How many of the last holders of these bytes ``buffer`` is not ordered with anyway, counted up to ``most``."""
         assert self._order is not None
         users, needed = self._order.users, self._order.needed
-        held = self._last.within(low, high)
-        if self._backwards:  # held later in time
-            mine = users[buffer]
-            return sum([mine | needed[k] != needed[k] for k in held if k >= 0])
-        mine = needed[buffer]
-        return sum([users[k] | mine != mine for k in held if k >= 0])
+        mine, found = users[buffer] if self._backwards else needed[buffer], 0
+        for k in self._last.within(low, high):
+            # Backwards it was held later in time.
+            if k >= 0 and (mine | needed[k] != needed[k] if self._backwards else users[k] | mine != mine):
+                found += 1
+                if found == most:
+                    break
+        return found
 
     def _places(self, buffer: int, size: int) -> Iterator[tuple[int, int]]:
         """About `TRIES` places (times the patience) under the floor, as (hole, offset): where buffers died lately, then

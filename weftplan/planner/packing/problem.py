@@ -98,7 +98,9 @@ def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
     """Make a `Problem` of lifetimes on any time axis."""
     births = np.sort(lower)
     # Not np.unique, whose first call imports NumPy's masked arrays: that takes longer than to bind a small network.
-    births = births[np.flatnonzero(np.diff(births, prepend=births[:1] - 1))]
+    first = np.ones(len(births), dtype=bool)
+    np.not_equal(births[1:], births[:-1], out=first[1:])
+    births = births[first]
     return Problem(np.searchsorted(births, lower), np.searchsorted(births, upper), size, len(births), index)
 
 
@@ -138,7 +140,8 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
                 height += nbytes[rest]
                 rest += 1
             ground = stop if rest == start else rest
-            leaves.append((base, problem.take(np.sort(order[start:ground]))))
+            whole = ground - start == len(problem)
+            leaves.append((base, problem if whole else problem.take(np.sort(order[start:ground]))))
             if ground < stop:
                 todo.append((base + height, rest, stop, below + rest - start))
     return leaves

@@ -82,16 +82,21 @@ def reuse_edges(
     off = integers("offsets", offsets)
     if len(off) != len(lo):
         raise PackingError(f"expected one offset per buffer, got {len(off)} for {len(lo)} buffers")
-    first, last = off.tolist(), (off + sz).tolist()
+    return rows_of(lo, sz, off)
+
+
+def rows_of(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64]:
+    """As :func:`reuse_edges`, of buffers that have been checked."""
+    first, last = offsets.tolist(), (offsets + size).tolist()
     hold = LastHolders().hold
     later: list[int] = []
     earlier: list[int] = []
-    for i in np.argsort(lo, kind="stable").tolist():
+    for i in np.argsort(lower, kind="stable").tolist():
         before = set(hold(i, first[i], last[i]))
         before.discard(-1)
         later.extend([i] * len(before))
         earlier.extend(before)
-    return compressed_rows(np.array(later, np.int64), np.array(earlier, np.int64), len(lo))
+    return compressed_rows(np.array(later, np.int64), np.array(earlier, np.int64), len(first))
 
 
 def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]:

@@ -9,9 +9,7 @@ Nothing here recurses: chains of 10^6 nodes are ordinary input.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
-
-import numpy as np
+from itertools import accumulate
 
 from weftplan.errors import PlanError
 from weftplan.ops.joined import RELU
@@ -44,29 +42,25 @@ class IndexedGraph(Graph):
             order = depth_first_order((entry[0] for entry in heads), PlanError)
         self.nodes, self.nid = nodes, nid = order
         counts = [1 if (op := node.op) is None else op.num_outputs(node.params) for node in nodes]
-        row = np.array([0, *accumulate(counts)], dtype=np.int64)
-        ends = [0, *accumulate([len(node.inputs) for node in nodes])]
-        owner = np.array([nid[entry[0]] for node in nodes for entry in node.inputs], dtype=np.int64)
-        index = np.array([entry[1] for node in nodes for entry in node.inputs], dtype=np.int64)
-        bad = np.flatnonzero((index < 0) | (index >= np.diff(row)[owner]))
-        if len(bad):
-            reader = nodes[int(np.searchsorted(ends, bad[0], side="right")) - 1]
-            raise PlanError(_no_such_output(reader.inputs[int(bad[0]) - ends[nid[reader]]], f"node {reader.name!r}"))
+        row = dict(zip(nodes, accumulate(counts, initial=0), strict=False))
+        inputs = [[row[maker] + index for maker, index, _ in node.inputs] for node in nodes]
+        for node in nodes:
+            for maker, index, _ in node.inputs:
+                if not -1 < index < counts[nid[maker]]:
+                    raise PlanError(_no_such_output(Entry(maker, index), f"node {node.name!r}"))
+            if node.op is None and node.inputs:
+                raise PlanError(f"variable {node.name!r} has inputs: a variable holds data, computes nothing")
         for entry in heads:
             if not 0 <= entry.index < counts[nid[entry.node]]:
                 raise PlanError(_no_such_output(entry, "the list of outputs"))
-        fed = next((node for node in nodes if node.op is None and node.inputs), None)
-        if fed is not None:
-            raise PlanError(f"variable {fed.name!r} has inputs: a variable holds data, computes nothing")
-        flat: list[int] = (row[owner] + index).tolist()
         none: list[int] = []
         super().__init__(
             names=[node.name for node in nodes],
             works=_works(nodes),
-            inputs=[flat[a:b] for a, b in pairwise(ends)],
+            inputs=inputs,
             controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],
             counts=counts,
-            heads=[int(row[nid[entry.node]]) + entry.index for entry in heads],
+            heads=[row[entry.node] + entry.index for entry in heads],
         )
 
     def entry(self, eid: int) -> Entry:

@@ -51,7 +51,7 @@ def complete_graph(
     for stop in dict.fromkeys((forward, graph.num_nodes)):
         first = partial(_complete, graph, stop)
         every_shape = first(known, settled=every_shape, solve=infer_shapes, error=ShapeError)
-        every_dtype = first(types, settled=every_dtype, solve=infer_dtypes, error=DTypeError, default=FLOAT32)
+        every_dtype = first(types, settled=every_dtype, solve=partial(infer_dtypes, default=FLOAT32), error=DTypeError)
         if stop < graph.num_nodes:
             known = {**known, **dict(zip(head_grads, (every_shape[e] for e in heads), strict=True))}
             types = {**types, **dict(zip(head_grads, (every_dtype[e] for e in heads), strict=True))}
@@ -66,7 +66,6 @@ def _complete(
     settled: list[Any],
     solve: Callable[..., list[Any]],
     error: type[MXNetError],
-    default: Any = None,
 ) -> list[Any]:
     """A fact for every entry of the first ``stop`` nodes, which need no others.
 
@@ -74,15 +73,9 @@ def _complete(
         known: facts about variables, by name or by node.
         settled: what an earlier call gave for the first nodes; they are not looked at again.
         error: raised where a fact stays unknown.
-        default: what a variable gets of which nothing is known.
     """
     nodes, rows = graph.nodes[:stop], graph.row[: stop + 1]
-    given = {"rows": rows, "inputs": graph.inputs[:stop], "numbers": graph.nid, "settled": settled}
-    facts = solve(nodes, known, **given)
-    if default is not None:
-        open_variables = [node for node, at in zip(nodes, rows, strict=False) if node.op is None and facts[at] is None]
-        if open_variables:
-            facts = solve(nodes, {**known, **dict.fromkeys(open_variables, default)}, **given)
+    facts = solve(nodes, known, rows=rows, inputs=graph.inputs[:stop], numbers=graph.nid, settled=settled)
     for eid, fact in enumerate(facts[len(settled) :], len(settled)):
         if fact is None or (fact.__class__ is tuple and 0 in fact):  # as _is_open, without its call
             raise error(_unknown(graph, eid, facts, "shape" if error is ShapeError else "dtype"))

@@ -43,8 +43,8 @@ def operator_choices(
         if op.workspace is None and op.name not in offered:
             continue
         assert last is not None
-        start, end = row[nid], row[nid + 1]
-        facts = [shapes[e] for e in inputs[nid]], [dtypes[e] for e in inputs[nid]]
+        start, end, reads = row[nid], row[nid + 1], inputs[nid]
+        facts = [shapes[e] for e in reads], [dtypes[e] for e in reads]
         key = (id(op), id(node.params), last.device_type, *facts[0], *facts[1], *shapes[start:end], *dtypes[start:end])
         found = known.get(key)
         if found is None:
