@@ -72,7 +72,7 @@ def _in_one_slab(buffers: Buffers) -> bool:
 
 
 def blocks(
-    buffers: Buffers, strategy: str, sized: Blocks, *, reported_bytes: int, added_waits: int | None
+    buffers: Buffers, strategy: str, *, sized: Blocks, reported_bytes: int, added_waits: int | None
 ) -> MemoryPlan:
     """The plan in which storages do not overlap: each is an allocation of its own, or they lie side by side."""
     storage, workspace_storage, nbytes, device, room = sized

@@ -91,7 +91,7 @@ def _plan(buffers: Buffers, options: PlanOptions, reported: int, color: list[int
     waits = None
     if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
         waits = len(paddle.order_edges(buffers.program, buffers.assignment))
-    return blocks(buffers, name, sized, reported_bytes=reported, added_waits=waits)
+    return blocks(buffers, name, sized=sized, reported_bytes=reported, added_waits=waits)
 
 
 def _whole_blocks(
