@@ -108,7 +108,8 @@ class Executor:
         )
         # Prepared calls hold views: of planned memory, and of arrays that are somebody else's planned memory.
         forget = weakref.WeakMethod(self._forget)
-        for chunk in {id(c): c for c in (*self._memory.chunks, *(a.chunk for a in external.values()))}.values():
+        given = {id(array.chunk): array.chunk for array in external.values()}
+        for chunk in (*self._memory.chunks, *given.values()):
             if isinstance(chunk, MovableChunk):
                 chunk.watch(forget)
         self._monitor: Monitored | None = None

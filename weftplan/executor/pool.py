@@ -70,15 +70,20 @@ class Placement:
     def put(self, blocks: Mapping[Context, PoolMemory]) -> None:
         """Point the chunks at the blocks of these devices; the first time they are made, which takes all blocks."""
         if not self.chunks:
-            self.chunks = [
-                MovableChunk.over(ctx, blocks[ctx].cut(at, size), blocks[ctx], name="planned")
-                for ctx, at, size in self._where
-            ]
+            made = {
+                ctx: iter(MovableChunk.several(ctx, block.cut_all(self._on(ctx)), owner=block, name="planned"))
+                for ctx, block in blocks.items()
+            }
+            self.chunks = [next(made[ctx]) for ctx, _, _ in self._where]
             return
         for chunk, (ctx, at, size) in zip(self.chunks, self._where, strict=True):
             block = blocks.get(ctx)
             if block is not None:
                 chunk.move(block.cut(at, size), block)
+
+    def _on(self, ctx: Context) -> list[tuple[int, int]]:
+        """Offset and bytes of the storages on ``ctx``."""
+        return [(at, size) for where, at, size in self._where if where is ctx or where == ctx]
 
     def leave(self, ctx: Context) -> None:
         """The storages on ``ctx`` have no memory any more."""

@@ -34,6 +34,12 @@ class PoolMemory:
         raw = self.raw[offset : offset + nbytes]
         return spilling.counted(raw) if self.counted else raw
 
+    def cut_all(self, ranges: Iterable[tuple[int, int]]) -> list[Any]:
+        """The ranges of the bytes, each as (offset, bytes), as :meth:`cut` gives them."""
+        raw = self.raw
+        parts = [raw[offset : offset + nbytes] for offset, nbytes in ranges]
+        return [spilling.counted(part) for part in parts] if self.counted else parts
+
     @property
     def raw(self) -> Any:
         """Its bytes."""

@@ -115,20 +115,20 @@ def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
     return every if cut.channels == 1 else every // cut.channels // tile(s) * tile(s)
 
 
-def filters_at_once(s: Sizes) -> int:
-    """Filters that one call of the forward pass computes."""
-    return _at_once(s, s.filters, s.channels * s.taps, forward_cut(s))
+def filters_at_once(s: Sizes, cut: Cut | None = None) -> int:
+    """Filters that one call of the forward pass computes; ``cut`` is :func:`forward_cut`, when the caller has it."""
+    return _at_once(s, s.filters, s.channels * s.taps, forward_cut(s) if cut is None else cut)
 
 
-def channels_at_once(s: Sizes) -> int:
-    """Channels of an image whose gradient one call computes."""
-    return _at_once(s, s.channels, s.filters * s.taps, data_cut(s))
+def channels_at_once(s: Sizes, cut: Cut | None = None) -> int:
+    """Channels of an image whose gradient one call computes; ``cut`` is :func:`data_cut`, when the caller has it."""
+    return _at_once(s, s.channels, s.filters * s.taps, data_cut(s) if cut is None else cut)
 
 
 def forward_scratch(s: Sizes) -> Scratch:
     """Filters as panels, and a band of an image."""
     cut = forward_cut(s)
-    packed = s.groups * wide(filters_at_once(s), s.itemsize) * s.channels * s.taps * s.itemsize
+    packed = s.groups * wide(filters_at_once(s, cut), s.itemsize) * s.channels * s.taps * s.itemsize
     bias = s.groups * s.filters * s.itemsize if s.halves else 0
     return Scratch(packed * cut.channels, _forward_copy(s) * cut.channels * cut.images, bias)
 
@@ -136,7 +136,7 @@ def forward_scratch(s: Sizes) -> Scratch:
 def data_scratch(s: Sizes) -> Scratch:
     """The weight as panels of channels, and a band of an output gradient."""
     cut = data_cut(s)
-    packed = s.groups * wide(channels_at_once(s), s.itemsize) * s.filters * s.taps * s.itemsize
+    packed = s.groups * wide(channels_at_once(s, cut), s.itemsize) * s.filters * s.taps * s.itemsize
     return Scratch(packed * cut.channels, _data_copy(s) * cut.channels * cut.images)
 
 
