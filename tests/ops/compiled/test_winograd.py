@@ -15,7 +15,15 @@ from tests.ops.compiled.test_dense import run as run_directly
 from tests.ops.convolution_reference import gradients, reference
 from weftplan import cores
 from weftplan.ops import registry
-from weftplan.ops.compiled import ir, jit, scratch, winograd, winograd_kernels
+from weftplan.ops.compiled import (
+    ir,
+    jit,
+    scratch,
+    winograd,
+    winograd_kernels,
+    winograd_weight_kernels,
+    winograd_weights,
+)
 from weftplan.ops.compiled.sizes import sizes
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.implementations import choose
@@ -28,24 +36,29 @@ F32 = np.dtype(np.float32)
 
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """Output and gradient of the data, with exactly the declared scratch."""
+    """Output and both gradients, with exactly the declared scratch."""
     s = sizes(geo)
     results = []
-    for need, source, bias, like in (
-        (winograd.forward_pass(s), x, b, dy),
-        (winograd.data_pass(s), dy, None, x),
+    there, back = winograd.forward_pass(s), winograd.data_pass(s)
+    for nbytes, like, call in (
+        (winograd.layout(there).nbytes, dy, lambda out, room: winograd.call(there, x, w, b, out, room, target)),
+        (winograd.layout(back).nbytes, x, lambda out, room: winograd.call(back, dy, w, None, out, room, target)),
+        (
+            winograd_weights.layout(there).nbytes,
+            w,
+            lambda out, room: winograd_weights.call(there, x, dy, out, room, target),
+        ),
     ):
-        room, guard = guarded(winograd.layout(need).nbytes)
+        room, guard = guarded(nbytes)
         held = np.full(like.size + 64, np.nan, F32)
         out = held[32:-32].reshape(like.shape)
-        winograd.call(need, source, w, bias, out, room, target)()
+        call(out, room)()
         assert np.isnan(held[:32]).all(), "something was written in front of an output"
         assert np.isnan(held[-32:]).all(), "something was written behind an output"
         assert (guard == 0xFF).all(), "something was written behind the scratch"
         results.append(out)
-    need = winograd.forward_pass(s)
     positive = np.empty_like(results[0])
-    winograd.call(need, x, w, b, positive, guarded(winograd.layout(need).nbytes)[0], target, relu=True)()
+    winograd.call(there, x, w, b, positive, guarded(winograd.layout(there).nbytes)[0], target, relu=True)()
     assert positive.tobytes() == (np.maximum(results[0], 0) + 0.0).tobytes(), "a relu on the way out is another one"
     return results
 
@@ -72,13 +85,14 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @example(case(batch=40, channels=5, filters=3, image=(1, 1)))  # images of one tile
 @example(case(batch=2, channels=200, filters=160, image=(4, 4)))  # u that is made again for each block
 def test_against_the_definition(given_case: dict[str, Any]):
-    """Forward with bias, and the gradient of the data, are those of a float64 sum to within float noise: sixteen times
-    a direct sum's bound, which allows for the sums of four places and three taps before the products."""
+    """Forward with bias, and both gradients, are those of a float64 sum to within float noise: sixteen times the bound
+    of a plain sum of as many products, which allows for what is added before and after them."""
     geo = geometry_of(given_case)
     x, w, b, dy = arrays(given_case, geo)
-    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), gradients(geo, x, w, dy)[0]]
+    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), *gradients(geo, x, w, dy)]
     eps = np.finfo(F32).eps
-    for got, want, summed in zip(run(geo, x, w, b, dy), expected, (geo.channels, geo.filters), strict=True):
+    terms = geo.channels, geo.filters, winograd.forward_pass(sizes(geo)).all_tiles
+    for got, want, summed in zip(run(geo, x, w, b, dy), expected, terms, strict=True):
         assert np.abs(got - want).max() <= 16 * eps * (8 + summed), given_case
 
 
@@ -87,8 +101,8 @@ def test_noise_is_that_of_the_direct_kernels():
     chosen = case(batch=2, channels=256, filters=64, image=(12, 12))
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)
-    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), gradients(geo, x, w, dy)[0]]
-    for got, plain, want in zip(run(geo, x, w, b, dy), run_directly(geo, x, w, b, dy), expected, strict=False):
+    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), *gradients(geo, x, w, dy)]
+    for got, plain, want in zip(run(geo, x, w, b, dy), run_directly(geo, x, w, b, dy), expected, strict=True):
         ours, theirs = (np.sqrt(np.mean((one - want) ** 2)) for one in (got, plain))
         assert ours <= 2 * theirs
 
@@ -128,6 +142,8 @@ def test_bits_do_not_depend_on_blocks_and_parts(monkeypatch: pytest.MonkeyPatch,
     for wide, some in ((64, 32), (16, 16)):
         monkeypatch.setattr(winograd, "WIDE", wide)
         monkeypatch.setattr(winograd, "SOME", some)
+        monkeypatch.setattr(winograd_weights, "SOME_IN", some)
+        monkeypatch.setattr(winograd_weights, "SOME_OUT", wide)
         for count in (1, 4):
             monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
             assert results() == expected
@@ -148,11 +164,12 @@ def test_not_a_number_and_infinity_arrive(place: tuple[int, int]):
 
 @pytest.mark.skipif(not OTHER, reason="x86 only")
 def test_code_for_avx512_compiles():
-    """The module for a processor with AVX-512 compiles on any x86."""
+    """The modules for a processor with AVX-512 compile on any x86."""
     assert isinstance(HOST, Target)
     features = ",".join(f"+avx512{part}" for part in ("f", "vl", "bw", "dq"))
     target = Target("skylake-avx512", features, 512, 32, HOST.compiler, "v")
-    assert jit.compiled(ir.module(winograd_kernels.functions("float", target), target.bits), target)
+    for functions in (winograd_kernels.functions("float", target), winograd_weight_kernels.functions(target)):
+        assert jit.compiled(ir.module(functions, target.bits), target)
 
 
 def chosen_name(channels: int, filters: int, batch: int, image: tuple[int, int], **settings: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import dense, depthwise_tables, winograd
+from weftplan.ops.compiled import dense, depthwise_tables, winograd, winograd_weights
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
 from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
 from weftplan.ops.compiled.sizes import Sizes, sizes
@@ -157,9 +157,11 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
     if fast:
         room = ctx.take((_fast_backward_nbytes(s),), np.uint8)
-        calls = _adjoint(s, data, ograd, weight, None, outputs[1], room)
+        calls: list[Call] = []
         if outputs[0] is not None:
             calls.append(winograd.call(winograd.data_pass(s), ograd, weight, None, outputs[0], room))
+        if outputs[1] is not None:
+            calls.append(winograd_weights.call(winograd.forward_pass(s), data, ograd, outputs[1], room))
     else:
         room = _room(ctx, s, _data_scratch(s), weight_scratch(s))
         calls = _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
@@ -169,8 +171,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 
 def _fast_backward_nbytes(s: Sizes) -> int:
-    """Scratch of the gradients where that of the data is Winograd's."""
-    return max(winograd.layout(winograd.data_pass(s)).nbytes, weight_scratch(s).nbytes)
+    """Scratch of both gradients in Winograd's way, which follow one another."""
+    return max(winograd.layout(winograd.data_pass(s)).nbytes, winograd_weights.layout(winograd.forward_pass(s)).nbytes)
 
 
 def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:

@@ -45,19 +45,21 @@ CHAIN = 64
 Between such stretches a sum waits in m, which changes none of its bits."""
 
 
-class _Words:
-    """The words of a call by name, read where they are first asked for: at the head of a function."""
+POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order")
 
-    def __init__(self, f: Function, names: Sequence[str]) -> None:
-        pointers = ("x", "w", "y", "bias", "u", "v", "m", "line", "order")
-        self.of = {name: (pointer if name in pointers else word)(f, "%how", WINOGRAD, name) for name in names}
+
+class Words:
+    """Words of a block by name, read where this is made: at the head of a function."""
+
+    def __init__(self, f: Function, of: Sequence[str], names: Sequence[str], pointers: Sequence[str]) -> None:
+        self._found = {name: (pointer if name in pointers else word)(f, "%how", of, name) for name in names}
 
     def __getitem__(self, name: str) -> str:
-        return self.of[name]
+        return self._found[name]
 
 
 @contextlib.contextmanager
-def _images(f: Function, get: _Words, begin: Value, end: Value) -> Iterator[tuple[str, str, str, str, str, Value]]:
+def images(f: Function, get: Words, begin: Value, end: Value) -> Iterator[tuple[str, str, str, str, str, Value]]:
     """For each image with tiles in the range: (its number, its first row of tiles, the one behind its last, its first
     tile, the one behind its last, where its tile 0 would be in the range)."""
     first = f.value(f"udiv i64 {begin}, {get['tiles']}")
@@ -72,7 +74,7 @@ def _images(f: Function, get: _Words, begin: Value, end: Value) -> Iterator[tupl
 
 
 @contextlib.contextmanager
-def _tiles(f: Function, get: _Words, row: str, low: str, high: str) -> Iterator[tuple[str, str]]:
+def _tiles(f: Function, get: Words, row: str, low: str, high: str) -> Iterator[tuple[str, str]]:
     """For each vector of tiles of a row: (its first column of tiles, the one behind the row's last)."""
     here = f.mul(row, get["columns"])
     begin = f.larger(f.sub(low, here), 0)
@@ -85,7 +87,7 @@ def lines(scalar: str, lanes: int) -> Function:
     """``lines(from, to, how, first, count)``: rows of a plane from ``first`` on, with their padding, as lines."""
     f = Function("lines", (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "first"), ("i64", "count")),
                  scalar, lanes, local=True)  # fmt: skip
-    get = _Words(f, ("height", "width", "line_bytes", "even_to", "odd_to"))
+    get = Words(f, WINOGRAD, ("height", "width", "line_bytes", "even_to", "odd_to"), POINTERS)
     n, size = lanes, f.size
     whole = f.value(f"and i64 {get['width']}, {-2 * n}")
     left = f.sub(get["width"], whole)
@@ -117,10 +119,10 @@ def lines(scalar: str, lanes: int) -> Function:
 def image(scalar: str, lanes: int, lines: Function) -> Function:
     """``image(how, begin, end)``: v of some tiles."""
     f = Function("image", (("ptr", "how"), ("i64", "begin"), ("i64", "end")), scalar, lanes, local=True)
-    get = _Words(f, ("x", "v", "line", "first_in", "last_in", "x_image", "x_plane", "lead", "line_bytes", "odd",
-                     "tiles", "columns", "v_row", "v_place"))  # fmt: skip
+    get = Words(f, WINOGRAD, ("x", "v", "line", "first_in", "last_in", "x_image", "x_plane", "lead", "line_bytes",
+                              "odd", "tiles", "columns", "v_row", "v_place"), POINTERS)  # fmt: skip
     size = f.size
-    with _images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
+    with images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
         count = f.add(f.mul(f.sub(below, above), 2), 2)
         first = f.sub(f.mul(above, 2), get["lead"])
         plane = f.at(get["x"], f.mul(number, get["x_image"]))
@@ -138,14 +140,14 @@ def image(scalar: str, lanes: int, lines: Function) -> Function:
                         odd = f.at(even, get["odd"])
                         columns.append([f.load(even), f.load(odd), f.load(f.at(even, size)), f.load(f.at(odd, size))])
                     there = f.at(to, moved)
-                    down = [_spread(f, [columns[i][j] for i in range(4)]) for j in range(4)]
+                    down = [spread(f, [columns[i][j] for i in range(4)]) for j in range(4)]
                     for i in range(4):
-                        for j, value in enumerate(_spread(f, [down[j][i] for j in range(4)])):
+                        for j, value in enumerate(spread(f, [down[j][i] for j in range(4)])):
                             f.store(value, f.at(there, f.mul(get["v_place"], 4 * i + j)))
     return f
 
 
-def _spread(f: Function, d: list[str]) -> list[str]:
+def spread(f: Function, d: list[str]) -> list[str]:
     """B^T of four values."""
     return [
         f.binary("fsub", d[0], d[2]),
@@ -168,7 +170,7 @@ def filters(scalar: str, lanes: int) -> Function:
     f = Function(
         "filters", (("ptr", "how"), ("ptr", "u"), ("i64", "first"), ("i64", "last")), scalar, lanes, local=True
     )
-    get = _Words(f, ("w", "channels", "filters", "w_out", "w_in", "order", "u_place"))
+    get = Words(f, WINOGRAD, ("w", "channels", "filters", "w_out", "w_in", "order", "u_place"), POINTERS)
     size, most = f.size, f.sub(get["filters"], 1)
     panel_bytes = f.mul(get["channels"], lanes * size)
     places = [f.word(get["order"], p) for p in range(PLACES)]
@@ -203,11 +205,24 @@ def filters(scalar: str, lanes: int) -> Function:
     return f
 
 
+def runs(f: Function, count: Value) -> list[tuple[int, Value]]:
+    """How so many elements are cut into blocks of registers: (vectors of a block, where blocks of as many end).
+
+    A block of one vector takes as long as one of two, so there is one only where nothing else is.
+    """
+    every = f.value(f"udiv i64 {f.add(count, f.lanes - 1)}, {f.lanes}")
+    rest = f.value(f"urem i64 {every}, {VECTORS}")
+    alone = f.value(f"and i1 {f.compare('eq', rest, 1)}, {f.compare('sgt', every, 1)}")
+    threes = f.sub(every, f.choose(alone, 4, rest))
+    twos = f.choose(f.compare("eq", every, 1), 0, every)
+    return [(3, f.mul(threes, f.lanes)), (2, f.mul(twos, f.lanes)), (1, f.mul(every, f.lanes))]
+
+
 def multiply(scalar: str, lanes: int, register: str) -> Function:
     """``multiply(how, u, outs, tiles)``: m of some filters and tiles."""
     arguments = (("ptr", "how"), ("ptr", "u"), ("i64", "outs"), ("i64", "tiles"))
     f = Function("multiply", arguments, scalar, lanes, local=True)
-    get = _Words(f, ("v", "m", "channels", "u_place", "v_row", "v_place", "m_row", "m_place"))
+    get = Words(f, WINOGRAD, ("v", "m", "channels", "u_place", "v_row", "v_place", "m_row", "m_place"), POINTERS)
     n, size = lanes, f.size
     panel_bytes = f.mul(get["channels"], n * size)
 
@@ -237,21 +252,15 @@ def multiply(scalar: str, lanes: int, register: str) -> Function:
             for vector, place in enumerate(row):
                 f.store(f.load(place), f.at(to, vector * n * size))
 
-    all_vectors = f.value(f"udiv i64 {f.add('%tiles', n - 1)}, {n}")
-    rest = f.value(f"urem i64 {all_vectors}, {VECTORS}")
+    blocks = runs(f, "%tiles")
     with f.loop(0, PLACES) as p, f.loop(0, get["channels"], CHAIN) as first:
         last_channel = f.smaller(f.add(first, CHAIN), get["channels"])
         u = f.at("%u", f.mul(p, get["u_place"]))
         v = f.at(get["v"], f.mul(p, get["v_place"]))
         m = f.at(get["m"], f.mul(p, get["m_place"]))
         done: Value = 0
-        for vectors in range(VECTORS, 0, -1):
-            wide = vectors * n
-            if vectors == VECTORS:
-                end: Value = f.mul(f.value(f"udiv i64 {all_vectors}, {VECTORS}"), wide)
-            else:  # the last ones are as many as are left
-                end = f.choose(f.compare("eq", rest, vectors), f.add(done, wide), done)
-            with f.loop(done, end, wide) as tile, f.loop(0, "%outs", ROWS) as out:
+        for vectors, end in blocks:
+            with f.loop(done, end, vectors * n) as tile, f.loop(0, "%outs", ROWS) as out:
                 panel = f.at(u, f.mul(f.value(f"udiv i64 {out}, {n}"), panel_bytes))
                 block(
                     f.at(panel, f.mul(f.value(f"urem i64 {out}, {n}"), size)),
@@ -269,8 +278,8 @@ def results(scalar: str, lanes: int) -> Function:
     """``results(how, first, last, begin, end)``: y of some filters and tiles."""
     arguments = (("ptr", "how"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
     f = Function("results", arguments, scalar, lanes, local=True)
-    get = _Words(f, ("y", "m", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width", "m_row",
-                     "m_place", "relu"))  # fmt: skip
+    get = Words(f, WINOGRAD, ("y", "m", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width",
+                              "m_row", "m_place", "relu"), POINTERS)  # fmt: skip
     n, size = lanes, f.size
     row_bytes = f.mul(get["y_width"], size)
     behind = f.compare("ne", get["relu"], 0)
@@ -300,7 +309,7 @@ def results(scalar: str, lanes: int) -> Function:
                 done = f.add(done, bit)
                 piece //= 2
 
-    with _images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
+    with images(f, get, "%begin", "%end") as (number, above, below, low, high, at):
         whole_image = f.at(get["y"], f.mul(number, get["y_image"]))
         with f.loop("%first", "%last") as out:
             plane = f.at(whole_image, f.mul(out, get["y_plane"]))
@@ -334,8 +343,8 @@ def results(scalar: str, lanes: int) -> Function:
 def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     """``winograd(how)``: a range of tiles, channels and filters of a convolution."""
     f = Function("winograd", (("ptr", "how"),), scalar, lanes)
-    get = _Words(f, ("u", "line", "lines_bytes", "first", "last", "block", "first_in", "last_in", "first_out",
-                     "last_out", "some", "turns", "channels"))  # fmt: skip
+    get = Words(f, WINOGRAD, ("u", "line", "lines_bytes", "first", "last", "block", "first_in", "last_in", "first_out",
+                              "last_out", "some", "turns", "channels"), POINTERS)  # fmt: skip
     turns = f.compare("ne", get["turns"], 0)
     u_row = f.mul(get["channels"], f.size)
     # What is never copied into a line is the padding in front of a row, and behind it.
@@ -357,7 +366,7 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     """``turned(how)``: u of the filters ``first_out`` to ``last_out``."""
     f = Function("turned", (("ptr", "how"),), scalar, lanes)
-    get = _Words(f, ("u", "first_out", "last_out", "channels"))
+    get = Words(f, WINOGRAD, ("u", "first_out", "last_out", "channels"), POINTERS)
     u = f.at(get["u"], f.mul(get["first_out"], f.mul(get["channels"], f.size)))
     f.call(helpers["filters"], "%how", u, get["first_out"], get["last_out"])
     return f
