@@ -55,6 +55,27 @@ def pytest_runtest_teardown(item, nextitem):
         set_aside()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def short_searches():
+    """What to compute again is searched for with few prices: what the tests say of plans, budgets and curves holds
+    however well was searched. Who says how well asks for `whole_searches`."""
+    from weftplan.planner.recompute import archive, trade_off
+
+    whole = archive.MOST_PRICES, trade_off.EXHAUSTIVE
+    archive.MOST_PRICES, trade_off.EXHAUSTIVE = 200, 6
+    yield whole
+    archive.MOST_PRICES, trade_off.EXHAUSTIVE = whole
+
+
+@pytest.fixture
+def whole_searches(short_searches, monkeypatch):
+    """Searches as long as for a user."""
+    from weftplan.planner.recompute import archive, trade_off
+
+    monkeypatch.setattr(archive, "MOST_PRICES", short_searches[0])
+    monkeypatch.setattr(trade_off, "EXHAUSTIVE", short_searches[1])
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A folder of the test, of which ``file(0)`` is the memory."""

@@ -27,7 +27,6 @@ def test_an_example(
 ) -> None:
     """It ends without an error, and prints its result."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     assert SAYS[name] in capsys.readouterr().out
 

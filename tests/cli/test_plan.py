@@ -33,12 +33,6 @@ def figures(*args: object) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for what to compute again asks for few prices; its results are still plans that fit."""
-    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
-
-
 def test_a_built_in_network_has_usual_shapes() -> None:
     """The figures of the command are those of the call."""
     found = figures("lenet", "--batch", 64)
@@ -105,7 +99,6 @@ def test_a_budget_that_cannot_be_met_exits_with_1_and_names_one_that_works() -> 
     assert plan("lenet", "--budget", smallest - 1).exit_code == 1
 
 
-@pytest.mark.usefixtures("quick_search")
 def test_a_budget_is_met_by_recomputation() -> None:
     """A note says what it costs; a policy that was named is kept, even where it does not fit."""
     plain = figures("resnet", "--batch", 32)
@@ -239,7 +232,6 @@ def test_compare_lists_every_strategy_and_policy() -> None:
     assert all("more_time" in row or "error" in row for row in rows)
 
 
-@pytest.mark.usefixtures("quick_search")
 def test_the_curve_trades_time_for_memory() -> None:
     """From the fastest plan to the smallest: memory falls, time does not; bars are drawn for people."""
     points = figures("resnet", "--batch", 8, "--curve")["curve"]
@@ -251,7 +243,6 @@ def test_the_curve_trades_time_for_memory() -> None:
     assert "████" in plan("resnet", "--batch", 8, "--curve").stdout
 
 
-@pytest.mark.usefixtures("quick_search")
 def test_devices() -> None:
     """On a device with memory of its own results wait on the host under a budget; several add what they hold."""
     plain = figures("resnet", "--batch", 16, "--device", "sim0")

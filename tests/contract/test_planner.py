@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -100,15 +100,6 @@ def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "f
 make = cache(make_anew)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def searched() -> Iterator[None]:
-    """What is to be computed again is searched for, also in ``branches``, which is small enough to try all 4,096
-    choices at every planning: the plan is the same, as a test below says."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trade_off, "EXHAUSTIVE", 6)
-        yield
-
-
 @with_every_option
 def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptions, grad_req: str) -> None:
     """The validator agrees; lower bound <= peak <= a buffer per entry; the devices' bytes add up to the peak."""
@@ -133,7 +124,8 @@ def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -
 
 @pytest.mark.parametrize("reorder", [False, True])
 def test_the_search_finds_what_all_choices_give(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches planned with every choice tried: the same order and the same text."""
+    """Branches planned with all 4,096 choices tried, which the other tests do not (`short_searches`): the same order
+    and the same text."""
     chosen = PlanOptions(strategy="auto", reorder=reorder, recompute="cheap")
     found = make("branches", chosen, "write")
     monkeypatch.setattr(trade_off, "EXHAUSTIVE", 12)

@@ -249,9 +249,8 @@ def test_every_figure_has_a_definition(plan: MemoryPlan) -> None:
             assert module.meaning(name) in found.to_html().replace("&#x27;", "'")
 
 
-def test_what_memory_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_is_for() -> None:
     """Activations, gradients and scratch; under a budget what is computed again, or waits on the host."""
-    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
     net, shapes = models.digits("resnet"), {"data": (16, 1, 8, 8)}
     plain = net.plan(shapes)
     uses = {bar.name: bar.use for bar in plain.bars()}

@@ -16,11 +16,6 @@ BATCH = 9
 SHAPES = {"data": (BATCH, 1, 8, 8), "softmax_label": (BATCH,)}
 
 
-@pytest.fixture(autouse=True)
-def _quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
-
-
 def batches() -> mx.io.NDArrayIter:
     rng = np.random.default_rng(0)
     return mx.io.NDArrayIter(rng.random(SHAPES["data"], dtype=np.float32), rng.integers(0, 10, BATCH), BATCH)

@@ -11,7 +11,7 @@ import pytest
 
 from weftplan.errors import BudgetError, PlanError
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.recompute import curve
+from weftplan.planner.recompute import archive, curve
 from weftplan.planner.symbolic.cost import node_seconds
 
 SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
@@ -148,9 +148,12 @@ def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
     assert times[128] == pytest.approx(2 * times[64], rel=0.01)
 
 
+@pytest.mark.usefixtures("whole_searches")
 @pytest.mark.parametrize("layers", [16, pytest.param(110, marks=pytest.mark.stress)])
-def test_large_graphs_within_seconds(nets: Any, layers: int) -> None:
-    """The whole search on a training graph of hundreds of nodes, and of more than a thousand."""
+def test_large_graphs_within_seconds(nets: Any, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole search on a training graph of more than a thousand nodes, and a quarter of it on one of hundreds."""
+    if layers == 16:
+        monkeypatch.setattr(archive, "STEPS_PRICED", archive.STEPS_PRICED // 4)
     symbol = nets.residual(layers)
     off = plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(strategy="match_range"))
     assert off.graph.num_nodes > 9 * layers
@@ -161,7 +164,7 @@ def test_large_graphs_within_seconds(nets: Any, layers: int) -> None:
         grad_req="write",
         options=PlanOptions(strategy="match_range", budget=off.memory.peak // 3),
     )
-    assert time.process_time() - started < 20.0, "the search must be bounded, not only end"
+    assert time.process_time() - started < (5.0 if layers == 16 else 20.0), "the search must be bounded, not only end"
     assert plan.memory.peak <= off.memory.peak // 3
 
 

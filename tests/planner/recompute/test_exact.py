@@ -20,6 +20,8 @@ import pytest
 from weftplan import symbol as sym
 from weftplan.planner.recompute import curve
 
+pytestmark = pytest.mark.usefixtures("whole_searches")
+
 
 @pytest.fixture(scope="module")
 def exact() -> ModuleType:

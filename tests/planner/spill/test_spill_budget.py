@@ -12,15 +12,8 @@ from weftplan import models
 from weftplan.device.homes import Link
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.recompute import archive
 
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-
-
-@pytest.fixture(autouse=True)
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the prices: what is said here of the curve of repetition holds however well it was searched."""
-    monkeypatch.setattr(archive, "STEPS_PRICED", archive.STEPS_PRICED // 10)
 
 
 def resnet() -> tuple[Any, dict[str, Any]]:
