@@ -352,11 +352,12 @@ def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
 
     import threading
     gradients = [mx.nd.full(shape, rank + 1 + place) for place, shape in enumerate(shapes)]
-    assert step(gradients) == (1, 1)
+    assert step(gradients) == (1, 1)           # the arrays get their memory now
+    assert step(gradients) == (1, 0)
 
     one = mx.nd.full((80_000,), 1.0 + rank)   # parts of one array: a var that both would wait for is one
     gradients[0] = one[:40_000]
-    assert step(gradients) == (1, 1)
+    assert step(gradients) == (1, 0)
     outs[0] = one[40_000:]                     # read by the push, written by the pull
     assert step(gradients) == (1, 1)
     kept, outs[1] = outs[1], mx.nd.empty((6,))[:3]
@@ -388,10 +389,138 @@ def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
     FLAGS_fuse_parameter_groups_size="-1",
 )
 def test_one_operation_for_all_gradients_of_a_bucket():
-    """A list of keys is pushed as one, and what waits for it is pulled as one; all of it has the fate of its bucket.
+    """A list of keys is pushed as one, and that operation writes what is pulled, where nobody uses that; else one
+    operation copies it. All of it has the fate of its bucket.
 
     Keys whose arrays cannot share an operation have their own, and the result is the same.
     """
+
+
+@pytest.mark.parametrize("nbytes", [16, 400_000])
+def test_what_is_pulled_is_what_was_pushed_last(tmp_path: Path, nbytes: int):
+    """The operation of a push writes what is pulled only where no later push of a key is between; in place, too."""
+    run_ranks(
+        tmp_path,
+        3,
+        f"""
+        import threading
+        eng, size = mx.engine.get(), {nbytes} // 4
+        keys = ["a", "b", "c"]
+        kv.init(keys, [mx.nd.zeros((size,)) for _ in keys])
+
+        def made(step):
+            return [mx.nd.full((size,), 100 * step + 10 * place + rank) for place in range(3)]
+
+        def total(step, place):
+            return 3 * (100 * step + 10 * place) + 3
+
+        outs, again = [mx.nd.empty((size,)) for _ in keys], [mx.nd.empty((size,)) for _ in keys]
+        for step in range(1, 9):
+            gradients, late, open_ = made(step), made(step + 50), threading.Event()
+            mx.nd.waitall()
+            eng.push(open_.wait, (), (gradients[0].var,))
+            kv.push(keys, gradients)
+            if step % 4 == 1:
+                kv.push("b", late[1])
+            if step % 4 == 2:
+                kv.push(keys[1:], late[1:])
+            kv.pull(keys, outs)
+            kv.pull(keys[::-1], again[::-1])
+            if step % 4 == 3:
+                kv.push(keys, late)  # what is pulled before is of the push before
+            open_.set()
+            for place in range(3):
+                was_late = (step % 4 == 1 and place == 1) or (step % 4 == 2 and place > 0)
+                wanted = total(step + 50 * was_late, place)
+                for pulled in (outs, again):
+                    assert (pulled[place].asnumpy() == wanted).all(), (step, place, pulled[place], wanted)
+            before = made(step)
+            kv.pushpull(keys, before)
+            for place, array in enumerate(before):
+                assert (array.asnumpy() == total(step, place)).all(), (step, place, array)
+            before = made(step)
+            kv.pushpull(keys, before, [before[1], before[2], before[0]])  # each is read before it is written
+            for place in range(3):
+                assert (before[(place + 1) % 3].asnumpy() == total(step, place)).all(), (step, place)
+        """,
+        FLAGS_fuse_parameter_groups_size="-1",
+    )
+
+
+@pytest.mark.parametrize("groups", ["1", "2", "-1"])
+def test_a_list_of_keys_is_updated_as_single_keys_are(tmp_path: Path, groups: str):
+    """To the bit, and with the operations of a few buckets instead of those of every key."""
+    run_ranks(
+        tmp_path,
+        2,
+        f"""
+        groups = {groups}
+        eng, shapes = mx.engine.get(), [(300, 70), (3,), (2000,), (5, 5), (1,)]
+        rng = np.random.default_rng(rank)
+        steps = [[mx.nd.array(rng.standard_normal(shape).astype("f4")) for shape in shapes] for _ in range(4)]
+        found, pushed = [], []
+        for listed in (True, False):
+            store = mx.kv.create("dist_sync")
+            keys, outs = [f"w{{place}}" for place in range(len(shapes))], [mx.nd.empty(shape) for shape in shapes]
+            store.init(keys, [mx.nd.ones(shape) for shape in shapes])
+            store.set_optimizer(mx.optimizer.create("adam", learning_rate=0.1))
+            for gradients in steps:
+                mx.nd.waitall()
+                before = eng.statistics().pushed
+                if listed:
+                    store.pushpull(keys, gradients, outs)
+                else:
+                    for key, gradient, out in zip(keys, gradients, outs):
+                        store.pushpull(key, gradient, out)
+                pushed.append(eng.statistics().pushed - before)
+                found.append([out.asnumpy() for out in outs])
+        for one, other in zip(found[:4], found[4:]):
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(one, other))
+        count = -(-len(shapes) // groups) if groups > 0 else 1
+        assert pushed[3] <= 3 * count, pushed      # exchange, update, copy
+        assert pushed[7] >= 2 * len(shapes) or groups == 1, pushed
+        """,
+        FLAGS_fuse_parameter_groups_size=groups,
+    )
+
+
+@pytest.mark.parametrize("on_store", ["0", "1"])
+def test_a_module_exchanges_its_gradients_in_buckets(tmp_path: Path, on_store: str):
+    """It has the bits of one that exchanges them one by one, and fewer operations."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        def trained(joins):
+            mx.random.seed(3)
+            store = mx.kv.create("dist_sync")
+            if not joins:
+                store.joined = lambda keys: None
+            data = mx.sym.Variable("data")
+            for width in (20, 30, 10):
+                layer = mx.sym.FullyConnected(data, num_hidden=width, name=f"layer{width}")
+                data = mx.sym.Activation(layer, act_type="relu")
+            module = mx.mod.Module(mx.sym.SoftmaxOutput(data, name="softmax"))
+            module.bind([("data", (8, 12))], [("softmax_label", (8,))])
+            module.init_params(mx.init.Xavier())
+            module.init_optimizer(kvstore=store, optimizer="adam", optimizer_params={"learning_rate": 0.01})
+            rng = np.random.default_rng(rank)
+            for _ in range(4):
+                images, labels = rng.standard_normal((8, 12)).astype("f4"), rng.integers(0, 10, 8)
+                module.forward_backward(mx.io.DataBatch([mx.nd.array(images)], [mx.nd.array(labels)]))
+                mx.nd.waitall()
+                before = mx.engine.get().statistics().pushed
+                module.update()
+                pushed = mx.engine.get().statistics().pushed - before
+            return {name: array.asnumpy() for name, array in module.get_params()[0].items()}, pushed
+
+        (joined, few), (single, many) = trained(True), trained(False)
+        assert few <= 6 and many >= 12, (few, many)     # two buckets of three gradients
+        for name, array in joined.items():
+            assert array.tobytes() == single[name].tobytes(), name
+        """,
+        MXNET_UPDATE_ON_KVSTORE=on_store,
+    )
 
 
 def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -94,10 +94,20 @@ ORDERS = """
         for i in chance.permutation(len(arrays)):  # each is ready at a moment of its own
             pause = float(chance.random() * 0.001)
             mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[arrays[i].var])
-        with kv.together():
-            for i in range(len(arrays)):
-                kv.push(i, arrays[i], priority=int(chance.integers(-5, 5)))
-        digests.add(hashlib.sha256(b"".join(value(i, s).tobytes() for i, s in enumerate(shapes))).hexdigest())
+        keys, outs = list(range(len(arrays))), [mx.nd.zeros(shape) for shape in shapes]
+        if order % 3 == 0:
+            with kv.together():
+                for i in keys:
+                    kv.push(i, arrays[i], priority=int(chance.integers(-5, 5)))
+            kv.pull(keys, outs)
+        elif order % 3 == 1:
+            kv.push(keys, arrays, priority=int(chance.integers(-5, 5)))
+            kv.pull(keys, outs)
+        else:
+            kv.pushpull(keys, arrays, outs)
+        found = [value(i, s).tobytes() for i, s in enumerate(shapes)]
+        assert found == [out.asnumpy().tobytes() for out in outs]
+        digests.add(hashlib.sha256(b"".join(found)).hexdigest())
     for digest in digests:
         print("digest", digest, flush=True)
 """

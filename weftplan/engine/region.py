@@ -31,7 +31,7 @@ from time import sleep
 from types import CodeType
 from typing import Any, Protocol, TypeVar
 
-from weftplan.engine.operation import OprBlock, Waiter, ample_room
+from weftplan.engine.operation import OprBlock, Waiter, ample_room, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
@@ -264,6 +264,44 @@ class Region:
             finally:
                 token[0] = 1
         finally:
+            if requests:  # they came while nobody else could get in
+                self.apply(driver)
+        return done
+
+    def widen(self, driver: Driver, op: OprBlock, writes: Sequence[Var]) -> bool:
+        """Let ``op``, which is pending, write these vars, too: as if it had been pushed with them.
+
+        That makes no difference where all of them are idle, since nobody has used them meanwhile. Ctrl-C must be held
+        back.
+
+        Args:
+            op: cannot be completed before this returns; the caller sees to that.
+            writes: no var twice.
+
+        Returns:
+            False, and nothing is done: somebody else is inside, a request comes first, an operation waits for ``op``,
+            or a var is not idle, or not one of ``driver`` on a host.
+        """
+        requests, token = self.requests, self.token
+        done = False
+        try:
+            del token[0]
+        except KeyError:
+            return False
+        try:
+            if not requests and self.gate is None and not driver._any_failure and op.seq:
+                for var in op.writes:
+                    if var.waiting:  # somebody may have written it again
+                        return False
+                for var in writes:
+                    if var.write is not None or var.readers or var.engine is not driver or var.events is not None:
+                        return False
+                for var in writes:
+                    var.write = op
+                op.writes = searchable((*op.writes, *writes))
+                done = True
+        finally:
+            token[0] = 1
             if requests:  # they came while nobody else could get in
                 self.apply(driver)
         return done

@@ -58,6 +58,12 @@ class KVStoreBase:
         """Pushes of a ``with`` block belong together: a store that exchanges them may choose their order."""
         return contextlib.nullcontext()
 
+    def joined(self, keys: Sequence[Any]) -> list[Sequence[Any]] | None:
+        """These keys in the groups that a call with all of them exchanges as one, in that order; None where it is no
+        quicker than a call for each key."""
+        del keys
+        return None
+
     def set_optimizer(self, optimizer: Any) -> None:
         """Let the store apply ``optimizer`` to every push."""
         raise NotImplementedError

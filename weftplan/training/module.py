@@ -515,8 +515,36 @@ class Module(BaseModule):
     def update(self) -> None:
         """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
         self._need("update", binded=True, params=True, optimizer=True)
-        with self._kvstore.together() if self._kvstore is not None else contextlib.nullcontext():
-            self._update_all(self._kvstore)
+        store = self._kvstore
+        pairs = zip(self.group.grad_arrays, self.group.param_arrays, strict=True)
+        trained = {name: pair for name, pair in zip(self.param_names, pairs, strict=True) if pair[0] is not None}
+        groups = store.joined([*trained]) if store is not None and len(trained) > 1 else None
+        if store is not None and groups is not None:
+            self._update_joined(store, trained, groups)
+            return
+        with store.together() if store is not None else contextlib.nullcontext():
+            self._update_all(store)
+
+    def _update_joined(
+        self, store: KVStoreBase, trained: Mapping[str, tuple[Any, list[NDArray]]], groups: Sequence[Sequence[str]]
+    ) -> None:
+        """:meth:`update` with a store that exchanges these groups of parameters as one.
+
+        Args:
+            trained: gradients and weights of each parameter.
+        """
+        grads, weights = map(list, zip(*trained.values(), strict=True))
+        store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
+        if self._updater is None:
+            return
+        count = len(self.contexts)
+        for joined in groups:  # each as soon as its gradients are there, while others still travel
+            firsts = [self._numbers[name] * count for name in joined]
+            self._updater(
+                [index for first in firsts for index in range(first, first + count)],
+                [grad for name in joined for grad in trained[name][0]],
+                [weight for name in joined for weight in trained[name][1]],
+            )
 
     def _update_all(self, store: KVStoreBase | None) -> None:
         group, count = self.group, len(self.contexts)

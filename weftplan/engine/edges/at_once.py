@@ -90,3 +90,20 @@ def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[V
     except BaseException:
         engine.push(work, tuple(reads), tuple(writes), name="written again after an interrupt")
         raise
+
+
+def write_too(engine: Threads, fn: object, var: Var, writes: Sequence[Var]) -> bool:
+    """Let the operation of a function ``start`` of ``fn``, which is to write ``var``, write idle vars, too.
+
+    For one that was pushed by ``push_async(fn.start, …)``. The caller sees to it that it is not completed before this
+    returns; see :meth:`Region.widen`.
+
+    Returns:
+        False: nothing is done, and what writes them is to be pushed.
+    """
+    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
+        return False
+    op = var.write
+    if op is None or getattr(op.fn, "__self__", None) is not fn:
+        return False
+    return engine._region.widen(engine, op, writes)

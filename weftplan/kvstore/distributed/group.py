@@ -63,7 +63,12 @@ class Group(Meeting):
     # -- exchanges ------------------------------------------------------------------------------------------------
 
     def sum(
-        self, shares: Sequence[Array], totals: Sequence[Array], description: str, failure: str | None = None
+        self,
+        shares: Sequence[Array],
+        totals: Sequence[Array],
+        description: str,
+        failure: str | None = None,
+        also: Sequence[Sequence[Array]] = (),
     ) -> Steps[None]:
         """Make ``totals`` the sums of all members' ``shares``; all are contiguous, of one dtype, and may be the same.
 
@@ -72,6 +77,7 @@ class Group(Meeting):
             totals: their values are undefined after an error, unless this group is :attr:`whole`.
             description: what is summed; must be the same everywhere.
             failure: why this process has no share. Everybody's call raises then.
+            also: rows of arrays that become like ``totals``, and may be ``shares``; looked at when the sums are there.
 
         Raises:
             KVStoreError: a member failed, exchanges something else, or did not come in time.
@@ -95,9 +101,14 @@ class Group(Meeting):
         elif nbytes <= INLINE:
             self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
         elif row is not None and self._shared is not None:
-            yield from self._sum_shared(self._shared, shares, row, totals, description)
+            yield from self._sum_shared(self._shared, shares, row, totals, description, also)
+            also = ()
         else:
             yield from self._sum_joined(shares, totals, description)
+        for copies in also:
+            for total, copy in zip(totals, copies, strict=True):
+                if copy is not total:
+                    copy[...] = total
         self.sequence += 1
 
     def broadcast(self, array: Array, root: int, description: str, failure: str | None = None) -> Steps[None]:
@@ -153,13 +164,19 @@ class Group(Meeting):
         return row
 
     def _sum_shared(
-        self, shared: SharedMemory, shares: Sequence[Array], row: Array, totals: Sequence[Array], description: str
+        self,
+        shared: SharedMemory,
+        shares: Sequence[Array],
+        row: Array,
+        totals: Sequence[Array],
+        description: str,
+        also: Sequence[Sequence[Array]],
     ) -> Steps[None]:
         """Each member adds up a range of what all have shown and shows the result, which all then take.
 
         Of its own range a member has shown nothing: it reads that of its arrays themselves. Nobody writes over what
         another still reads: shares are shown again only after all have said that they have added, sums only after all
-        have come to the next exchange. ``totals`` change when nothing can fail any more.
+        have come to the next exchange. ``totals`` and ``also`` change when nothing can fail any more.
         """
         dtype, nbytes = row.dtype, row.nbytes
         ranges = self._ranges(row.size)
@@ -187,8 +204,9 @@ class Group(Meeting):
             length = (end - start) * dtype.itemsize
             room = shared.own.sums.room if rank == self.rank else shared.sums(rank, length)
             summed = room[:length].view(dtype)
-            for place, piece in pieces(totals, start, end):
-                fill(summed[place - start : place - start + piece.size], piece)
+            for same in zip(*(pieces(results, start, end) for results in (totals, *also)), strict=True):
+                for place, piece in same:  # one piece after the other, since the sums of it are in the cache then
+                    fill(summed[place - start : place - start + piece.size], piece)
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""

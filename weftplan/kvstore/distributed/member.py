@@ -15,17 +15,17 @@ from weftplan.device.context import cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.engine.waiting import helpers
-from weftplan.errors import KVStoreError, OutOfMemoryError
+from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST, SMALL, copy
 from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.joint import JointPart
 from weftplan.kvstore.distributed.membership import Steps
-from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Sequencer, Ticket
+from weftplan.kvstore.distributed.sequencer import Sequencer, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import Array, filler, sum_sequential_block
 from weftplan.ndarray import NDArray, empty
-from weftplan.ndarray.pushing import holding
 
 _EXIT_S = 30.0
 """Seconds that a process which ends gives its last exchanges."""
@@ -82,7 +82,7 @@ class KVStoreDist(KVStoreLocal):
         except KVStoreError as error:
             raise KVStoreError(f"rank {self.rank}: {error}") from None
 
-    def _part(self, key: Key, array: NDArray, priority: int, sources: Sequence[NDArray] = ()) -> Part:
+    def _part(self, key: Key, array: NDArray, priority: int, sources: Sequence[NDArray] = ()) -> JointPart:
         """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged.
 
         Where there are ``sources``, arrays on the host, their sum is exchanged instead, and ``array`` is the result.
@@ -96,46 +96,21 @@ class KVStoreDist(KVStoreLocal):
             copy(wire, array, priority)
         return part
 
-    def _joint_part(self, results: Sequence[tuple[NDArray, Sequence[NDArray]]], priority: int) -> Part:
+    def _joint_part(self, results: Sequence[tuple[NDArray, Sequence[NDArray]]], priority: int) -> JointPart:
         """The same for several arrays on the host, each with its sources: one operation for all of them.
 
         They share its fate: should one of their sources have failed, all of them have.
         """
-        part = Part()
         writes = tuple([result.var for result, _ in results])
         reads = tuple(dict.fromkeys([source.var for _, sources in results for source in sources]))
-
-        def start(on_complete: OnComplete) -> None:
-            for var in reads or writes:
-                if var.failure is not None:
-                    part.arrive((), (), var.failure.exception(), on_complete)
-                    return
-            try:
-                here(on_complete)
-            except OutOfMemoryError as error:
-                part.arrive((), (), error, on_complete)
-
-        def summed(on_complete: OnComplete) -> None:
-            shares, totals = [], []
-            for result, sources in results:
-                total = share = result.raw()
-                if len(sources) == 1:
-                    share = sources[0].raw()
-                elif sources:
-                    self._add([source.raw() for source in sources], total)
-                shares.append(share)
-                totals.append(total)
-            failures = [var.failure for var in writes if var.failure is not None]
-            failed = next((one for one in failures if one.observed_seq is None), None)
-            if failed is not None:  # it stays failed until somebody was told
-                part.arrive(shares, totals, None, lambda error=None: on_complete(error or failed.exception()))
-                return
-            part.arrive(shares, totals, None, on_complete)
-
-        here = holding([array for result, sources in results for array in (*sources, result)], summed)
-        # It runs even when a sum has failed: the others wait for this process, and must be told.
-        get_engine().push_async(start, reads, writes, prop=FnProperty.NO_SKIP, priority=priority, name=_OPERATION)
+        part = JointPart(results, reads or writes, writes, self._add)
+        self._start(part, reads, writes, priority)
         return part
+
+    def _start(self, part: JointPart, reads: Sequence[Any], writes: Sequence[Any], priority: int) -> None:
+        """Push the operation of a part."""
+        # It runs even when a sum has failed: the others wait for this process, and must be told.
+        get_engine().push_async(part.start, reads, writes, prop=FnProperty.NO_SKIP, priority=priority, name=_OPERATION)
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
         """Queue that the ``array`` of a key becomes what rank ``root`` has."""

@@ -259,6 +259,16 @@ class Sequencer:
         if item.ready() and item.small:
             self._take_on(_POLITE, large=False)
 
+    def meanwhile(self, change: Callable[[], bool]) -> bool:
+        """``change()``, while nobody drives; False: somebody does, or what it returns."""
+        with shielded():
+            if not self._driving.acquire(blocking=False):
+                return False
+            try:
+                return change()
+            finally:
+                self._driving.release()
+
     def _take_on(self, most: int, *, large: bool) -> None:
         with shielded():
             while True:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -26,6 +27,7 @@ from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.joint import Bucket, Call, Calls, JointPart
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
@@ -49,6 +51,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         self._rule = BucketRule.from_environment()
         self._meet(f"join gradients by {self._rule}")
         self._collected: list[tuple[Key, NDArray, Part]] | None = None
+        self._calls = Calls(self._keys.number, self._described)
         self._descriptions: dict[Key, str] = {}
         self._dist_residuals: dict[Key, Array] = {}
 
@@ -68,12 +71,117 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
                     self._collected = None
                     self._put(collected)
 
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """As of ``local``, and over all processes; keys of one call travel together."""
+        with self._turn:
+            call = self._call(key)
+            arrays = call and call.arrays(value, listed=_listed(key))
+            if call and arrays and self._joint(call, arrays, (), priority):
+                return
+            super().push(key, value, priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """As of ``local``; where no updater runs, what is pulled is written by the exchange itself."""
+        with self._turn:
+            call, listed = self._call(key), _listed(key)
+            arrays = call and call.arrays(value, listed=listed)
+            outs = arrays if out is None else call and call.arrays(out, listed=listed)
+            if call and arrays and outs and self._joint(call, arrays, outs, priority):
+                self._before_pull()
+                return
+            super().pushpull(key, value, out, priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """As of ``local``; what an exchange that is to come can write itself is not copied."""
+        call = self._call(key)
+        outs = call and call.arrays(out, listed=_listed(key))
+        if call is None or not outs:
+            super().pull(key, out, priority, ignore_sparse)
+            return
+        left = []
+        for bucket in call.buckets:
+            if bucket.part is None or bucket.part.over or not self._sequencer.meanwhile(partial(_taken, bucket, outs)):
+                left.append(bucket)
+        self._before_pull()
+        if len(left) == len(call.buckets):
+            super().pull(key, out, priority, ignore_sparse)
+        elif left:
+            self._pull(
+                [(k, [outs[place]]) for bucket in left for k, place in zip(bucket.keys, bucket.places, strict=True)],
+                priority,
+            )
+
+    def joined(self, keys: Sequence[Key]) -> list[Sequence[Key]] | None:
+        call = self._call(list(keys))
+        return None if call is None else [bucket.keys for bucket in call.buckets]
+
+    def _call(self, key: Any) -> Call | None:
+        return self._calls.of(tuple(key) if _listed(key) else (key,), self._stored, self._rule)
+
+    def _joint(self, call: Call, arrays: list[NDArray], outs: Sequence[NDArray], priority: int) -> bool:
+        """Push an operation for each bucket, and what follows from its sums; False: nothing is done.
+
+        Args:
+            outs: what is pulled, too; may be ``arrays``.
+        """
+        if self._collected is not None or self._dist_compression is not None:
+            return False
+        updates, results = self._updater is not None, list[NDArray]()
+        if updates:
+            results = [self._merged[key] for key in call.keys if key in self._merged]
+            if len(results) < len(call.keys) or any(result.context.device_type not in HOST for result in results):
+                return False  # they are made by the first push
+        elif not self._group.whole:
+            return False
+        taken = {array.var for array in arrays}
+        if outs and any(out.var is not array.var and out.var in taken for array, out in zip(arrays, outs, strict=True)):
+            return False  # it is to be read before it is written
+        self._sequencer.check()
+        for bucket in call.buckets:
+            places, writes = bucket.places, bucket.writes
+            sources = [arrays[place] for place in places]
+            reads = needed = tuple([source.var for source in sources])
+            rows: list[list[NDArray]] = []
+            totals = bucket.stored
+            if updates:
+                totals = [results[place] for place in places]
+                writes = tuple([total.var for total in totals])
+            elif outs:
+                rows.append([outs[place] for place in places])
+                written = tuple([out.var for out in rows[0]])
+                reads = tuple([var for var in needed if var not in written])
+                writes += written
+            pairs = [(total, (source,)) for total, source in zip(totals, sources, strict=True)]
+            part = JointPart(pairs, needed, writes, self._add, rows)
+            self._start(part, reads, writes, priority)
+            bucket.part = None if updates else part
+            self._sequencer.put(Ticket(bucket.description, (part,), part.sum))
+        if updates:
+            for bucket in reversed(call.buckets):
+                self._update(bucket, priority)
+            if outs:
+                self._pull(sorted(zip(call.keys, ([out] for out in outs), strict=True), key=self._by_number), priority)
+        return True
+
+    def _update(self, bucket: Bucket, priority: int) -> None:
+        """Let the updater have the sums of a bucket: those of an optimizer all at once."""
+        assert self._updater is not None
+        keys = bucket.keys[::-1]  # as they come where each is pushed alone
+        merged = [self._merged[key] for key in keys]
+        stored = [self._stored_near(key, array, priority) for key, array in zip(keys, merged, strict=True)]
+        if len(keys) > 1 and isinstance(self._updater, Updater):
+            self._updater(keys, merged, stored)
+            return
+        for key, array, value in zip(keys, merged, stored, strict=True):
+            self._updater(key, array, value)
+
+    def _by_number(self, group: tuple[Key, list[NDArray]]) -> int:
+        return self._keys.number(group[0])
+
     def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         with self._turn:
             self._sequencer.check()
             within = self._collected is not None
-            if not within and self._push_straight(groups, priority):
-                return
             if not self._group.whole and any(key not in self._merged for key, _ in groups):
                 self._lay_out(self._stored if within else [key for key, _ in groups])
             if within:
@@ -86,26 +194,6 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             finally:
                 self._collected = None
                 self._put(collected)
-
-    def _push_straight(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> bool:
-        """Push an operation for each bucket where every sum is made in the stored value; False: nothing is done."""
-        if self._updater is not None:
-            return False
-        seen: set[Any] = set()
-        alone = len(groups) == 1
-        for key, arrays in groups:
-            stored = self._stored[key]
-            if not (self._sums_straight(arrays, stored) and (alone or together_fit(stored, arrays, seen))):
-                return False
-        buckets = [groups]
-        if not alone:
-            groups = sorted(groups, key=lambda group: -self._keys.number(group[0]))
-            buckets = self._rule.cut([(group, group[1][0].nbytes, group[1][0].dtype) for group in groups])
-        for bucket in buckets:
-            part = self._joint_part([(self._stored[key], arrays) for key, arrays in bucket], priority)
-            what = ", ".join([self._described(key, arrays[0]) for key, arrays in bucket])
-            self._sequencer.put(Ticket(f"sum {what}", (part,), Group.sum))
-        return True
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         super()._pull(self._pull_awaited(groups, priority) if len(groups) > 1 else groups, priority)
@@ -283,6 +371,16 @@ class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
         """Each sum is where its first push finds the least to do."""
+
+
+def _listed(key: Any) -> bool:
+    return key.__class__ is list or key.__class__ is tuple
+
+
+def _taken(bucket: Bucket, outs: Sequence[NDArray]) -> bool:
+    """Whether the pending exchange of a bucket writes its ``outs``, too; called while nobody drives."""
+    arrays = [outs[place] for place in bucket.places]
+    return bucket.part is not None and bucket.part.take(arrays, [array.var for array in arrays])
 
 
 def _heal(array: NDArray) -> None:
