@@ -35,7 +35,7 @@ def train(folder: Path) -> str:
     module = mx.mod.Module(net)
     module.fit(
         data,
-        num_epoch=30,
+        num_epoch=20,
         optimizer="adam",
         initializer=mx.init.Xavier(),
         checkpoint=folder / "night",  # night-step00000020.safetensors and so on

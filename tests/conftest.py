@@ -62,7 +62,7 @@ def short_searches():
     from weftplan.planner.recompute import archive, trade_off
 
     whole = archive.MOST_PRICES, trade_off.EXHAUSTIVE
-    archive.MOST_PRICES, trade_off.EXHAUSTIVE = 200, 6
+    archive.MOST_PRICES, trade_off.EXHAUSTIVE = 100, 6
     yield whole
     archive.MOST_PRICES, trade_off.EXHAUSTIVE = whole
 

@@ -108,7 +108,7 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
 
 @pytest.mark.parametrize("debug", ["0", "1"])
 @pytest.mark.parametrize("when", ["admission", "completion"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_each_end_of_a_loop(monkeypatch, when, seed, debug):
     """Every operation, its reads and its writes, before each var and after the last one: the same states, the same
     counts, the same order afterwards as without the interrupt, which comes out exactly once."""

@@ -1,10 +1,10 @@
 """A program that reads damaged files under a limit of memory: ``python -m tests.stress.hostile MEGABYTES VERB …``.
 
 ``load FILE…`` says of every symbol file whether it was read or refused. ``fuzz KIND SEED COUNT`` damages files of a
-kind (``symbol``, ``params``, ``onnx``, ``safetensors``, ``recordio``, ``image``) ``COUNT`` times, reads them, and asks
-what a user would ask next; whatever is no MXNetError ends it, and so does a file that takes longer than it may. It
-prints the seed and the number of each mutation, so that one can be made again: ``fuzz KIND SEED COUNT FIRST`` begins
-with mutation FIRST.
+kind (``symbol``, ``params``, ``onnx``, ``safetensors``, ``recordio``, ``image``, or several of them with commas)
+``COUNT`` times, reads them, and asks what a user would ask next; whatever is no MXNetError ends it, and so does a file
+that takes longer than it may. It prints the seed and the number of each mutation, so that one can be made again:
+``fuzz KIND SEED COUNT FIRST`` begins with mutation FIRST.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ WORDS = [
 
 def limit_memory(megabytes: int) -> None:
     """Let the process take this much more address space than it has now."""
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + (megabytes << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def damaged_bytes(rng: random.Random, data: bytes) -> bytes:
@@ -325,7 +326,7 @@ def fuzz(kind: str, seed: int, count: int, first: int = 0) -> None:
                 print(f"{kind}, seed {seed}, mutation {number}", file=sys.stderr, flush=True)
                 raise
         signal.alarm(0)
-    print(f"{count} mutations, {good} of them read")
+    print(f"{count} mutations of kind {kind}, {good} of them read")
 
 
 def _values(found: Any) -> list[Any]:
@@ -352,4 +353,5 @@ if __name__ == "__main__":
         limit_memory(MEGABYTES)
         load(sys.argv[3:])
     else:
-        fuzz(sys.argv[3], *map(int, sys.argv[4:]))
+        for kind in sys.argv[3].split(","):
+            fuzz(kind, *map(int, sys.argv[4:]))
