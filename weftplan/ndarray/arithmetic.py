@@ -26,7 +26,7 @@ from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import Value, push_kernel, work
 from weftplan.ndarray.release import due, sweep
-from weftplan.ndarray.small import MOST_BYTES, SmallWork, at_once
+from weftplan.ndarray.small import MOST_BYTES, SmallWork, at_once, write_at_once
 from weftplan.ops.floats import is_float, is_number
 
 Kernel = Callable[..., object]
@@ -145,14 +145,6 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     rhs_class = rhs.__class__
     operand: Any
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        ready = lhs.ready
-        if ready is not None and chunk.context.device_type == "cpu":
-            # This cannot fail, so there is nothing to let go of then: the shortest way.
-            if due:
-                sweep()
-            fn = partial(kernel_for(op, kind, np), ready, rhs, ready)
-            engine.get().push(fn, (), (chunk.var,), chunk.context, name=op.scalar)
-            return lhs
         operand = Value(rhs)
     else:
         other = _operand(op, lhs, rhs)
@@ -166,7 +158,8 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
                 reads = (other.chunk.var,)
         else:
             operand = Value(other)
-    _push(op, op.scalar if operand.__class__ is Value else op.arrays, kind, [lhs, operand, lhs], reads, chunk)
+    if not write_at_once(_bare(op, kind, np), (lhs, operand), (lhs,)):
+        _push(op, op.scalar if operand.__class__ is Value else op.arrays, kind, [lhs, operand, lhs], reads, chunk)
     return lhs
 
 

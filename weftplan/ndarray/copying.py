@@ -22,6 +22,7 @@ from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.pushing import Value, computing, push_kernel
+from weftplan.ndarray.small import copy_at_once
 
 
 def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, name: str = "copy") -> None:
@@ -34,6 +35,8 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
         raise ShapeError(f"copyto: the source has shape {source.shape}, the target {target.shape}; they must be equal")
     same_start = source.chunk is target.chunk and source.offset == target.offset
     if source.size == 0 or (same_start and source.dtype == target.dtype):
+        return
+    if not priority and source.chunk is not target.chunk and copy_at_once(source, target):
         return
     prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
     reads: tuple[Any, ...] = () if source.var is target.var else (source.var,)

@@ -6,7 +6,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.invoke import invoke
 from weftplan.ndarray.pushing import Value, push_kernel
 from weftplan.ndarray.release import drain
+from weftplan.ndarray.small import MOST_BYTES, SmallWork, at_once
 from weftplan.ops.floats import is_float, is_number
 
 
@@ -74,8 +75,19 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
         DTypeError: a number that is not finite for an integer dtype.
         ParameterError, ShapeError: ``val`` holds no numbers, or does not fit.
     """
-    target = fresh(check_context(ctx), check_shape(shape), check_dtype(dtype), None) if out is None else out
-    if not isinstance(val, int | float | np.number | np.bool_):
+    number = isinstance(val, int | float | np.number | np.bool_)
+    if out is None:
+        context, dims, kind = check_context(ctx), check_shape(shape), check_dtype(dtype)
+        if number and context.device_type == "cpu":
+            small = _small_fill(dims, kind)
+            value = Value(arithmetic.scalar_as(kind, val))
+            made = None if small is None else at_once(small, [value], NDArray, context, ())
+            if made is not None:
+                return made
+        target = fresh(context, dims, kind, None)
+    else:
+        target = out
+    if not number:
         target[:] = val
         return target
     value = Value(arithmetic.scalar_as(target.dtype, val))
@@ -85,6 +97,16 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
 
 def _fill(target: Any, value: Any) -> None:
     target.fill(value)
+
+
+@lru_cache(1024)
+def _small_fill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> SmallWork | None:
+    nbytes = math.prod(shape) * dtype.itemsize
+    return (
+        SmallWork(lambda value, out: out.fill(value), "full", shape, dtype, nbytes)
+        if 0 < nbytes <= MOST_BYTES
+        else None
+    )
 
 
 def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:

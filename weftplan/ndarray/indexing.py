@@ -22,6 +22,7 @@ from weftplan.ndarray.arithmetic import scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
 from weftplan.ndarray.pushing import Value, computing, push, push_kernel
+from weftplan.ndarray.small import copy_at_once
 from weftplan.ops.floats import is_number
 
 _NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -42,6 +43,9 @@ def getitem(array: Array, key: Any) -> Array:
         key %= rows
         row = array.slice_at(key, key + 1)
         return cls(array.chunk, array.shape[1:] or (1,), array.dtype, row.offset)
+    some = _rows(array, key)
+    if some is not None:
+        return array.slice_at(*some)
     parts, advanced = _parse(array, key)
     if not advanced:
         whole = _outline(array)
@@ -66,6 +70,15 @@ def getitem(array: Array, key: Any) -> Array:
     return out
 
 
+def _rows(array: NDArrayBase, key: Any) -> tuple[int, int] | None:
+    """The rows that a slice selects, one or more and one after the other; None for other keys."""
+    if key.__class__ is slice and array.shape and (key.step is None or key.step.__class__ is int):
+        begin, end, step = key.indices(array.shape[0])
+        if step == 1 and begin < end:
+            return begin, end
+    return None
+
+
 def _result(array: Array, shape: tuple[int, ...], name: str) -> Array:
     return pending(array.__class__, array.context, shape, array.dtype, name)
 
@@ -77,7 +90,8 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
         IndexError, ParameterError: as :func:`getitem`.
         ShapeError: ``value`` does not broadcast to the selected shape.
     """
-    parts, advanced = _parse(array, key)
+    rows = _rows(array, key)
+    parts, advanced = ((slice(*rows),), False) if rows is not None else _parse(array, key)
     indices: Callable[[Sequence[Any]], Any]
     moved: list[NDArrayBase] = []
     if advanced:
@@ -85,8 +99,11 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
         indices, moved = _indices(array, parts)
     else:
         basic = _basic(parts)
-        part = _outline(array)[basic]
-        shape = part.shape
+        if rows is not None:
+            shape, whole = (rows[1] - rows[0], *array.shape[1:]), True
+        else:
+            part = _outline(array)[basic]
+            shape, whole = part.shape, part.flags.c_contiguous
 
         def indices(given: Sequence[Any]) -> Any:
             return basic
@@ -98,7 +115,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
         operand = Value(scalar_as(array.dtype, value))
     elif isinstance(value, array.__class__):
         _check_fits(array, shape, value.shape)
-        if not advanced and value.shape == array.shape == shape and part.flags.c_contiguous:
+        if not advanced and whole and value.shape == array.shape == shape:
             copy_into(value, array)
             return
         operand = on_context(value, array.context)
@@ -113,6 +130,12 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
         _check_fits(array, shape, operand.ready.shape)
+
+    if not advanced:
+        alone = operand.__class__ is Value or operand.chunk is not array.chunk
+        given = operand.ready if operand.__class__ is Value else operand
+        if alone and len(getattr(given, "shape", ())) <= ndim and copy_at_once(operand, array, basic):
+            return
 
     def scatter(target: Any, source: Any, *given: Any) -> None:
         _assign(target, indices(given), _trimmed(_on(target, source), ndim))

@@ -26,7 +26,7 @@ from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import compute, computing, push_kernel
 from weftplan.ndarray.seeds import next_key
 from weftplan.ndarray.settling import SettledCall, may_share, settled
-from weftplan.ndarray.small import SmallWork
+from weftplan.ndarray.small import SmallWork, write_at_once
 from weftplan.ops import grain, registry
 from weftplan.ops.node_call import NodeCall
 from weftplan.ops.schema import Op
@@ -181,6 +181,13 @@ def push_into(
         small: the same work where it is small.
     """
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
+    written = [target, *[inputs[i] for i in op.aux]]
+    if (
+        small is not None
+        and getattr(plan.kernel, "elementwise", False)
+        and write_at_once(small.kernel, read, written, op.aux, plan.workspace)
+    ):
+        return
     work: Callable[..., object]
     if small is None or engine.debug_enabled():
         work = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
@@ -188,7 +195,7 @@ def push_into(
         work = partial(_with_scratch, partial(quietly, small.kernel), context, plan.workspace, op.name)
     else:
         work = partial(quietly, small.kernel)
-    writes = [target.chunk.var, *[inputs[i].chunk.var for i in op.aux]]
+    writes = [array.chunk.var for array in written]
     push_kernel(work, [*read, target], [array.chunk.var for array in read], writes, context, name=op.name)
 
 

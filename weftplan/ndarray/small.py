@@ -6,6 +6,9 @@ makes the result out of what a dead array of its kind has left (``release.Shelf`
 is changed by that (``engine/edges/at_once.py``). An engine that somebody watches refuses; where arrays may wait
 elsewhere nothing is made here.
 
+What writes arrays that are there already is done inside the engine's region (:func:`write_at_once`), where nobody can
+begin to use them: only elementwise work and copies, which take no longer than a few requests do there.
+
 Any thread may call anything here, also with one :class:`SmallWork`.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -21,9 +25,11 @@ from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.engine.var import Var
 from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.errstate import QUIET
+from weftplan.ndarray.pushing import Value
 from weftplan.ndarray.release import CLOSED, Shelf, due, shelf_for, sweep
 from weftplan.storage import recording, registry
 
@@ -81,6 +87,100 @@ def at_once(
     current = engine.get()
     result: Array | None = current.at_once(reads, _compute, work, operands, kind, context, current)
     return result
+
+
+def write_at_once(
+    kernel: Callable[..., object],
+    operands: Sequence[Any],
+    written: Sequence[Any],
+    states: Sequence[int] = (),
+    workspace: int = 0,
+) -> bool:
+    """Write arrays that are there now; False: nothing is done, and it is to be pushed.
+
+    Args:
+        kernel: elementwise, a function of the raw operands, the raw result, and the workspace unless that is 0.
+        operands: arrays and values.
+        written: the array that gets the result, then the operands that the kernel changes.
+        states: where these are among the operands.
+        workspace: bytes.
+    """
+    return _within(Computed(kernel, operands, written, states, workspace), operands, written)
+
+
+def copy_at_once(source: Any, target: Any, key: Any = ...) -> bool:
+    """``target[key] = source``, as NumPy casts; False: nothing is done, and it is to be pushed.
+
+    Args:
+        source: a value, or an array with another chunk than ``target``.
+    """
+    return _within(partial(_copy, source, target, key), (source,), (target,))
+
+
+def _copy(source: Any, target: Any, key: Any) -> None:
+    QUIET.copy().run(setitem, target.ready, key, source.ready)
+
+
+def _within(work: Callable[[], object], operands: Sequence[Any], written: Sequence[Any]) -> bool:
+    """Have ``work``, which may be called again after an interrupt, done inside if all is in a host's memory."""
+    if pushing.make_room is not None:
+        return False
+    writes: list[Any] = []
+    reads: list[Any] = []
+    nbytes = 0
+    for array in written:
+        chunk = array.chunk
+        if array.ready is None or chunk.var in writes or chunk.context.device_type != "cpu":
+            return False
+        nbytes += array.ready.nbytes
+        writes.append(chunk.var)
+    for operand in operands:
+        ready = operand.ready
+        if operand.__class__ is Value:
+            continue
+        if ready is None or operand.chunk.context.device_type != "cpu":
+            return False
+        nbytes += ready.nbytes
+        var = operand.chunk.var
+        if var not in writes and var not in reads:
+            reads.append(var)
+    return nbytes <= MOST_BYTES and engine.get().write_at_once(work, reads, writes)
+
+
+class Computed:
+    """Work that may be called twice: it computes once, elsewhere, and copies what it has found to where it belongs."""
+
+    __slots__ = ("found", "kernel", "operands", "states", "workspace", "written")
+
+    def __init__(
+        self,
+        kernel: Callable[..., object],
+        operands: Sequence[Any],
+        written: Sequence[Any],
+        states: Sequence[int],
+        workspace: int,
+    ) -> None:
+        self.kernel = kernel
+        self.operands = operands
+        self.written = written
+        self.states = states
+        self.workspace = workspace
+        self.found: list[Any] | None = None
+
+    def __call__(self) -> None:
+        found = self.found
+        if found is None:
+            raws = [operand.ready for operand in self.operands]
+            target = self.written[0].ready
+            found = [np.empty(target.shape, target.dtype)]
+            for i in self.states:
+                raws[i] = raws[i].copy()
+                found.append(raws[i])
+            scratch = (np.empty(self.workspace, np.uint8),) if self.workspace else ()
+            QUIET.copy().run(self.kernel, *raws, found[0], *scratch)
+            self.found = found
+        for array, values in zip(self.written, found, strict=True):
+            array.ready[...] = values
 
 
 def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], context: Context, current: Any) -> Array:

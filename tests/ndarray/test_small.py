@@ -1,0 +1,137 @@
+"""Small work on arrays that are there: in the order of the program, whole after an interrupt, and left to the queues
+where somebody uses the arrays."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.ndarray import pushing, small
+
+nd = mx.nd
+
+
+def programme(seed):
+    """Random calls on a few small arrays and a large one, which holds the engine up; the bytes of all in the end."""
+    rng = np.random.default_rng(seed)
+    arrays = [nd.array(rng.normal(size=(6, 8))) for _ in range(4)]
+    large = nd.array(rng.normal(size=(200, 6, 8)))
+    for _ in range(120):
+        a, b, c = (arrays[i] for i in rng.integers(0, 4, 3))
+        begin = int(rng.integers(0, 4))
+        match int(rng.integers(0, 12)):
+            case 0:
+                a += b
+            case 1:
+                a *= 0.5
+            case 2:
+                b.copyto(a)
+            case 3:
+                a[begin : begin + 2] = b[begin : begin + 2]
+            case 4:
+                a[begin : begin + 2] = a[begin + 1 : begin + 3]
+            case 5:
+                a[begin] = 1.25
+            case 6:
+                nd.sgd_update(a, b, lr=0.1, wd=0.01, out=a)
+            case 7:
+                nd.adam_update(a, b, *(nd.abs(one) for one in (b, c)), lr=0.1, out=a)
+            case 8:
+                large += 0.25
+                a[:] = large[begin]
+            case 9:
+                nd.exp(-nd.abs(b), out=a)
+            case 10:
+                a -= nd.zeros((6, 8)) + a[begin] * 0.5
+            case 11:
+                large[begin] = a
+    nd.waitall()
+    return [one.asnumpy().tobytes() for one in (*arrays, large)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programmes_have_the_bits_of_serial_execution(seed):
+    """Whatever runs at once and whatever is pushed."""
+    with engine.using(engine.create("NaiveEngine")):
+        wanted = programme(seed)
+    for kind in ("ThreadedEngine", "ThreadedEnginePerDevice"):
+        with engine.using(engine.create(kind)):
+            assert programme(seed) == wanted
+
+
+WRITES = {
+    "iadd": lambda a, b: a.__iadd__(b),
+    "isub a number": lambda a, b: a.__isub__(1.5),
+    "copyto": lambda a, b: b.copyto(a),
+    "rows": lambda a, b: a.__setitem__(slice(0, 2), 1.0),
+    "sgd_update": lambda a, b: nd.sgd_update(a, b, lr=0.1, out=a),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_of_idle_arrays_runs_on_the_calling_thread(name, monkeypatch):
+    """It is over when it returns, and counts as a version."""
+    with engine.using(engine.create("ThreadedEngine")):
+        a, b = nd.array(np.ones((4, 4))), nd.array(np.ones((4, 4)))
+        WRITES[name](a, b)
+        nd.waitall()
+        version = a.var.version
+        monkeypatch.setattr(type(engine.get()), "push", None)
+        WRITES[name](a, b)
+        monkeypatch.undo()
+        assert (a.var.version, a.var.state) == (version + 1, "IDLE")
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_waits_for_who_reads_the_old_values(name):
+    """A reader that was pushed before sees what was there then."""
+    with engine.using(engine.create("ThreadedEngine")) as current:
+        a, b, seen, opened = nd.array(np.full((4, 4), 7.0)), nd.array(np.ones((4, 4))), [], threading.Event()
+        WRITES[name](a, b)
+        a[:] = 7
+        nd.waitall()
+        current.push(lambda: (opened.wait(), seen.append(a.raw().copy())), (a.var,), ())
+        WRITES[name](a, b)
+        opened.set()
+        nd.waitall()
+        np.testing.assert_array_equal(seen[0], 7)
+
+
+def test_an_interrupted_computation_is_not_made_twice():
+    """What is called again after Ctrl-C copies what was found: adding twice would be another sum."""
+    a, b, m = (nd.array(np.full(4, value)) for value in (1.0, 2.0, 3.0))
+
+    def kernel(one, other, state, out):
+        np.add(one, other, out)
+        state += 1
+
+    work = small.Computed(kernel, (a, b, m), (a, m), (2,), 0)
+    for _ in range(2):
+        work()
+        np.testing.assert_array_equal(a.asnumpy(), 3)
+        np.testing.assert_array_equal(m.asnumpy(), 4)
+
+
+def test_an_error_leaves_the_old_values_and_is_raised_at_the_wait():
+    """Nothing is half written by what failed, and the push that follows tells."""
+    a = nd.array(np.ones(4))
+
+    def kernel(one, out):
+        out[:] = 5
+        raise ValueError
+
+    assert not small.write_at_once(kernel, (a,), (a,))
+    np.testing.assert_array_equal(a.asnumpy(), 1)
+
+
+def test_nothing_is_written_at_once_where_arrays_may_wait_elsewhere_or_one_comes_twice(monkeypatch):
+    """These go the long way."""
+    with engine.using(engine.create("ThreadedEngine")):
+        a = nd.array(np.ones((4, 4)))
+        a.wait_to_read()
+        assert not small.write_at_once(lambda x, out: None, (a,), (a, a[0:2]), (0,))
+        assert small.copy_at_once(pushing.Value(2.0), a)
+        monkeypatch.setattr(pushing, "make_room", lambda context, arrays: ())
+        assert not small.copy_at_once(pushing.Value(2.0), a)
