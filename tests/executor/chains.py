@@ -3,7 +3,7 @@
 import gc
 
 import weftplan as mx
-from weftplan import engine, planner, storage
+from weftplan import planner, storage
 
 
 def chain(size, ctx, shared=None, **options):
@@ -20,5 +20,5 @@ def held_bytes(ctx):
     gc.collect()
     for _ in range(4):  # a chunk's release may let go of its block, whose release comes a drain later
         mx.nd.zeros((1,), ctx=ctx).wait_to_read()
-        engine.get().wait_for_all()
+        mx.nd.waitall()
     return storage.get(ctx).statistics().requested_bytes

@@ -37,7 +37,7 @@ def live_bytes():
     """Bytes that storage has given out on cpu(0), once everything that is dead has been handed back."""
     for _ in range(4):  # a part's release may let go of its slab, whose release comes a drain later
         mx.nd.zeros((1,)).wait_to_read()
-        engine.get().wait_for_all()
+        mx.nd.waitall()
     return storage.get(mx.cpu()).statistics().requested_bytes
 
 

@@ -139,7 +139,7 @@ def test_rebinding_many_times_returns_all_memory():
         gc.collect()
         for _ in range(5):
             mx.nd.zeros((1,)).wait_to_read()
-            engine.get().wait_for_all()
+            mx.nd.waitall()
         return [storage.get(ctx).statistics().requested_bytes for ctx in CONTEXTS]
 
     steps(ready(), 1)
