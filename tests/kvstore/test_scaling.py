@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from math import ceil, log2
@@ -183,16 +182,13 @@ def test_a_key_costs_what_each_further_one_takes(monkeypatch, one, more, kind) -
         def set_updater(self, updater):
             self.updaters.append(updater)
 
-        @contextlib.contextmanager
-        def together(self):
+        def pushpull(self, keys, values, outs):
             assert self._rule.cut([(key, 10**9, "f4") for key in range(100)]) == [list(range(100))]
-            counts.append(0)
-            yield
-            clock[0] += one + more * counts[-1]
-
-        def pushpull(self, key, value, out):
-            assert (value.var.write is None) == (kind == "NaiveEngine")
-            counts[-1] += 1
+            assert len(keys) == len(values) == len(outs)
+            for value in values:
+                assert (value.var.write is None) == (kind == "NaiveEngine")
+            counts.append(len(keys))
+            clock[0] += one + more * len(keys)
 
     monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
     store, update = Store(), lambda key, merged, stored: None

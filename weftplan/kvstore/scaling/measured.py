@@ -137,7 +137,7 @@ def _exchanges(store: Any, nbytes: int, rounds: int) -> float:
 def _per_key(store: Any, rounds: int, update: Update | None = None) -> float:
     """Seconds that one more key takes in an exchange of several small ones: to push, update and pull it.
 
-    As in training, gradients come from operations that end when the program has pushed them all.
+    As in training, all are pushed in one call, before the operations that make the gradients have ended.
     """
     keys = [f"{_KEY} of key {index}" for index in range(_KEYS)]
     values, outs = ([nd.ones((_SHORT // 4,)) for _ in keys] for _ in range(2))
@@ -152,9 +152,8 @@ def _per_key(store: Any, rounds: int, update: Update | None = None) -> float:
                 nd.waitall()
                 store.barrier()
                 start = time.perf_counter()
-                with _making(values[:count]), store.together():
-                    for key, value, out in zip(keys[:count], values, outs, strict=False):
-                        store.pushpull(key, value, out)
+                with _making(values[:count]):
+                    store.pushpull(keys[:count], values[:count], outs[:count])
                 nd.waitall()
                 found.append(time.perf_counter() - start)
     finally:
