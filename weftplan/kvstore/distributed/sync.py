@@ -22,6 +22,7 @@ import numpy as np
 from weftplan.device.context import cpu
 from weftplan.engine import get as get_engine
 from weftplan.errors import MXNetError
+from weftplan.kvstore.at_once import pulled_again
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
@@ -93,6 +94,9 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """As of ``local``; what an exchange that is to come can write itself is not copied."""
+        self._before_pull()
+        if not priority and pulled_again(self._copies, self._stored, key, out):
+            return  # what is small is copied in less time than it takes to have it written
         call = self._call(key)
         outs = call and call.arrays(out, listed=_listed(key))
         if call is None or not outs:
@@ -102,7 +106,6 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         for bucket in call.buckets:
             if bucket.part is None or bucket.part.over or not self._sequencer.meanwhile(partial(_taken, bucket, outs)):
                 left.append(bucket)
-        self._before_pull()
         if len(left) == len(call.buckets):
             super().pull(key, out, priority, ignore_sparse)
         elif left:
