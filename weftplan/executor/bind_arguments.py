@@ -15,7 +15,7 @@ from weftplan.ops.floats import dtype_of
 from weftplan.symbol import Symbol, unknown
 from weftplan.symbol.gradient import read_grad_req
 from weftplan.symbol.provenance import warn
-from weftplan.symbol.traversal import split_variables, topological_order
+from weftplan.symbol.traversal import Order, depth_first_order, split_variables
 
 _OPTIONS = (
     "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
@@ -183,11 +183,12 @@ def either(verb: str, name: str, value: Any, older: str, other: Any) -> Any:
     return other if value is None else value
 
 
-def names_of(symbol: Symbol) -> tuple[list[str], list[str]]:
-    """(arguments, auxiliary states); raises BindError when two arguments have one name."""
-    arguments, states = split_variables(topological_order(symbol.entries))
+def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
+    """(arguments, auxiliary states, depth-first order); raises BindError when two arguments have one name."""
+    order = depth_first_order(entry[0] for entry in symbol.entries)
+    arguments, states = split_variables(order[0])
     names, aux_names = [node.name for node in arguments], [node.name for node in states]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
-    return names, aux_names
+    return names, aux_names, order

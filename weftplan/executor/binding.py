@@ -69,7 +69,7 @@ def bind(
         ShapeError, DTypeError: an array does not fit the network.
     """
     check_context("bind", ctx)
-    names, aux_names = names_of(symbol)
+    names, aux_names, order = names_of(symbol)
     arg_arrays = collect(args, names, "args")
     aux_arrays = collect(aux_states if aux_states is not None else [], aux_names, "aux_states")
     grad_arrays, reqs, grad_dtypes = collect_gradients(args_grad, normalize_grad_req(grad_req, names), arg_arrays)
@@ -78,7 +78,7 @@ def bind(
     binding = Binding(
         symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind, grad_dtypes=grad_dtypes
     )
-    planned = binding.plan(*facts_of((*names, *aux_names), (*arg_arrays, *aux_arrays)))
+    planned = binding.plan(*facts_of((*names, *aux_names), (*arg_arrays, *aux_arrays)), order=order)
     return binding.executor(planned, arg_arrays, grad_arrays, aux_arrays, shared_exec)
 
 
@@ -131,7 +131,7 @@ def simple_bind(
     chosen, kind = strategy_of(given, ctx, budget=limit is not None)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
-    names, aux_names = names_of(symbol)
+    names, aux_names, order = names_of(symbol)
     every = (*names, *aux_names)
     shapes = collect_shapes(shapes, names, aux_names)
     shared: dict[str, Mapping[str, Any]] = {}
@@ -148,7 +148,7 @@ def simple_bind(
         binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind)
         most = None if limit is None else bytes_of(limit, ctx)
         types = {**(dict.fromkeys(known, dtype) if dtype is not None else {}), **(type_dict or {})}
-        planned = binding.plan(known, given_dtypes(types, every), {**places, **there}, budget=most)
+        planned = binding.plan(known, given_dtypes(types, every), {**places, **there}, budget=most, order=order)
     except (BudgetError, PlanError):
         raise
     except MXNetError as error:

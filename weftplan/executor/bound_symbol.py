@@ -23,6 +23,7 @@ from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.spill.place import places
 from weftplan.storage import homes
 from weftplan.symbol import Symbol
+from weftplan.symbol.traversal import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Binding:
         contexts: Mapping[str, Context],
         *,
         budget: int | None = None,
+        order: Order | None = None,
     ) -> PlannedGraph:
         """The graph planned for these shapes and dtypes of variables (as many as the rest can be inferred from).
 
@@ -53,10 +55,11 @@ class Binding:
             dtypes: by name; what cannot be inferred is float32.
             contexts: where the array of each variable is, or is to be; looked at with ``group2ctx`` only.
             budget: most bytes for everything that the executor holds.
+            order: the depth-first order of the symbol, when the caller has it.
         """
         places = contexts if self.group2ctx else {}
 
-        def plan() -> PlannedGraph:
+        def plan(order: Order) -> PlannedGraph:
             sized = planner.size_symbol(
                 self.symbol,
                 shapes,
@@ -67,6 +70,7 @@ class Binding:
                 group2ctx=self.group2ctx,
                 variable_contexts=places or None,
                 options=self.options,
+                order=order,
             )
             return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget=budget)
 
@@ -78,7 +82,7 @@ class Binding:
             "groups": self.group2ctx or {},
             "contexts": places,
         }
-        planned = planned_once(self.symbol, facts, (self.ctx, self.options, budget), plan)
+        planned = planned_once(self.symbol, facts, (self.ctx, self.options, budget), plan, order=order)
         if any(context.device_type == "file" for context in planned.memory.contexts):
             device.name_folders(planned.memory.options.homes)
         return planned

@@ -18,7 +18,7 @@ from weftplan.ops import implementations
 from weftplan.planner import PlannedGraph
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Node
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.traversal import Order, depth_first_order
 
 MOST = 4
 """Plans kept for one symbol: the shapes among which a training with validation, or a few buckets, go to and fro."""
@@ -53,24 +53,32 @@ def _description(nodes: list[Node], entries: list[Any]) -> list[tuple[Any, ...]]
 
 
 def planned_once(
-    symbol: Symbol, facts: Mapping[str, Mapping[str, Hashable]], more: Hashable, plan: Callable[[], PlannedGraph]
+    symbol: Symbol,
+    facts: Mapping[str, Mapping[str, Hashable]],
+    more: Hashable,
+    plan: Callable[[Order], PlannedGraph],
+    *,
+    order: Order | None = None,
 ) -> PlannedGraph:
-    """``plan()``, or what it gave before for the same graph, facts and environment.
+    """``plan`` of the depth-first order, or what it gave before for the same graph, facts and environment.
 
     Args:
         facts: what the caller says of variables (shapes, dtypes, …), by kind and name.
         more: everything else that the plan depends on.
+        order: the depth-first order of the symbol, when the caller has it.
     """
-    nodes = topological_order(symbol.entries)
+    if order is None:
+        order = depth_first_order(entry[0] for entry in symbol.entries)
+    nodes = order[0]
     if any(node.op is not None and node.op.single for node in nodes):
-        return plan()
+        return plan(order)
     kept = symbol.kept
     if kept is None or not kept.is_of(nodes, symbol.entries):
         kept = symbol.kept = _Kept(_description(nodes, symbol.entries))
     key = (more, *[(kind, *by_name.items()) for kind, by_name in facts.items()], _settings())
     found: PlannedGraph | None = kept.plans.pop(key, None)
     if found is None:
-        found = plan()
+        found = plan(order)
         while len(kept.plans) >= MOST:
             kept.plans.pop(next(iter(kept.plans)), None)
     kept.plans[key] = found  # the one used last goes last

@@ -34,6 +34,10 @@ class Implementation:
     """Why NumPy is expected to be faster for a call; empty when this one is."""
     otherwise: Implementation | None = None
     """What is asked next where this one refuses, before NumPy's."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # each bind hashes all that are provided
+
     special: bool = False
     """For some shapes alone: why it refuses others is not worth telling."""
 

@@ -70,6 +70,7 @@ def differentiate(
     context: Context,
     group2ctx: Mapping[str, Context],
     variable_contexts: Mapping[str, Context],
+    order: Order | None = None,
 ) -> Differentiated:
     """Merge what computes the same, add the gradients that somebody wants, and put every node on a device.
 
@@ -78,14 +79,16 @@ def differentiate(
     heads: list[Entry] = list(getattr(symbol, "entries", symbol))
     if not heads:
         raise PlanError("there is nothing to plan: the symbol has no outputs")
-    order, numbers = depth_first_order((entry[0] for entry in heads), PlanError)
-    forward: Order | None = order, numbers
-    placeholder.require_known(order, "plan")
-    arguments, states = _variables(order)
+    if order is None:
+        order = depth_first_order((entry[0] for entry in heads), PlanError)
+    forward: Order | None = order
+    nodes = order[0]
+    placeholder.require_known(nodes, "plan")
+    arguments, states = _variables(nodes)
     requests = _requests(grad_req, arguments)
-    passes = folded(order)
+    passes = folded(nodes)
     if options.eliminate_common_expr:
-        heads, removed = eliminate(heads, order)
+        heads, removed = eliminate(heads, nodes)
         if removed:
             forward = None
         passes.append(merged(removed))

@@ -30,6 +30,7 @@ from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
 from weftplan.planner.symbolic.kernels import operator_choices
 from weftplan.planner.symbolic.passes import dropped, notes_of
 from weftplan.planner.symbolic.realise import realised
+from weftplan.symbol.traversal import Order
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,10 +111,12 @@ def size_symbol(
     group2ctx: Mapping[str, Context] | None = None,
     variable_contexts: Mapping[str, Context] | None = None,
     options: PlanOptions | None = None,
+    order: Order | None = None,
 ) -> SizedGraph:
     """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory.
 
-    ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's.
+    ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's, ``order`` is the depth-first
+    order of the symbol, when the caller has it.
     """
     chosen = PlanOptions.from_environment() if options is None else options
 
@@ -126,6 +129,7 @@ def size_symbol(
             context=Context("cpu", 0) if context is None else context,
             group2ctx=group2ctx or {},
             variable_contexts=variable_contexts or {},
+            order=order,
         )
         found, program, choices = _sized(found, shapes, dtypes or {}, options=options)
         if options.compat == "paddle":
