@@ -15,7 +15,6 @@ EXEMPT = {
     "packing/hard/kernel.py": "numba compiles it, and calls with names are slower there",
     "check_packing": "the columns of one table, as `pack` takes them",
     "reuse_edges": "the columns of one table, as `pack` takes them",
-    "rows_of": "the columns of one table, as `pack` takes them",
     "check_input": "the columns of one table, as `pack` takes them",
     "sectioned": "the columns of one table, as `pack` takes them",
     "pack": "the columns of one table",

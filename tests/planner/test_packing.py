@@ -272,7 +272,7 @@ def test_reuse_edges_order_every_overlap(rows: list[tuple[int, int, int]]) -> No
     lower, upper, size = columns(rows)
     packing = pack(lower, upper, size, effort="fast")
     off = packing.offsets.tolist()
-    pointers, earlier = reuse_edges(lower, upper, size, packing.offsets)
+    pointers, earlier = reuse_edges(np.array(lower), np.array(size), packing.offsets)
     direct = [set(earlier[pointers[i] : pointers[i + 1]].tolist()) for i in range(len(rows))]
     reach: list[set[int]] = [set() for _ in rows]
     for i in sorted(range(len(rows)), key=lambda k: lower[k]):
@@ -291,7 +291,7 @@ def test_reuse_edges_of_many_buffers() -> None:
     lower, upper, size = planted(20_000, 2)
     offsets = pack(lower, upper, size).offsets
     began = time.process_time()
-    pointers, earlier = reuse_edges(lower, upper, size, offsets)
+    pointers, earlier = reuse_edges(lower, size, offsets)
     assert time.process_time() - began < 5
     assert len(pointers) == 20_001
     assert (upper[earlier] <= np.repeat(lower, np.diff(pointers))).all()

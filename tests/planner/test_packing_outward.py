@@ -79,7 +79,7 @@ def test_waits_are_the_unordered_reuse_edges(rows: list[tuple[int, int, int]], v
     offsets, waits = found
     if peak_of(problem, offsets) > problem.lower_bound():
         return
-    pointers, earlier = reuse_edges(problem.lo, problem.hi, problem.size, offsets)
+    pointers, earlier = reuse_edges(problem.lo, problem.size, offsets)
     later = np.repeat(np.arange(len(problem)), np.diff(pointers)).tolist()
     assert waits == sum(
         order.users[k] | order.needed[i] != order.needed[i] for k, i in zip(earlier.tolist(), later, strict=True)

@@ -128,7 +128,7 @@ def test_random_buffers_wait_less_on_the_whole() -> None:
         order = Precedence([x & 0x111 for x in chosen[::2]], chosen[1::2])
         for k, known in enumerate((order, None)):
             packing = pack(lower, upper, size, effort="fast", order=known)
-            waits[k] += order.waits(*reuse_edges(lower, upper, size, packing.offsets))
+            waits[k] += order.waits(*reuse_edges(np.array(lower), np.array(size), packing.offsets))
     assert waits[0] < 0.8 * waits[1]
 
 
@@ -166,7 +166,7 @@ def test_edges_are_listed_for_other_reuse_too() -> None:
     for nid, storage in enumerate(plan.workspace_storage.tolist()):
         if storage >= 0:
             lower[storage], upper[storage] = step[nid], step[nid] + 1
-    pointers, earlier = reuse_edges(lower, upper, plan.storage_nbytes, plan.storage_offset)
+    pointers, earlier = reuse_edges(np.array(lower), plan.storage_nbytes, plan.storage_offset)
     assert pointers.tolist() == plan.after_ptr.tolist()
     assert earlier.tolist() == plan.after_storages.tolist()
 

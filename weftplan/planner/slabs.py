@@ -7,8 +7,8 @@ every group of in-place entries and every workspace an offset in one slab per de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,27 +17,22 @@ from weftplan.planner.buffers import Buffers, alignment_of, renumber
 from weftplan.planner.graph import IntArray
 from weftplan.planner.labels import Labels
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.packing import Packing, check_packing, pack
+from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
-from weftplan.planner.packing.reuse import Precedence, compressed_rows, rows_of
+from weftplan.planner.packing.reuse import Precedence, compressed_rows
 
 WORTH_A_SEARCH = 1 << 20
 """Bytes above the lower bound for which a second, longer packing is worth its time."""
 
 
-class Blocks(NamedTuple):
-    """Storages that do not overlap, and behind them the workspaces, one per device and colour."""
+def blocks(
+    buffers: Buffers, strategy: str, *, reported_bytes: int, color: Sequence[int], added_waits: int | None
+) -> tuple[int, Callable[[], MemoryPlan]]:
+    """The plan in which storages do not overlap: its bytes, and what makes it, which takes longer.
 
-    entry_storage: IntArray
-    workspace_storage: IntArray
-    nbytes: IntArray
-    device: IntArray
-    room: IntArray
-    """Bytes that each takes."""
-
-
-def sized_blocks(buffers: Buffers, color: Sequence[int]) -> Blocks:
-    """What is to be placed where storages do not overlap."""
+    Each storage is an allocation of its own, or they lie side by side: where the best of several strategies is asked
+    for, they are stacked in one slab per device, so that executors with other shapes can use it too.
+    """
     program, assignment = buffers.program, buffers.assignment
     storage = np.array(assignment.storage, dtype=np.int64)
     held = np.flatnonzero(storage >= 0)
@@ -49,7 +44,7 @@ def sized_blocks(buffers: Buffers, color: Sequence[int]) -> Blocks:
     # One workspace per device and colour, as large as its largest user needs.
     pools: dict[tuple[int, int], int] = {}
     sizes: list[int] = []
-    workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int64)
+    workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     for nid in buffers.workspace_nodes:
         key = (program.device[nid], color[nid] if color else 0)
         pool = pools.setdefault(key, len(pools))
@@ -59,50 +54,40 @@ def sized_blocks(buffers: Buffers, color: Sequence[int]) -> Blocks:
         workspace_storage[nid] = used + pool
     nbytes = np.concatenate([nbytes, np.array(sizes, dtype=np.int64)])
     device = np.concatenate([device, np.array([key[0] for key in pools], dtype=np.int64)])
+    one_slab = buffers.options.strategy in ("auto", "arena")
     # An allocation takes whole multiples of the alignment, which MXNet does not count.
-    separate = buffers.options.compat == "mxnet" and not _in_one_slab(buffers)
+    separate = buffers.options.compat == "mxnet" and not one_slab
     room = nbytes if separate else buffers.rounded(nbytes, device)
-    return Blocks(storage, workspace_storage, nbytes, device, room)
 
+    def plan() -> MemoryPlan:
+        count = len(nbytes)
+        slab, offset = np.arange(count), np.zeros(count, dtype=np.int64)
+        slab_device, slab_nbytes = device, room
+        if one_slab:
+            slab_device, slab = _by_device(device)
+            slab_nbytes = np.zeros(len(slab_device), dtype=np.int64)
+            for index in range(len(slab_device)):
+                mine = np.flatnonzero(slab == index)
+                ends = np.cumsum(room[mine])
+                offset[mine] = ends - room[mine]
+                slab_nbytes[index] = ends[-1]
+        return MemoryPlan(
+            strategy=strategy,
+            entry_storage=storage.astype(np.int32),
+            workspace_storage=workspace_storage,
+            storage_slab=slab.astype(np.int32),
+            storage_offset=offset,
+            storage_nbytes=nbytes,
+            slab_device=slab_device.astype(np.int32),
+            slab_nbytes=slab_nbytes,
+            after_ptr=np.zeros(count + 1, dtype=np.int64),
+            after_storages=np.zeros(0, dtype=np.int32),
+            num_added_waits=added_waits,
+            reported_bytes=reported_bytes,
+            **_common(buffers),
+        )
 
-def _in_one_slab(buffers: Buffers) -> bool:
-    """Whether storages are stacked, so that executors with other shapes can use the slab, too: where the best of
-    several strategies is asked for."""
-    return buffers.options.strategy in ("auto", "arena")
-
-
-def blocks(
-    buffers: Buffers, strategy: str, *, sized: Blocks, reported_bytes: int, added_waits: int | None
-) -> MemoryPlan:
-    """The plan in which storages do not overlap: each is an allocation of its own, or they lie side by side."""
-    storage, workspace_storage, nbytes, device, room = sized
-    count = len(nbytes)
-    slab = np.arange(count)
-    offset = np.zeros(count, dtype=np.int64)
-    slab_device, slab_nbytes = device, room
-    if _in_one_slab(buffers):
-        slab_device, slab = _by_device(device)
-        slab_nbytes = np.zeros(len(slab_device), dtype=np.int64)
-        for index in range(len(slab_device)):
-            mine = np.flatnonzero(slab == index)
-            ends = np.cumsum(room[mine])
-            offset[mine] = ends - room[mine]
-            slab_nbytes[index] = ends[-1]
-    return MemoryPlan(
-        strategy=strategy,
-        entry_storage=storage.astype(np.int32),
-        workspace_storage=workspace_storage.astype(np.int32),
-        storage_slab=slab.astype(np.int32),
-        storage_offset=offset,
-        storage_nbytes=nbytes,
-        slab_device=slab_device.astype(np.int32),
-        slab_nbytes=slab_nbytes,
-        after_ptr=np.zeros(count + 1, dtype=np.int64),
-        after_storages=np.zeros(0, dtype=np.int32),
-        num_added_waits=added_waits,
-        reported_bytes=reported_bytes,
-        **_common(buffers),
-    )
+    return int(room.sum()), plan
 
 
 def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
@@ -132,7 +117,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
-            pointers, rows = rows_of(buffers.first[part], buffers.nbytes[part], packed.offsets)
+            pointers, rows = reuse_edges(buffers.first[part], buffers.nbytes[part], packed.offsets)
             later.append(part[np.repeat(np.arange(len(part)), np.diff(pointers))])
             earlier.append(part[rows])
         slab_nbytes.append(top)

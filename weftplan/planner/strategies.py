@@ -16,7 +16,7 @@ from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.reachability import MOST_STEPS
-from weftplan.planner.slabs import arena, blocks, sized_blocks
+from weftplan.planner.slabs import arena, blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,16 @@ def _plan(buffers: Buffers, options: PlanOptions, reported: int, color: list[int
     strategy = _strategy(options)
     if strategy == "arena":
         return arena(buffers, color)
-    sized = sized_blocks(buffers, color)
-    peak = int(sized.room.sum())
-    if strategy == "auto" and peak != buffers.lower_bound():
-        packed = arena(buffers, color)
-        if packed.peak < peak:
-            return packed
     name = "none" if strategy == "none" else "match_range"
     waits = None
     if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
         waits = len(paddle.order_edges(buffers.program, buffers.assignment))
-    return blocks(buffers, name, sized=sized, reported_bytes=reported, added_waits=waits)
+    peak, whole = blocks(buffers, name, reported_bytes=reported, color=color, added_waits=waits)
+    if strategy == "auto" and peak != buffers.lower_bound():
+        packed = arena(buffers, color)
+        if packed.peak < peak:
+            return packed
+    return whole()
 
 
 def _whole_blocks(

@@ -27,7 +27,7 @@ from weftplan.planner.packing.problem import (
     peak_of,
     sectioned,
 )
-from weftplan.planner.packing.reuse import Precedence, rows_of
+from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
 Effort = Literal["fast", "medium", "normal", "max"]
 
@@ -133,7 +133,7 @@ def _in_parts(
 
 def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, deadline: Deadline) -> Int64:
     """The packing of at most ``room`` units with the fewest waits that sweeps find, or ``offsets``."""
-    best = order.waits(*rows_of(problem.lo, problem.size, offsets))
+    best = order.waits(*reuse_edges(problem.lo, problem.size, offsets))
     for variant in VARIANTS:
         if not best:
             break

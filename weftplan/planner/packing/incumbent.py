@@ -8,7 +8,7 @@ import numpy as np
 
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
 from weftplan.planner.packing.problem import MANY, Deadline, Int64, Problem, peak_of
-from weftplan.planner.packing.reuse import Precedence, rows_of
+from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
 # A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
 WORTH_A_SWEEP = 1.05
@@ -109,7 +109,7 @@ class Incumbent:
         """Look for packings that are as low but in which buffers wait for fewer others."""
         if self.order is None or self._waits is not None:
             return
-        least = self.order.waits(*rows_of(self.part.lo, self.part.size, self.offsets))
+        least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
         for variant in VARIANTS if least else ():
             found = pack_outwards(
                 self.part, floor=self.floor, limit=self.peak, variant=variant, order=self.order, deadline=self.deadline

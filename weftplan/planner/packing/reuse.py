@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weftplan.planner.packing.problem import Int64, PackingError, check_input, integers
+from weftplan.planner.packing.problem import Int64
 
 
 class LastHolders:
@@ -61,32 +61,21 @@ class LastHolders:
         return before
 
 
-def reuse_edges(
-    lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, offsets: npt.ArrayLike
-) -> tuple[Int64, Int64]:
+def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64]:
     """For each buffer, the earlier buffers that were the last to hold some of its bytes.
 
     Earlier holders of the same bytes are reached through those, so waiting for the listed ones is enough. The work is
     one sweep over the births with a sorted list of address ranges: O((n + edges) log n) comparisons.
 
-    The buffers are as for `pack`; that the ``offsets`` are valid is not checked here (see `check_packing`).
+    The buffers are as for `pack`; nothing is checked here (see `check_packing`).
 
     Returns:
         ``(pointers, earlier)``, int64: buffer ``i`` overwrites ``earlier[pointers[i]:pointers[i + 1]]``, ascending.
 
-    >>> pointers, earlier = reuse_edges([0, 1, 2], [1, 2, 3], [8, 4, 8], [0, 0, 0])
+    >>> pointers, earlier = reuse_edges(np.array([0, 1, 2]), np.array([8, 4, 8]), np.array([0, 0, 0]))
     >>> pointers.tolist(), earlier.tolist()
     ([0, 0, 1, 3], [0, 0, 1])
     """
-    lo, _, sz = check_input(lower, upper, size, 1)
-    off = integers("offsets", offsets)
-    if len(off) != len(lo):
-        raise PackingError(f"expected one offset per buffer, got {len(off)} for {len(lo)} buffers")
-    return rows_of(lo, sz, off)
-
-
-def rows_of(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64]:
-    """As :func:`reuse_edges`, of buffers that have been checked."""
     first, last = offsets.tolist(), (offsets + size).tolist()
     hold = LastHolders().hold
     later: list[int] = []
