@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from weftplan.ops import registry
 from weftplan.ops.compiled import (
     ir,
     jit,
+    parts,
     scratch,
     winograd,
     winograd_kernels,
@@ -148,6 +150,43 @@ def test_bits_do_not_depend_on_blocks_and_parts(monkeypatch: pytest.MonkeyPatch,
             monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
             assert results() == expected
     assert max(cut) > 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, kept: bool):
+    """No two parts of a pass, each in its room, write the same bytes of scratch: they may run at the same time."""
+    geo = geometry_of(case(batch=3, channels=70, filters=90, image=(13, 17)))
+    s, (x, w, b, dy) = sizes(geo), arrays(case(batch=3), geo)
+    there, back = winograd.forward_pass(s), winograd.data_pass(s)
+    monkeypatch.setattr(winograd, "WHOLE", 1 << 40 if kept else 0)
+    monkeypatch.setattr(scratch, "FEW", 1 << 12)
+    needs = [winograd.layout(p).nbytes for p in (there, back)] + [winograd_weights.layout(there).nbytes]
+    room = guarded(max(needs))[0]
+    counts: list[int] = []
+
+    def each_in_its_room(work: Callable[[int, int], None], count: int) -> None:
+        counts.append(count)
+        made, left = np.zeros(room.size, dtype=bool), room.copy()
+        for part in range(count):
+            room[made] = 0xFF  # what another part has made shows where this one makes it, too
+            before = room.copy()
+            work(part, part)
+            written = room != before
+            assert not (written & made).any(), "two parts write the same bytes"
+            made |= written
+            left[written] = room[written]
+        room[:] = left
+
+    monkeypatch.setattr(parts, "split_in_rooms", each_in_its_room)
+    for make in (
+        lambda: winograd.call(there, x, w, b, np.empty_like(dy), room),
+        lambda: winograd.call(back, dy, w, None, np.empty_like(x), room),
+        lambda: winograd_weights.call(there, x, dy, np.empty_like(w), room),
+    ):
+        room[:] = 0xFF
+        counts.clear()
+        make()()
+        assert max(counts) > 1
 
 
 @pytest.mark.parametrize("place", [(4, 4), (3, 4), (5, 3), (0, 8)])
