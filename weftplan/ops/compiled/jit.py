@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -133,8 +134,10 @@ def compiled(text: str, target: Target) -> bytes:
 
 @functools.cache
 def _linker() -> Any:
-    llvm = binding()
-    return llvm.create_lljit_compiler(_machine_for_linking())
+    # JITLink puts a module into one piece of memory. LLVM's older linker asks for each section apart, and ends the
+    # process where free memory is scattered so far that a function cannot reach its constants, 2 GiB away at most.
+    # On Windows JITLink is young, and the older one stays.
+    return binding().create_lljit_compiler(_machine_for_linking(), use_jit_link=os.name != "nt")
 
 
 def _machine_for_linking() -> Any:
