@@ -70,21 +70,18 @@ class Buffers:
         np.subtract.at(change, row + self.last, nbytes)
         return np.cumsum(change.reshape(-1, steps), axis=1)[:, :-1]
 
+    @cached_property
     def lower_bound(self) -> int:
         """Most bytes alive at once, summed over devices."""
-        return self._lower_bound
-
-    @cached_property
-    def _lower_bound(self) -> int:
         return _most(self.live())
 
     def least_peak(self) -> int:
-        """As :meth:`lower_bound`, of sizes in whole multiples of the alignment, as every plan in slabs takes them.
+        """As :attr:`lower_bound`, of sizes in whole multiples of the alignment, as every plan in slabs takes them.
 
         What whole blocks of their own take (``compat="mxnet"``) may be less.
         """
         if self.options.compat == "mxnet":
-            return self.lower_bound()
+            return self.lower_bound
         return _most(self.live(self.rounded(self.nbytes, self.device)))
 
     def order(self) -> Precedence | None:
@@ -100,10 +97,7 @@ class Buffers:
         bit, skipped = 1, self.assignment.skipped
         for nid in program.order:
             if nid not in skipped:  # a skipped sum touches nothing
-                for e in program.reads[nid]:
-                    if group[e] >= 0:
-                        users[group[e]] |= bit
-                for k in group[row[nid] : row[nid + 1]]:
+                for k in [*[group[e] for e in program.reads[nid]], *group[row[nid] : row[nid + 1]]]:
                     if k >= 0:
                         users[k] |= bit
             bit <<= 1

@@ -42,7 +42,7 @@ def lower_bound(program: Program, order: list[int], *, options: PlanOptions) -> 
     """Most bytes alive at once when ``program`` runs in ``order``, with in-place merging and scratch."""
     ordered = program.in_order(order)
     found = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
-    return Buffers(ordered, found, options=options).lower_bound()
+    return Buffers(ordered, found, options=options).lower_bound
 
 
 class _Dependencies:

@@ -123,9 +123,8 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
         slab_nbytes.append(top)
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
-    if len(later) != 1 or len(pointers) != count + 1:
-        none = np.zeros(0, dtype=np.int64)
-        pointers, rows = compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
+    none = np.zeros(0, dtype=np.int64)
+    pointers, rows = compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
     return MemoryPlan(
         strategy="arena",
         entry_storage=buffers.entry_group.astype(np.int32),
@@ -207,7 +206,7 @@ def _common(buffers: Buffers) -> dict[str, Any]:
         "entry_last": buffers.entry_last.astype(np.int32),
         "entry_inplace": np.array(assignment.inplace, dtype=np.int32),
         "workspace_nbytes": workspace_nbytes,
-        "lower_bound": buffers.lower_bound(),
+        "lower_bound": buffers.lower_bound,
         "unshared_bytes": buffers.unshared(),
         "labels": Labels(program, assignment),
         "external_bytes": program.external_bytes,

@@ -7,6 +7,7 @@ on ``slabs.py`` for where storages are.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
@@ -41,11 +42,10 @@ def plan_graph(program: Program, options: PlanOptions) -> Draft:
     """
     color = colors(program, options.num_temp)
     reported, variants = _variants(program, options, color)
-    # Smallest bound first (equal ones as they come): packing takes longest, and a bound can make it pointless.
-    bounds = [(buffers, buffers.lower_bound() if len(variants) > 1 else 0) for buffers in variants]
     best: Draft | None = None
-    for buffers, bound in sorted(bounds, key=lambda pair: pair[1]):
-        if best is not None and (bound >= best.memory.peak or buffers.least_peak() >= best.memory.peak):
+    # Smallest bound first (equal ones as they come): packing takes longest, and a bound can make it pointless.
+    for buffers in sorted(variants, key=attrgetter("lower_bound")) if len(variants) > 1 else variants:
+        if best is not None and (buffers.lower_bound >= best.memory.peak or buffers.least_peak() >= best.memory.peak):
             break
         plan = _plan(buffers, options, reported, color)
         if best is None or plan.peak < best.memory.peak:
@@ -56,7 +56,8 @@ def plan_graph(program: Program, options: PlanOptions) -> Draft:
 
 def assignment(program: Program, options: PlanOptions) -> Assignment:
     """The assignment with the smallest lower bound, without placing anything."""
-    return min(_variants(program, options, colors(program, options.num_temp))[1], key=Buffers.lower_bound).assignment
+    _, variants = _variants(program, options, colors(program, options.num_temp))
+    return min(variants, key=attrgetter("lower_bound")).assignment
 
 
 def _strategy(options: PlanOptions) -> str:
@@ -86,7 +87,7 @@ def _plan(buffers: Buffers, options: PlanOptions, reported: int, color: list[int
     if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
         waits = len(paddle.order_edges(buffers.program, buffers.assignment))
     peak, whole = blocks(buffers, name, reported_bytes=reported, color=color, added_waits=waits)
-    if strategy == "auto" and peak != buffers.lower_bound():
+    if strategy == "auto" and peak != buffers.lower_bound:
         packed = arena(buffers, color)
         if packed.peak < peak:
             return packed

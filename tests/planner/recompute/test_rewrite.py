@@ -26,7 +26,7 @@ def real_bound(program: Program, options: PlanOptions) -> int:
     """The lower bound as the planner itself computes it, without additions into partial sums."""
     pool = BlockPool(program.nbytes, 0)
     found = assign(program, pool, enable_inplace=options.enable_inplace)
-    return Buffers(program, found, options=options).lower_bound()
+    return Buffers(program, found, options=options).lower_bound
 
 
 def chain(training: Any) -> Any:

@@ -98,9 +98,7 @@ def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
     """Make a `Problem` of lifetimes on any time axis."""
     births = np.sort(lower)
     # Not np.unique, whose first call imports NumPy's masked arrays: that takes longer than to bind a small network.
-    first = np.ones(len(births), dtype=bool)
-    np.not_equal(births[1:], births[:-1], out=first[1:])
-    births = births[first]
+    births = births[np.concatenate((births[:1] == births[:1], births[1:] != births[:-1]))]
     return Problem(np.searchsorted(births, lower), np.searchsorted(births, upper), size, len(births), index)
 
 

@@ -137,9 +137,5 @@ def rules_of(name: str, force: bool | None) -> frozenset[str]:
     if name == "Dropout":
         return frozenset()
     name = name.removesuffix(RELU)
-    found = set()
-    if force or name not in NEVER_V1:
-        found.add("mxnet")
-    if name not in NEVER_ECHO if force is None else force:
-        found.add("echo")
-    return frozenset(found)
+    mxnet, echo = force or name not in NEVER_V1, name not in NEVER_ECHO if force is None else force
+    return frozenset(rule for rule, holds in (("mxnet", mxnet), ("echo", echo)) if holds)

@@ -88,15 +88,9 @@ def plan_symbol(
         UnknownOperatorError: the graph needs operators that weftplan does not have; names all of them.
     """
     sized = size_symbol(
-        symbol,
-        shapes,
-        dtypes,
-        grad_req=grad_req,
-        context=context,
-        group2ctx=group2ctx,
-        variable_contexts=variable_contexts,
-        options=options,
-    )
+        symbol, shapes, dtypes, grad_req=grad_req, context=context, group2ctx=group2ctx,
+        variable_contexts=variable_contexts, options=options,
+    )  # fmt: skip
     return sized.plan(seconds=seconds)
 
 
@@ -122,15 +116,9 @@ def size_symbol(
 
     def sized(options: PlanOptions) -> SizedGraph:
         found = differentiate(
-            symbol,
-            options,
-            grad_req=grad_req,
-            grad_dtypes=grad_dtypes or {},
-            context=Context("cpu", 0) if context is None else context,
-            group2ctx=group2ctx or {},
-            variable_contexts=variable_contexts or {},
-            order=order,
-        )
+            symbol, options, grad_req=grad_req, grad_dtypes=grad_dtypes or {}, context=context or Context("cpu", 0),
+            group2ctx=group2ctx or {}, variable_contexts=variable_contexts or {}, order=order,
+        )  # fmt: skip
         found, program, choices = _sized(found, shapes, dtypes or {}, options=options)
         if options.compat == "paddle":
             program = program.in_order(breadth_first(program))
