@@ -148,12 +148,19 @@ class _Job:
 
     def run(self, helpers: int) -> None:
         """Do all ranges with at most so many helpers."""
-        # Without a thread to be had (the interpreter is ending, or the system's limit is reached) this one does all.
-        with contextlib.suppress(RuntimeError):
-            for helper in _helpers(helpers):
-                # In a copy of the variables, as NumPy keeps there what it does about overflow.
-                helper.give(copy_context().run, self._help)
-        self._finish()
+        taken: list[_Helper] = []
+        try:
+            # Without a thread to be had (the interpreter ends, or the system's limit is reached) this one does all.
+            with contextlib.suppress(RuntimeError):
+                for helper in _helpers(helpers):
+                    taken.append(helper)
+                    # In a copy of the variables, as NumPy keeps there what it does about overflow.
+                    helper.give(copy_context().run, self._help)
+            self._finish()
+        finally:
+            # Not they themselves: they would need the interpreter for that, and the next job would not find them.
+            with _pool_lock:
+                _free.extend(taken)
 
     def _help(self) -> None:
         """Do ranges until none is left; what they raise is for :meth:`_finish`."""
@@ -193,36 +200,38 @@ def _nothing(lo: int, hi: int) -> None: ...
 
 _pool_lock = whole_in_children(Lock())
 _free: list[_Helper] = []
-"""Helpers that sleep; like ``_started``, under ``_pool_lock``."""
+"""Helpers whom no job has; like ``_started``, under ``_pool_lock``."""
 _started = 0
 
 
 class _Helper:
-    """A thread that sleeps until it is given something to do."""
+    """A thread that sleeps until it is given something to do.
+
+    Invariant: what it is given of a job that is over does nothing, so the last thing given is all that counts.
+    """
 
     __slots__ = ("_park", "_task")
 
     def __init__(self, number: int) -> None:
         self._park = threading.Lock()
         self._park.acquire()
-        self._task: tuple[Callable[..., object], Callable[[], None]] | None = None
+        self._task: deque[tuple[Callable[..., object], Callable[[], None]]] = deque(maxlen=1)
         threading.Thread(target=self._live, name=f"weftplan helper {number}", daemon=True).start()
 
     def give(self, run: Callable[..., object], work: Callable[[], None]) -> None:
-        """``run(work)``, which raises nothing, and be free again. For whoever has taken it out of ``_free``."""
-        self._task = run, work
-        self._park.release()
+        """``run(work)``, which raises nothing. For whoever has taken it out of ``_free``."""
+        self._task.append((run, work))
+        with contextlib.suppress(RuntimeError):  # it has not come yet to what it was given last
+            self._park.release()
 
     def _live(self) -> None:
         blas.enter_worker()
         while True:
             self._park.acquire()
-            task, self._task = self._task, None
-            assert task is not None
-            task[0](task[1])
-            del task  # nothing is held in sleep
-            with _pool_lock:
-                _free.append(self)
+            with contextlib.suppress(IndexError):  # it has been done already
+                run, work = self._task.popleft()
+                run(work)
+                del run, work  # nothing is held in sleep
 
 
 def _helpers(wanted: int) -> list[_Helper]:

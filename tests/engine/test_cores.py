@@ -105,6 +105,19 @@ class TestSplit:
         together = threading.Barrier(3, timeout=60)
         on_worker(lambda: cores.split(lambda part: together.wait(), 3))
 
+    def test_helpers_help_the_next_job_at_once(self):
+        """Who has just done a part is there for the next job, before it has gone to sleep; helpers that came too late
+        for one are there for the next, too."""
+        together = threading.Barrier(3, timeout=60)
+
+        def work() -> None:
+            for _ in range(100):
+                for _ in range(5):
+                    cores.split(lambda part: None, 3)
+                cores.split(lambda part: together.wait(), 3)
+
+        on_worker(work)
+
     def test_parts_that_nobody_takes(self, monkeypatch):
         """A helper that never comes: the caller does all."""
 
@@ -112,6 +125,7 @@ class TestSplit:
             def give(self, *work: object) -> None: ...
 
         monkeypatch.setattr(cores, "_helpers", lambda wanted: [Sleepy()] * wanted)
+        monkeypatch.setattr(cores, "_free", [])
         seen: list[str] = []
         on_worker(lambda: cores.split(lambda part: seen.append(threading.current_thread().name), 5))
         assert len(seen) == 5
