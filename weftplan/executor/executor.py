@@ -291,9 +291,10 @@ class Executor:
             writes = [*writes, *(chunk.var for chunk in self._memory.chunks)]
         placement = self._memory.placement
         if not pool.owned_by(placement):
+            # Held until the push: nobody else may hold these storages, and the var of one that has died is deleted.
             before = pool.take_over(placement)
             if before:
-                writes = [*self._fence_vars, *before, *writes]
+                writes = [*self._fence_vars, *[chunk.var for chunk in before], *writes]
         if writes:
             engine.get().push(nothing, (), engine.dedupe([], writes)[1], self.context, name="fence")
 

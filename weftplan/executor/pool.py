@@ -126,9 +126,9 @@ class SlabPool:
         return self._owner is placement
 
     def take_over(self, placement: Placement) -> list[Any]:
-        """Make ``placement`` the owner; returns the vars of the storages of the owner before it (none: no run yet)."""
+        """Make ``placement`` the owner; returns the storages of the owner before it (none: no run yet)."""
         before, self._owner = self._owner, placement
-        return [] if before is None else [chunk.var for chunk in before.chunks]
+        return [] if before is None else list(before.chunks)
 
     def join(self, placement: Placement) -> int:
         """Make room for ``placement`` and give it its chunks; returns the bytes by which the pool has grown.
