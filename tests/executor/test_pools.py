@@ -13,6 +13,7 @@ from tests.executor.chains import chain, held_bytes
 from weftplan import device, engine, planner, storage
 from weftplan.errors import BindError, MXNetError
 from weftplan.models.lstm import begin_states, lstm
+from weftplan.ndarray import release
 from weftplan.storage.raw import RawResource
 
 ENGINES = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"]
@@ -358,3 +359,22 @@ def test_shared_buffers_hold_the_same_bytes_in_every_order(driver, ctx):
         assert pool["data"].shape == (max(sizes),)
         del bound, pool, one, first
     assert len(held) == 1
+
+
+def test_storages_that_die_before_the_fence_is_pushed(monkeypatch):
+    """Who used the memory last has been dropped, and what is dead is given back just before the fence: it is pushed."""
+    net = mx.sym.Activation(mx.sym.Variable("x"), act_type="relu") + 1
+    first = net.simple_bind(mx.cpu(), x=(2, 3))
+    second = net.simple_bind(mx.cpu(), x=(2, 3), shared_exec=first)
+    third = net.simple_bind(mx.cpu(), x=(2, 3), shared_exec=first)
+    second.forward()
+    mx.nd.waitall()
+    del second
+    real = mx.engine.dedupe
+
+    def after_a_sweep(reads, writes):
+        release.drain(everything=True)
+        return real(reads, writes)
+
+    monkeypatch.setattr(mx.engine, "dedupe", after_a_sweep)
+    assert third.forward()[0].asnumpy().shape == (2, 3)
