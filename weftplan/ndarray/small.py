@@ -45,7 +45,7 @@ class SmallWork:
     Args:
         kernel: a function of the raw operands, the raw result, and the workspace unless that is 0; calls no user code.
         name: of the operation, in reports.
-        shape, dtype: of the result, which has elements.
+        shape, dtype, nbytes: of the result, which has elements.
         workspace: bytes.
     """
 

@@ -232,21 +232,19 @@ def call(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
         u=begin if at.whole else other, v=other if at.whole else begin, m=m, line=line,
     )  # fmt: skip
-    calls = _by_tiles(p, here, entry) if at.whole else _by_filters(p, here, entry)
+    calls = _by_tiles(p, at, here, entry) if at.whole else _by_filters(p, at, here, entry)
     return holding(one_after_other(*calls), x, weight, bias, y, room)
 
 
-def _by_tiles(p: Pass, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
+def _by_tiles(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
     """u of all filters, then ranges of tiles."""
-    at = layout(p)
     moves = dict.fromkeys(("v", "m", "line"), at.own)
     ranges = in_parts(entry["winograd"], here, p.all_tiles, at.parts, unit=here["block"], moves=moves)
     return [here.ready(entry["turned"]), ranges]
 
 
-def _by_filters(p: Pass, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
+def _by_filters(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
     """For each block of tiles v of ranges of channels, then ranges of filters."""
-    at = layout(p)
     calls: list[Call] = []
     block = here["block"]
 

@@ -218,7 +218,7 @@ def runs(f: Function, count: Value) -> list[tuple[int, Value]]:
     return [(3, f.mul(threes, f.lanes)), (2, f.mul(twos, f.lanes)), (1, f.mul(every, f.lanes))]
 
 
-def multiply(scalar: str, lanes: int, register: str) -> Function:
+def multiply(scalar: str, lanes: int) -> Function:
     """``multiply(how, u, outs, tiles)``: m of some filters and tiles."""
     arguments = (("ptr", "how"), ("ptr", "u"), ("i64", "outs"), ("i64", "tiles"))
     f = Function("multiply", arguments, scalar, lanes, local=True)
@@ -379,7 +379,7 @@ def functions(scalar: str, target: Target) -> list[Function]:
     helpers = {
         "image": image(scalar, lanes, rows),
         "filters": filters(scalar, lanes),
-        "multiply": multiply(scalar, lanes, target.register),
+        "multiply": multiply(scalar, lanes),
         "results": results(scalar, lanes),
     }
     return [rows, *helpers.values(), turned(scalar, lanes, helpers), winograd(scalar, lanes, helpers)]
