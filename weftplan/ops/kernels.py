@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weftplan.ops import grain
+from weftplan.ops import grain, loops
 from weftplan.ops.floats import is_float, is_half
 from weftplan.ops.forms import ArrayKernel, Call, WorkspaceKernel, with_views
 from weftplan.ops.schema import (
@@ -71,13 +71,15 @@ Bare = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], "Callable[
 
 
 class KernelWithBare:
-    """A kernel, and how a bare form of it is made that is faster than its own way to be replayed."""
+    """A kernel, how a bare form of it is made that is faster than its own way to be replayed, and in which of NumPy's
+    loops small calls of it end up."""
 
-    __slots__ = ("bare", "kernel", "workspace")
+    __slots__ = ("bare", "kernel", "loops", "workspace")
 
-    def __init__(self, kernel: ArrayKernel | WorkspaceKernel, bare: Bare) -> None:
+    def __init__(self, kernel: ArrayKernel | WorkspaceKernel, bare: Bare, loops: loops.Rule) -> None:
         self.kernel = kernel
         self.bare = bare
+        self.loops = loops
         self.workspace = kernel.workspace
 
     def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -268,7 +270,18 @@ class UfuncKernel:
         function = getattr(np, self.name)
         kinds = {spec.dtype for spec in (*inputs, *outputs)}
         plain = len(inputs) == self.count and len(kinds) == 1 and is_float(outputs[0].dtype)
-        return function if plain and function.__class__ is np.ufunc else None
+        if not plain or function.__class__ is not np.ufunc:
+            return None
+        # NumPy 2.4 has deprecated a third argument by place of these two.
+        return partial(_into, function) if self.name in ("maximum", "minimum") else function
+
+    def loops(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> loops.Loops | None:
+        """That of the function where all shapes are equal."""
+        dtype = loops.one_dtype(*inputs, *outputs)
+        shape = outputs[0].shape
+        if dtype is None or self.bare(params, inputs, outputs) is None or any(one.shape != shape for one in inputs):
+            return None
+        return loops.elementwise(self.name, math.prod(shape), dtype, self.count)
 
     def _bound(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         out, arrays = outputs[0], inputs[: self.count]
@@ -278,6 +291,10 @@ class UfuncKernel:
         if self.real and not is_float(out.dtype):  # NumPy would compute int8 in float16
             return partial(function, *arrays, out=out, dtype=float, casting="unsafe")
         return partial(function, *arrays, out=out, casting="unsafe")
+
+
+def _into(function: Any, a: Any, b: Any, out: Any) -> None:
+    function(a, b, out=out)
 
 
 MOST_PREPARED = 64

@@ -23,6 +23,7 @@ from weftplan.ops.kernels import (
     divide_integers,
     rows_per_block,
 )
+from weftplan.ops.loops import Loops, one_dtype, reduction
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, take_bytes
@@ -88,7 +89,12 @@ def _reduction(function: str) -> KernelWithBare:
         reduce = getattr(np, _UFUNCS[function]).reduce
         return (lambda x, out: reduce(x, axes, wide, out.reshape(kept), True)) if axes else None
 
-    return KernelWithBare(compute, bare)
+    def loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Loops | None:
+        dtype, shape = one_dtype(*inputs, *outputs), inputs[0].shape
+        axes = reduced_axes(params, len(shape), "a reduction")
+        return None if dtype is None else reduction(_UFUNCS[function], shape, axes, dtype)
+
+    return KernelWithBare(compute, bare, loops)
 
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}

@@ -15,7 +15,7 @@ Value = str | int
 
 
 class Function:
-    """One function without result: ``void name(i64 or ptr, …)``.
+    """One function: ``void name(i64 or ptr, …)``, or one that returns a pointer.
 
     Args:
         name: its symbol.
@@ -40,6 +40,8 @@ class Function:
         self._lines: list[str] = []
         self._count = 0
         self._block = "entry"
+        self.result: str | None = None
+        """The pointer that it returns, if it does."""
         self.declared: dict[str, None] = {}
         """Functions outside of the module that this one calls, besides those that every module declares."""
 
@@ -352,8 +354,9 @@ class Function:
         """The whole definition."""
         arguments = ", ".join(f"{kind} %{name}" for kind, name in self.arguments)
         kind = "internal " if self._local else ""
-        head = f"define {kind}void @{self.name}({arguments}) #0 {{\nentry:\n"
-        return head + "\n".join([*self._entry, *self._lines]) + "\n  ret void\n}\n"
+        given, end = ("void", "void") if self.result is None else ("ptr", f"ptr {self.result}")
+        head = f"define {kind}{given} @{self.name}({arguments}) #0 {{\nentry:\n"
+        return head + "\n".join([*self._entry, *self._lines]) + f"\n  ret {end}\n}}\n"
 
     def _label(self, name: str) -> None:
         self._lines.append(f"{name}:")

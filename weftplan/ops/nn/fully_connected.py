@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops import loops
 from weftplan.ops.add_n import p_count
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import KernelWithBare, accumulator
@@ -127,6 +128,20 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
     return call
 
 
+def _loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> loops.Loops | None:
+    dtype = loops.one_dtype(*inputs, *outputs)
+    columns, hidden = inputs[1].shape[1], params["num_hidden"]
+    rows = math.prod(outputs[0].shape) // hidden
+    if dtype is None or rows * hidden * columns >= 2 * FEW:
+        return None
+    out, size = len(inputs), dtype.itemsize
+    steps = [loops.product(rows, hidden, columns, size, (0, 1, out))]
+    if not params["no_bias"]:
+        row = (out, 0, hidden * size)
+        steps.append(loops.Loop("add", (hidden,), (size,) * 3, (row, (2, 0, 0), row), rows))
+    return loops.Loops(dtype, tuple(steps))
+
+
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     return _wide_bytes((*inputs[:3], *outputs[:2]))
 
@@ -161,7 +176,7 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *ou
 register(
     Op(
         name="FullyConnected",
-        forward=KernelWithBare(_forward, _bare),
+        forward=KernelWithBare(_forward, _bare, _loops),
         infer_shape=_infer_shape,
         infer_dtype=same_dtype,
         params=_PARAMS,

@@ -11,7 +11,16 @@ from typing import Any
 from weftplan.errors import ParameterError
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import KernelWithBare
-from weftplan.ops.nn.softmax_core import as_rows, backward_bytes, forward_bytes, softmax, softmax_backward, softmax_bare
+from weftplan.ops.loops import Loops, one_dtype
+from weftplan.ops.nn.softmax_core import (
+    as_rows,
+    backward_bytes,
+    forward_bytes,
+    softmax,
+    softmax_backward,
+    softmax_bare,
+    softmax_loops,
+)
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -94,6 +103,12 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
             return None
         return softmax_bare(as_rows(inputs[0].shape, params["axis"]), inputs[0].dtype)
 
+    def loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Loops | None:
+        dtype = one_dtype(*inputs, *outputs)
+        if dtype is None or bare(params, inputs, outputs) is None:
+            return None
+        return softmax_loops(as_rows(inputs[0].shape, params["axis"]), dtype)
+
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         rows = as_rows(inputs[0].shape, params["axis"])
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
@@ -121,7 +136,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     register(
         Op(
             name=name,
-            forward=KernelWithBare(forward, bare),
+            forward=KernelWithBare(forward, bare, loops),
             infer_shape=_infer_shape,
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops import loops
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import DType, Shape, Workspace
@@ -105,6 +106,22 @@ def softmax_bare(shape: Shape, dtype: DType) -> Any:
         np.divide(out, most, out)
 
     return call
+
+
+def softmax_loops(shape: Shape, dtype: DType) -> loops.Loops | None:
+    """What :func:`softmax_bare` ends up in where the classes are neighbours."""
+    rows, classes, inner = shape
+    size = dtype.itemsize
+    if inner != 1 or rows * size > loops.MOST_SCRATCH:
+        return None
+    steps = (
+        *loops.reduced_rows("maximum", rows, classes, size, 0, loops.SCRATCH),
+        loops.by_rows("subtract", rows, classes, size, 0, loops.SCRATCH, 1),
+        loops.Loop("exp", (rows * classes,), (size, size), ((1, 0, 0), (1, 0, 0))),
+        *loops.reduced_rows("add", rows, classes, size, 1, loops.SCRATCH),
+        loops.by_rows("divide", rows, classes, size, 1, loops.SCRATCH, 1),
+    )
+    return loops.Loops(dtype, steps, rows * size)
 
 
 def backward_bytes(shape: Shape, source: DType, target: DType) -> int:

@@ -1,0 +1,66 @@
+"""When small work leaves NumPy's functions for its loops (``ops/loops.py``), which saves it half of its time or more.
+
+What calls the loops is compiled, and to import the compiler takes longer than thousands of calls. So it begins when a
+process has made that many, in a thread of its own, while calls go on as they are: the bits are the same, so it makes no
+difference when that thread ends. Each kind of work is tried once, on what NumPy has just computed, and leaves NumPy's
+functions only if it found the same.
+
+With ``WEFTPLAN_KERNELS=numpy``, or where nothing can be compiled, nothing of that happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from weftplan import config
+from weftplan.errors import MXNetError
+from weftplan.locks import Lock, whole_in_children
+from weftplan.ops.loops import Loops
+
+CALLS = 4096
+"""Small calls of a process after which the compiler is worth its 50 ms: they have lost 10 to 20 ms."""
+_left = CALLS
+_compiled: Callable[[Loops], Callable[..., object] | None] | None = None
+"""What makes the functions, once it is there."""
+_loading = whole_in_children(Lock())
+
+
+def replacement(loops: Loops, inputs: Sequence[Any], result: Any) -> Callable[..., object] | Literal[False] | None:
+    """What does the work of a call that NumPy has just made, as a function of raw inputs and the raw result.
+
+    Returns:
+        None: not yet known; False: there is none.
+    """
+    global _left
+    if _compiled is None:
+        _left -= 1
+        if _left == 0:
+            # Not a daemon: the process must not end while the compiler works.
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                threading.Thread(target=load, name="weftplan loads small kernels").start()
+        return None
+    call = _compiled(loops)
+    if call is None:
+        return False
+    found = np.empty_like(result)
+    call(*inputs, found)
+    return call if found.tobytes() == result.tobytes() else False
+
+
+def load() -> None:
+    """Import the compiler and make the function that calls loops, now; nothing where that is not wanted or possible."""
+    global _compiled
+    if config.get("WEFTPLAN_KERNELS") == "numpy":
+        return
+    with _loading:  # who forks meanwhile waits, so that a child finds nothing half imported
+        from weftplan.ops.compiled import loops as compiled
+
+        with contextlib.suppress(MXNetError, RuntimeError, OSError):
+            if not compiled.refusal():
+                compiled.prepare()
+                _compiled = compiled.compiled
