@@ -150,10 +150,13 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
     eng, short = engine.create(sys.argv[1], cpu_workers=1), 0
     for frames in range(sys.getrecursionlimit() - 40, sys.getrecursionlimit()):
         var, answers = eng.new_variable(), []
+        # Neither wait asks where there is nothing to wait for or to raise.
+        asks = {"wait_for_var": lambda: eng._block(var, None),
+                "wait_for_all": lambda: eng._exclusively(eng._observe_all)}
 
         def other():
             try:
-                answers.append(eng._block(var, None) if question == "wait_for_var" else getattr(eng, question)())
+                answers.append(asks.get(question, getattr(eng, question))())
             except BaseException as error:
                 answers.append(error)
 

@@ -15,21 +15,27 @@ Range = tuple[int, int]
 """(address, address behind the last byte)."""
 
 
-def races(executor: Any, runs: int = 2) -> list[str]:
+def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
     """Pairs of operations of ``runs`` runs that touch the same bytes, one of them writing, and are not ordered.
 
     Every step is taken for an operation of its own, as with bulk off; fewer operations have no fewer orders.
+
+    Args:
+        pushed: take the segments instead, as they are pushed, each of which runs its steps one after the other.
     """
     executor._prepare()
     steps = [*executor._forward_steps, *executor._backward_steps]
+    segments = [*executor._forward_segments, *executor._backward_segments]
     program: list[tuple[str, list[Any], list[Any], list[Range], list[Range]]] = []
     for _ in range(runs):
-        if executor._overlaps:
+        if executor._overlaps and not (pushed and executor._fences_itself):
             program.append(("fence", [], executor._fence_vars, [], []))
-        for step in steps:
-            if step.bind is not None:  # others are not pushed
-                reads, writes = _touched(executor, step)
-                program.append((step.node.name, step.reads, step.writes, reads, writes))
+        for one in segments if pushed else steps:
+            touched = [_touched(executor, step) for step in (one.steps if pushed else [one]) if step.bind is not None]
+            if touched:  # others are not pushed
+                name = one.name if pushed else one.node.name
+                ranges = [[r for both in touched for r in both[k]] for k in (0, 1)]
+                program.append((name, one.reads, one.writes, *ranges))
     before: list[int] = []
     writer: dict[int, int] = {}
     users: dict[int, int] = {}

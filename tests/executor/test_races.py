@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -56,6 +57,80 @@ def test_an_unused_output_changes_no_bit_in_any_order(seed, monkeypatch):
             found.append([array.asnumpy().tobytes() for array in arrays])
             mx.nd.waitall()
     assert found[0] == found[1]
+
+
+def two_ways() -> mx.sym.Symbol:
+    """The gradients of two layers that have nothing in common but their input, so that backward is two segments."""
+    x = mx.sym.Variable("x")
+    return mx.sym.Group(
+        [mx.sym.sum(mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=256, name=f"fc{k}"))) for k in range(3)]
+    )
+
+
+@pytest.mark.parametrize("grad_req", ["null", "write"])
+def test_a_forward_part_in_one_segment_is_its_own_fence(grad_req):
+    """One operation less is pushed, and runs stay ordered; with a monitor, which sees every node, there is a fence."""
+    net = two_ways()
+    executor = net.simple_bind(mx.cpu(), x=(256, 256), grad_req=grad_req, options=planner.PlanOptions(strategy="arena"))
+    assert executor._overlaps
+    assert races(executor, pushed=True) == []
+    assert len(executor._forward_segments) == 1
+
+    def operations() -> int:
+        before = engine.get().statistics().pushed
+        executor.forward(is_train=grad_req == "write")
+        mx.nd.waitall()
+        return engine.get().statistics().pushed - before
+
+    operations()
+    assert operations() == 1
+    seen: list[str] = []
+    executor.set_monitor_callback(lambda name, array: seen.append(name))
+    assert operations() == 1 + len(executor._forward_steps)
+    assert len(seen) == len(executor._forward_steps)
+
+
+def test_a_run_waits_for_who_reads_what_the_one_before_left():
+    """A pending operation reads an output: the next run does not write over it, nor over what lies there too."""
+    x = mx.sym.Variable("x")
+    executor = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=64)).simple_bind(
+        mx.cpu(), x=(64, 64), grad_req="null", options=planner.PlanOptions(strategy="arena")
+    )
+    go, found = threading.Event(), []
+    executor.arg_arrays[1][:] = 0.5
+    with engine.using(executor._engine):
+        out = executor.forward(x=mx.nd.ones((64, 64)))[0]
+        before = out.asnumpy()
+        engine.get().push(lambda: (go.wait(60), found.append(out.raw().copy())), [out.var], [])
+        executor.forward(x=mx.nd.zeros((64, 64)))
+        go.set()
+        after = executor.outputs[0].asnumpy()
+    assert np.array_equal(found[0], before)
+    assert not np.array_equal(after, before)
+
+
+def test_a_run_that_failed_does_not_spoil_the_next(monkeypatch):
+    """What a segment fails with is raised by a wait, once; then the next run, which writes the same vars, is whole."""
+    executor = two_ways().simple_bind(
+        mx.cpu(), x=(256, 256), grad_req="null", options=planner.PlanOptions(strategy="arena")
+    )
+    executor.forward(x=np.ones((256, 256), np.float32))
+    want = [out.asnumpy() for out in executor.outputs]
+    segment = executor._forward_segments[0]
+    calls, broken = segment._binds, [*segment._binds]
+
+    def fail() -> None:
+        raise ValueError("a broken kernel")
+
+    broken[1] = lambda run: fail
+    segment._binds, segment._operators = broken, {}
+    executor.forward()
+    with pytest.raises(ValueError, match="a broken kernel"):
+        mx.nd.waitall()
+    segment._binds, segment._operators = calls, {}
+    executor.forward()
+    for one, value in zip(executor.outputs, want, strict=True):
+        assert np.array_equal(one.asnumpy(), value)
 
 
 def test_the_judge_finds_a_race():

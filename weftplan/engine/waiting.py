@@ -103,7 +103,9 @@ class Waiting(Execution):
         self._wait_idle()
         for stream in list(self._streams):
             stream.drain(self)
-        failures = self._exclusively(self._observe_all)
+        self._region.refuse_inside()
+        # What has ended has left its failures there by now: nobody need be asked where there are none.
+        failures = self._exclusively(self._observe_all) if self._unobserved else ()
         if failures:
             first = failures[0].exception()
             for other in failures[1:]:

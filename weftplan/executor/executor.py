@@ -165,6 +165,10 @@ class Executor:
             begins_at=enter,
             graphs=self._memory.graphs,
         )
+        first = self._forward_segments[:1]
+        self._fences_itself = self._overlaps and len(self._forward_segments) == 1 and first[0].runs_here
+        if self._fences_itself:
+            first[0].write_too(self._fence_vars)
         self._prepared = True
 
     def cuda_graphs(self) -> list[tuple[str, int, str]]:
@@ -183,6 +187,7 @@ class Executor:
         self._prepared = False
         self._forward_steps, self._backward_steps = [], []
         self._forward_segments, self._backward_segments = [], []
+        self._fences_itself = False
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -215,7 +220,7 @@ class Executor:
         self._ran_forward = True
         self._ran_training_forward = bool(is_train)
         self._ran_backward = False
-        self._fence()
+        self._fence(itself=self._fences_itself and self._monitor is None)
         self._push(self._forward_segments, self._forward_steps)
         return self.outputs
 
@@ -279,14 +284,17 @@ class Executor:
                 "forward were that it needs; run forward(is_train=True) again"
             )
 
-    def _fence(self) -> None:
+    def _fence(self, *, itself: bool = False) -> None:
         """Order this run after every operation that uses its memory under another var; pushes one operation at most.
 
         Needed where addresses are used by other storages than those whose users the vars know: a plan whose storages
         overlap, or memory that another executor used since.
+
+        Args:
+            itself: what follows is one segment that writes the vars of a fence, and so is one for a plan's storages.
         """
         pool = self._memory.pool
-        writes = self._fence_vars if self._overlaps else []
+        writes = self._fence_vars if self._overlaps and not itself else []
         if self._overlaps and self._monitor is not None:
             writes = [*writes, *(chunk.var for chunk in self._memory.chunks)]
         placement = self._memory.placement

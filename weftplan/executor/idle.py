@@ -122,8 +122,7 @@ class Idleness:
     def __enter__(self) -> None:
         """A run is about to be pushed: all bytes are there until the end of the ``with`` block."""
         me = threading.get_ident()
-        alone = not _here.runs and not engine.get().in_operation
-        if alone and spilling.active():
+        if spilling.active() and not _here.runs and not engine.get().in_operation:
             self._let_others_go_first()
         with self._lock:
             there = not self._kept
@@ -138,14 +137,20 @@ class Idleness:
         _here.runs -= 1
         self._leave_users(threading.get_ident())
 
-    @contextmanager
-    def prepared(self, prepare: Callable[[], object], arrays: Iterable[Any] = ()) -> Iterator[None]:
+    def prepared(
+        self, prepare: Callable[[], object], arrays: Iterable[Any] = ()
+    ) -> AbstractContextManager[object, bool | None]:
         """As the ``with`` block of this object, behind a call of ``prepare``: where one of them finds no memory
         because others wait for this pool's, they get it first, and all begins again.
 
         Args:
             arrays: what the run reads and writes beside the pool's memory.
         """
+        return self._prepared_in_turn(prepare, arrays) if spilling.active() else _Prepared(self, prepare)
+
+    @contextmanager
+    def _prepared_in_turn(self, prepare: Callable[[], object], arrays: Iterable[Any]) -> Iterator[None]:
+        """As :meth:`prepared`, where somebody may wait for this pool's memory."""
         me = threading.get_ident()
         for left in reversed(range(_MOST_TIMES)):
             again = left and not _here.runs and not engine.get().in_operation and spilling.active()
@@ -313,6 +318,27 @@ class Idleness:
         """The pool is gone: nothing waits any more."""
         for kept, _ in self._kept.values():
             kept.free()
+
+
+class _Prepared:
+    """A ``with`` block of what is prepared, where nobody waits for its memory."""
+
+    __slots__ = ("_idleness", "_prepare")
+
+    def __init__(self, idleness: Idleness, prepare: Callable[[], object]) -> None:
+        self._idleness = idleness
+        self._prepare = prepare
+
+    def __enter__(self) -> None:
+        self._idleness.__enter__()
+        try:
+            self._prepare()
+        except BaseException:
+            self._idleness.__exit__()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self._idleness.__exit__()
 
 
 def _send_away(context: Context, nbytes: int) -> bool:

@@ -66,6 +66,15 @@ class Segment:
         """False where there is nothing to do."""
         return bool(self._binds)
 
+    @property
+    def runs_here(self) -> bool:
+        """True where there is something to do, and it is no copy between contexts."""
+        return bool(self._binds) and self.prop is FnProperty.NORMAL
+
+    def write_too(self, more: Sequence[Any]) -> None:
+        """Let the segment write more vars; to be called before it is pushed."""
+        self.reads, self.writes = engine.dedupe(self.reads, [*self.writes, *more])
+
     def _work(self, run: RunState) -> Any:
         """The function of one engine operation."""
         calls = [bind(run) for bind in self._binds]
