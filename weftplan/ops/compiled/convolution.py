@@ -1,7 +1,8 @@
 """Compiled implementations of Convolution and Deconvolution, forward and backward.
 
 It owns which sizes they take, when NumPy is expected to be faster, and the scratch that they declare; the kernels are
-those of ``dense.py``, ``depthwise.py`` and ``winograd.py``. Any worker may call them: all they write is given.
+those of ``dense.py``, ``pointwise.py``, ``depthwise.py`` and ``winograd.py``. Any worker may call them: all they write
+is given.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import dense, depthwise_tables, winograd, winograd_weights
+from weftplan.ops.compiled import dense, depthwise_tables, pointwise, winograd, winograd_weights
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
 from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
 from weftplan.ops.compiled.sizes import Sizes, sizes
@@ -37,15 +38,11 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
     return ""
 
 
-LEAST_PRODUCT = 256
-"""Channels from which NumPy's product is faster than one of these with the relu in it."""
-
-
-def _slower(geo: Geometry, *, forward: bool, relu: bool = False) -> str:
+def _slower(geo: Geometry, *, forward: bool) -> str:
     """Why NumPy is expected to be faster; empty when it is not."""
-    if forward and geo.pointwise and (not relu or geo.channels // geo.groups >= LEAST_PRODUCT):
-        return "a plain matrix product"
     s = sizes(geo)
+    if forward and geo.pointwise and pointwise.forward_pass(s) is None:
+        return "a plain matrix product"
     if s.groups > 1 and min(s.channels, s.filters) == 1 and not depthwise_tables.takes(s):
         return "groups of single channels, in a form that has no kernel of its own"
     return ""
@@ -78,8 +75,17 @@ def _plain(s: Sizes) -> bool:
     return s.pointwise and not s.halves
 
 
+def _forward_scratch(s: Sizes) -> Scratch:
+    """Scratch of :func:`_correlate`."""
+    small = pointwise.forward_pass(s)
+    return forward_scratch(s) if small is None else Scratch(small.nbytes, 0)
+
+
 def _data_scratch(s: Sizes) -> Scratch:
     """Scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
+    small = pointwise.data_pass(s)
+    if small is not None:
+        return Scratch(small.nbytes, 0)
     return Scratch(0, 0) if _plain(s) else data_scratch(s)
 
 
@@ -111,16 +117,21 @@ def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any,
     """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; with ``relu`` nothing below 0."""
     if depthwise_tables.takes(s):
         return depthwise_tables.forward_call(s, data, weight, bias, out, room, relu=relu)
+    small = pointwise.forward_pass(s)
+    if small is not None:
+        return pointwise.call(small, data, weight, bias, out, room, relu=relu)
     packed, padded, widened = _buffers(room, forward_scratch(s))
     return dense.forward(s, data, weight, bias, out, packed, padded, widened=widened, relu=relu)
 
 
 def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
     """Gradients of :func:`_correlate` for data and weight, unless None."""
-    single = depthwise_tables.takes(s)
+    single, small = depthwise_tables.takes(s), pointwise.data_pass(s)
     calls: list[Call] = []
     if dgrad is not None and single:
         calls.append(depthwise_tables.data_call(s, ograd, weight, dgrad, room))
+    elif dgrad is not None and small is not None:
+        calls.append(pointwise.call(small, ograd, weight, None, dgrad, room))
     elif dgrad is not None and _plain(s):
         kernel = weight.reshape(s.groups, s.filters, s.channels).swapaxes(1, 2)
         shaped = ograd.reshape(s.batch, s.groups, s.filters, s.pixels)
@@ -149,7 +160,7 @@ def _forward(
         need = winograd.forward_pass(s)
         room = ctx.take((winograd.layout(need).nbytes,), np.uint8)
         return winograd.call(need, inputs[0], inputs[1], bias, out, room, relu=relu)
-    return _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)), relu=relu)
+    return _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, _forward_scratch(s)), relu=relu)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, fast: bool = False) -> Call:
@@ -189,7 +200,7 @@ def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays)
 def _transposed_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, data, weight = inputs
     s = sizes(_deconvolution_backward(params, [_spec(ograd), _spec(data)], []))
-    room = _room(ctx, s, forward_scratch(s), weight_scratch(s))
+    room = _room(ctx, s, _forward_scratch(s), weight_scratch(s))
     calls = _adjoint(s, ograd, data, None, None, outputs[1], room)
     if outputs[0] is not None:
         calls.append(_correlate(s, ograd, weight, None, outputs[0], room))
@@ -218,7 +229,7 @@ def _provide(
         workspace=workspace,
         refusal=refusal,
         slower=lambda params, inputs, outputs: _slower(
-            geometry(params, inputs, outputs), forward=op.startswith("Convolution"), relu=op.endswith("+relu")
+            geometry(params, inputs, outputs), forward=op.startswith("Convolution")
         ),
     )
     if fast is None:
@@ -242,7 +253,7 @@ def _provide(
 
 for _name, _relu in (("Convolution", False), ("Convolution+relu", True)):
     _provide(
-        _name, partial(_forward, relu=_relu), _convolution, 0, lambda s: [forward_scratch(s)],
+        _name, partial(_forward, relu=_relu), _convolution, 0, lambda s: [_forward_scratch(s)],
         (partial(_forward, relu=_relu, fast=True), lambda s: winograd.layout(winograd.forward_pass(s)).nbytes),
     )  # fmt: skip
 _provide(
@@ -259,5 +270,5 @@ _provide(
     _transposed_backward,
     _deconvolution_backward,
     1,
-    lambda s: [forward_scratch(s), weight_scratch(s)],
+    lambda s: [_forward_scratch(s), weight_scratch(s)],
 )

@@ -1,0 +1,160 @@
+"""1x1 convolutions as products that read the weight as it is: the definition, bits, scratch, who computes what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, geometry_of, guarded
+from tests.ops.convolution_reference import gradients, reference
+from weftplan import cores
+from weftplan.ops import registry
+from weftplan.ops.compiled import pointwise, scratch
+from weftplan.ops.compiled.pointwise import Pass
+from weftplan.ops.compiled.sizes import sizes
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.implementations import choose
+from weftplan.ops.nn.conv_geometry import Geometry
+from weftplan.ops.schema import TensorSpec
+
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+F32 = np.dtype(np.float32)
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    """A 1x1 convolution with some changes."""
+    return case(**{"kernel": (1, 1), "pad": (0, 0), **changes})
+
+
+def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
+    """Output and gradient of the data, with exactly the declared scratch."""
+    s = sizes(geo)
+    there, back = pointwise.forward_pass(s), pointwise.data_pass(s)
+    assert there is not None
+    assert back is not None
+    results = []
+    for one, source, bias, like in ((there, x, b, dy), (back, dy, None, x)):
+        room, guard = guarded(one.nbytes)
+        held = np.full(like.size + 64, np.nan, x.dtype)
+        out = held[32:-32].reshape(like.shape)
+        pointwise.call(one, source, w, bias, out, room, target)()
+        assert np.isnan(held[:32]).all(), "something was written in front of an output"
+        assert np.isnan(held[-32:]).all(), "something was written behind an output"
+        assert (guard == 0xFF).all(), "something was written behind the scratch"
+        results.append(out)
+    positive = np.empty_like(results[0])
+    pointwise.call(there, x, w, b, positive, guarded(there.nbytes)[0], target, relu=True)()
+    assert positive.tobytes() == (np.maximum(results[0], 0) + 0.0).tobytes(), "a relu on the way out is another one"
+    return results
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """A 1x1 convolution of any size that is taken."""
+    wide = draw(st.booleans())
+    return plain(
+        batch=draw(st.integers(1, 4)),
+        channels=draw(st.integers(1, 128) if wide else st.integers(1, 20)),
+        filters=draw(st.integers(1, 20) if wide else st.sampled_from((1, 33, 64, 65, 300))),
+        image=(draw(st.integers(2, 15)), draw(st.integers(4, 15))),
+        dtype=draw(st.sampled_from((np.float32, np.float32, np.float64))),
+        shift=draw(st.integers(0, 3)),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+@example(plain(batch=2, channels=128, filters=700, image=(5, 5)))  # sums that wait in the result, in both directions
+@example(plain(batch=1, channels=64, filters=600, image=(2, 4), dtype=np.float64))
+def test_against_the_definition(given_case: dict[str, Any]):
+    """Forward with bias, and the gradient of the data, are those of a float64 sum to within float noise."""
+    geo = geometry_of(given_case)
+    x, w, b, dy = arrays(given_case, geo)
+    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), gradients(geo, x, w, dy)[0]]
+    eps = np.finfo(given_case["dtype"]).eps
+    for got, want, summed in zip(run(geo, x, w, b, dy), expected, (geo.channels, geo.filters), strict=True):
+        assert np.abs(got - want).max() <= eps * (8 + summed), given_case
+
+
+@pytest.mark.skipif(not OTHER, reason="one width only")
+@settings(max_examples=25, deadline=None)
+@given(cases())
+@example(plain(batch=2, channels=128, filters=1500, image=(5, 5)))
+def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
+    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    geo = geometry_of(given_case)
+    data = arrays(given_case, geo)
+    mine = run(geo, *data)
+    for target in OTHER:
+        for got, want in zip(run(geo, *data, target), mine, strict=True):
+            assert got.tobytes() == want.tobytes(), (target.bits, given_case)
+
+
+@pytest.mark.parametrize("image", [(5, 10), (20, 30)])
+def test_bits_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, four_cores: None, image: tuple[int, int]):
+    """Uncut, and cut by pixels or by filters, on one core or four: the same bits."""
+    chosen = plain(batch=1, channels=100, filters=150, image=image)
+    geo = geometry_of(chosen)
+    data = arrays(chosen, geo)
+    monkeypatch.setattr(scratch, "FEW", 1 << 60)
+    expected = [one.tobytes() for one in run(geo, *data)]
+    monkeypatch.setattr(scratch, "FEW", 1 << 12)
+    there = pointwise.forward_pass(sizes(geo))
+    assert there is not None
+    assert there.parts > 1
+    assert there.by_pixels(there.parts) == (image == (20, 30))
+    for count in (1, 4):
+        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        assert [one.tobytes() for one in run(geo, *data)] == expected
+
+
+def test_what_sums_wait_for_changes_no_bits(monkeypatch: pytest.MonkeyPatch):
+    """Few channels at a time or all at once: the same bits."""
+    chosen = plain(channels=90, filters=40, image=(6, 7))
+    geo = geometry_of(chosen)
+    data = arrays(chosen, geo)
+    expected = [one.tobytes() for one in run(geo, *data)]
+    monkeypatch.setattr(pointwise, "ROOM", 7 * 192)
+    pointwise._arguments.cache_clear()
+    assert [one.tobytes() for one in run(geo, *data)] == expected
+    pointwise._arguments.cache_clear()
+
+
+def test_a_scale_is_applied_to_whole_sums():
+    """With a scale and a shift for each filter the result is that of one fused multiply-add of the plain one."""
+    geo = geometry_of(plain(channels=300, filters=21, image=(5, 9)))
+    x, w, b, dy = arrays(plain(channels=300, filters=21, image=(5, 9)), geo)
+    there = pointwise.forward_pass(sizes(geo))
+    assert there is not None
+    y, scaled = np.empty_like(dy), np.empty_like(dy)
+    scale, shift = np.random.default_rng(1).uniform(-2, 2, (2, 21)).astype(F32)
+    pointwise.call(there, x, w, b, y, guarded(there.nbytes)[0])()
+    pointwise.call(there, x, w, b, scaled, guarded(there.nbytes)[0], after=(scale, shift), relu=True)()
+    wide = y.astype(np.float64) * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
+    np.testing.assert_array_equal(scaled, np.maximum(wide, 0).astype(F32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "more", "name"),
+    [
+        ((1, 512, 14, 14), 512, {}, "native"),
+        ((8, 64, 2, 2), 64, {}, "numpy"),  # fewer pixels than a vector has
+        ((1, 64, 8, 8), 64, {"num_group": 4}, "numpy"),
+    ],
+)
+def test_who_computes(shape: tuple[int, ...], filters: int, more: dict[str, Any], name: str):
+    """By the heuristic, layers with enough pixels in one group are computed so, others as a product of NumPy's."""
+    op = registry.get("Convolution")
+    params = registry.parse_params(op, {"kernel": (1, 1), "num_filter": filters, "no_bias": True, **more})
+    ins = [TensorSpec(shape, F32), TensorSpec((filters, shape[1] // more.get("num_group", 1), 1, 1), F32)]
+    outs = [TensorSpec((shape[0], filters, *shape[2:]), F32)]
+    found = choose(op, params, ins, outs, "auto")
+    assert found.implementation.name == name
+    if name == "native":
+        one = Pass(shape[0], shape[1], filters, shape[2] * shape[3], 4, False)
+        assert found.implementation.workspace(params, ins, outs) == one.nbytes

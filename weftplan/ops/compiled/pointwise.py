@@ -1,0 +1,137 @@
+"""1x1 convolutions as products that read the weight as it is: which are computed so, how passes are cut, their scratch.
+
+The kernel is that of ``pointwise_kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the
+gradient of the data. Parts are ranges of an image's pixels, or of filters where there are few pixels. Everything but
+how many channels are summed at a time follows from shapes and is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import scratch
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.pointwise_kernels import POINTWISE, pointwise
+from weftplan.ops.compiled.replay import Call, holding
+from weftplan.ops.compiled.sizes import PANEL_BYTES, Sizes
+from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.compiled.winograd_kernels import VECTORS
+from weftplan.ops.products import MOST
+from weftplan.ops.schema import DType, aligned
+
+LEAST_PIXELS = 8
+"""Pixels of an image from which it is at least as fast as a product of matrices: fewer do not fill a vector."""
+MOST_STRIDE = 1 << 10
+"""Bytes from one channel's weights to the next for which they are read as they are: those of a gradient of the data
+that lie further apart meet in the nearest cache."""
+ROOM = 48 << 10
+"""Bytes of pixels that are laid close together: they stay near, and the more channels pass at once the longer are the
+stretches in which weights are read."""
+UNIT = 48
+"""Pixels: ranges of an image begin at multiples, which are whole blocks of registers on every machine."""
+ROWS = 8
+"""Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
+LEAST_FILTERS = 32
+"""Filters of a range at least, since each lays pixels close together anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Channels of images to filters of results of the same extents, forward or back."""
+
+    batch: int
+    channels: int
+    """Summed over."""
+    filters: int
+    pixels: int
+    itemsize: int
+    back: bool
+    """Whether the weight has a row for each channel, not for each filter."""
+
+    @property
+    def units(self) -> int:
+        """Ranges into which an image may be cut."""
+        return -(-self.pixels // UNIT)
+
+    @property
+    def parts(self) -> int:
+        """Ranges that are handed to idle cores."""
+        wanted = count(self.batch * self.channels * self.filters * self.pixels, scratch.FEW, MOST)
+        return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // LEAST_FILTERS)
+
+    def by_pixels(self, parts: int) -> bool:
+        """Whether so many parts are ranges of pixels, not of filters: there are two units for each, and some to
+        spare, so that parts are about alike."""
+        return self.batch * self.units >= 2 * parts or self.filters < 2 * LEAST_FILTERS
+
+    @property
+    def room(self) -> int:
+        """Bytes of one part's scratch."""
+        return aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts' scratch."""
+        return self.parts * self.room
+
+
+def forward_pass(s: Sizes) -> Pass | None:
+    """From the image to the output; None where it is not computed so."""
+    return _pass(s, s.channels, s.filters, back=False)
+
+
+def data_pass(s: Sizes) -> Pass | None:
+    """From the output's gradient to the image's; None where it is not computed so."""
+    return None if s.channels * s.itemsize > MOST_STRIDE else _pass(s, s.filters, s.channels, back=True)
+
+
+def _pass(s: Sizes, channels: int, filters: int, *, back: bool) -> Pass | None:
+    if not s.pointwise or s.groups > 1 or s.halves or s.pixels < LEAST_PIXELS:
+        return None
+    return Pass(s.batch, channels, filters, s.pixels, s.itemsize, back)
+
+
+def entry(dtype: DType, target: Target | None = None) -> Entry:
+    """The compiled function for elements of ``dtype``."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    return library(f"pointwise-{scalar}", lambda one: [pointwise(scalar, one)], ("pointwise",), target)["pointwise"]
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(p: Pass, bits: int) -> KernelArguments:
+    """The words of a pass, but for its arrays."""
+    plane = p.pixels * p.itemsize
+    row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
+    values = {
+        "last": p.batch * p.units, "last_out": p.filters, "units": p.units, "unit": UNIT, "pixels": p.pixels,
+        "channels": p.channels, "some": ROOM // (VECTORS * bits // 8), "x_image": p.channels * plane,
+        "x_plane": plane, "y_image": p.filters * plane, "y_plane": plane, "w_out": row, "w_in": step,
+    }  # fmt: skip
+    return KernelArguments(POINTWISE, np.array([values.get(name, 0) for name in POINTWISE], dtype=np.int64))
+
+
+def call(
+    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    after: tuple[Any, Any] | None = None, relu: bool = False,
+) -> Call:  # fmt: skip
+    """What computes ``y`` of ``x``, in scratch of :attr:`Pass.nbytes`; ``after``: scale and shift of each filter; with
+    ``relu`` nothing below 0."""
+    found = host() if target is None else target
+    assert isinstance(found, Target)
+    here = _arguments(p, found.bits).filled(
+        x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
+        room=address(room), scale=0 if after is None else address(after[0]),
+        shift=0 if after is None else address(after[1]),
+    )  # fmt: skip
+    parts, function, moves = p.parts, entry(x.dtype, found), {"room": p.room}
+    if p.by_pixels(parts):
+        work = in_parts(function, here, p.batch * p.units, parts, moves=moves)
+    else:
+        work = in_parts(function, here, p.filters, parts, unit=ROWS, moves=moves, kind="_out")
+    return holding(work, x, weight, bias, y, room, after)

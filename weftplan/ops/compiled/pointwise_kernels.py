@@ -1,0 +1,146 @@
+"""The product of a 1x1 convolution as LLVM IR: vectors run along an image's pixels, and weights are read as they are.
+
+A few vectors of pixels of some channels are laid close together, and stay near while all filters pass;
+what filters have summed so far waits in the result meanwhile, which changes none of its bits. Nothing of the weight is
+packed, and nothing is transposed on the way to the result. Every sum is one chain of fused multiply-adds over the
+channels, so bits depend neither on the width of vectors nor on how a pass is cut.
+"""
+
+from __future__ import annotations
+
+from weftplan.ops.compiled.copies import pointer, word
+from weftplan.ops.compiled.ir import Function, Value
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.compiled.winograd_kernels import runs
+
+POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "first", "last", "first_out", "last_out", "units",
+             "unit", "pixels", "channels", "some", "x_image", "x_plane", "y_image", "y_plane", "w_out", "w_in",
+             "relu")  # fmt: skip
+"""How a call runs, in bytes and counts.
+
+Images are cut into ``units`` of ``unit`` pixels, of which those from ``first`` to ``last`` are computed, for the
+filters ``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may
+``scale`` and ``shift``: a whole sum is multiplied by the one and added to the other. With ``relu`` not 0 nothing is
+below 0.
+"""
+POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room")
+
+
+def rows_of(target: Target) -> int:
+    """Filters of one block of registers."""
+    return 8 if target.registers > 16 else 4
+
+
+class _Block:
+    """A few filters and vectors of pixels: the sum in registers."""
+
+    def __init__(self, f: Function, get: dict[str, str], rows: int) -> None:
+        self.f, self.get, self.rows = f, get, rows
+        self.biased = f.value(f"icmp ne ptr {get['bias']}, null")
+        self.zero = f.local(f.scalar)
+        f.put_scalar("0.0", self.zero)
+        self.scaled = f.value(f"icmp ne ptr {get['scale']}, null")
+        self.behind = f.compare("ne", get["relu"], 0)
+
+    def compute(self, out: str, w: str, y: str, left: Value, vectors: int, first: str, count: str) -> None:
+        """``count`` channels from ``first`` on, for filters from ``out`` on; ``y`` is where the pixels are of filter
+        0, ``left`` how many of them there are."""
+        f, get = self.f, self.get
+        n, size = f.lanes, f.size
+        most = f.sub(get["last_out"], 1)
+        numbers = [f.smaller(f.add(out, r), most) for r in range(self.rows)]
+        sums = [[f.local(f.vector) for _ in range(vectors)] for _ in numbers]
+        results = [f.at(y, f.mul(number, get["y_plane"])) for number in numbers]
+        begins = f.compare("eq", first, 0)
+        ends = f.compare("eq", f.add(first, count), get["channels"])
+        whole = f.compare("sge", left, vectors * n)
+        partly = f.value(f"xor i1 {whole}, true")
+        mask = f.mask_below(f.sub(left, (vectors - 1) * n))
+        with f.when(begins):
+            for number, row in zip(numbers, sums, strict=True):
+                there = f.at(get["bias"], f.mul(number, size))
+                start = f.broadcast(f.value(f"select i1 {self.biased}, ptr {there}, ptr {self.zero}"))
+                for one in row:
+                    f.store(start, one)
+        goes_on = f.value(f"xor i1 {begins}, true")
+        with f.when(goes_on):
+            with f.when(whole):
+                for row, place in zip(sums, results, strict=True):
+                    f.store(f.load(f.at(place, (vectors - 1) * n * size)), row[-1])
+            with f.when(partly):
+                for row, place in zip(sums, results, strict=True):
+                    f.store(f.load_masked(f.at(place, (vectors - 1) * n * size), mask), row[-1])
+            for row, place in zip(sums, results, strict=True):
+                for vector, one in enumerate(row[:-1]):
+                    f.store(f.load(f.at(place, vector * n * size)), one)
+        weights = [f.at(w, f.mul(number, get["w_out"])) for number in numbers]
+        with f.loop(0, count) as channel:
+            here = f.at(get["room"], f.mul(channel, vectors * n * size))
+            values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
+            moved = f.mul(channel, get["w_in"])
+            for row, weight in zip(sums, weights, strict=True):
+                factor = f.broadcast(f.at(weight, moved))
+                for one, value in zip(row, values, strict=True):
+                    f.store(f.fma(factor, value, f.load(one)), one)
+        with f.when(f.value(f"and i1 {ends}, {self.scaled}")):
+            for number, row in zip(numbers, sums, strict=True):
+                scale, shift = (f.broadcast(f.at(get[name], f.mul(number, size))) for name in ("scale", "shift"))
+                for one in row:
+                    f.store(f.fma(f.load(one), scale, shift), one)
+        floors = f.value(f"and i1 {ends}, {self.behind}")
+        least = f.splat(f.value(f"select i1 {floors}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
+        found = [[f.floored(f.load(one), least) for one in row] for row in sums]
+        for row, place in zip(found, results, strict=True):
+            for vector, value in enumerate(row[:-1]):
+                f.store(value, f.at(place, vector * n * size))
+        with f.when(whole):
+            for row, place in zip(found, results, strict=True):
+                f.store(row[-1], f.at(place, (vectors - 1) * n * size))
+        with f.when(partly):
+            for row, place in zip(found, results, strict=True):
+                f.store_masked(row[-1], f.at(place, (vectors - 1) * n * size), mask)
+
+
+def pointwise(scalar: str, target: Target) -> Function:
+    """``pointwise(how)``."""
+    lanes = target.lanes(4 if scalar == "float" else 8)
+    f = Function("pointwise", (("ptr", "how"),), scalar, lanes)
+    get = {name: (pointer if name in POINTERS else word)(f, "%how", POINTWISE, name) for name in POINTWISE}
+    n, size, rows = f.lanes, f.size, rows_of(target)
+    block = _Block(f, get, rows)
+    begin = f.value(f"udiv i64 {get['first']}, {get['units']}")
+    end = f.value(f"udiv i64 {f.add(get['last'], f.sub(get['units'], 1))}, {get['units']}")
+    with f.loop(begin, end) as image:
+        skipped = f.mul(image, get["units"])
+        low = f.mul(f.larger(f.sub(get["first"], skipped), 0), get["unit"])
+        high = f.smaller(f.mul(f.sub(get["last"], skipped), get["unit"]), get["pixels"])
+        count = f.sub(high, low)
+        source = f.at(f.at(get["x"], f.mul(image, get["x_image"])), f.mul(low, size))
+        target_ = f.at(f.at(get["y"], f.mul(image, get["y_image"])), f.mul(low, size))
+        blocks = runs(f, count)
+        with f.loop(0, get["channels"], get["some"]) as first:
+            channels = f.smaller(f.sub(get["channels"], first), get["some"])
+            w = f.at(get["w"], f.mul(first, get["w_in"]))
+            begins = f.at(source, f.mul(first, get["x_plane"]))
+            done: Value = 0
+            for vectors, until in blocks:
+                with f.loop(done, until, vectors * n) as pixel:
+                    moved = f.mul(pixel, size)
+                    left = f.sub(count, pixel)
+                    mask = f.mask_below(f.sub(left, (vectors - 1) * n))
+                    whole = f.compare("sge", left, vectors * n)
+                    from_ = f.at(begins, moved)
+                    partly = f.value(f"xor i1 {whole}, true")
+                    for condition, masked in ((whole, None), (partly, mask)):
+                        with f.when(condition), f.loop(0, channels) as channel:
+                            here = f.at(from_, f.mul(channel, get["x_plane"]))
+                            to = f.at(get["room"], f.mul(channel, vectors * n * size))
+                            for vector in range(vectors):
+                                there = f.at(here, vector * n * size)
+                                last = masked if vector == vectors - 1 else None
+                                value = f.load(there) if last is None else f.load_masked(there, last)
+                                f.store(value, f.at(to, vector * n * size))
+                    with f.loop(get["first_out"], get["last_out"], rows) as out:
+                        block.compute(out, w, f.at(target_, moved), left, vectors, first, channels)
+                done = until
+    return f
