@@ -90,6 +90,47 @@ def test_a_forward_part_in_one_segment_is_its_own_fence(grad_req):
     assert len(seen) == len(executor._forward_steps)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_forward_part_in_segments_behind_the_first_is_its_own_fence(strategy, monkeypatch):
+    """Five segments, each behind the one before, are in order without an operation for the fence."""
+    monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "2")
+    x = mx.sym.Variable("x")
+    for k in range(5):
+        x = mx.sym.softsign(mx.sym.FullyConnected(x, num_hidden=8 + k, name=f"fc{k}"))
+    executor = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 8), options=planner.PlanOptions(strategy=strategy))
+    assert races(executor, pushed=True) == []
+    assert len(executor._forward_segments) > 4
+    assert executor._fences_itself == executor._overlaps
+    assert executor._fences_itself or strategy != "arena"
+
+
+def test_segments_that_the_first_does_not_order_need_a_fence(monkeypatch):
+    """Two layers of one input run beside each other: neither may make the other wait."""
+    monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
+    executor = two_ways().simple_bind(mx.cpu(), x=(64, 64), options=planner.PlanOptions(strategy="arena"))
+    assert executor._overlaps
+    assert races(executor, pushed=True) == []
+    assert not executor._fences_itself
+
+
+def test_small_gradients_are_told_together():
+    """A segment of backward ends where gradients of 64 KiB are ready, or with the last one."""
+    x = mx.sym.Variable("x")
+    for k, units in enumerate((8, 8, 512, 8, 8)):
+        x = mx.sym.FullyConnected(x, num_hidden=units, name=f"fc{k}")
+    executor = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 64), grad_req="write")
+    executor._prepare()
+    ends = [segment.steps[-1].node.name for segment in executor._backward_segments]
+    assert len(ends) == 1
+    larger = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 4096), grad_req="write")
+    larger._prepare()
+    assert len(larger._backward_segments) == 1  # that of the large one is the last in any case
+    back = mx.sym.MakeLoss(mx.sym.FullyConnected(x, num_hidden=4096, name="wide")).simple_bind(mx.cpu(), x=(8, 64))
+    back._prepare()
+    ends = [[step.node.name for step in segment.steps] for segment in back._backward_segments]
+    assert [names[-1] for names in ends] == ["wide_backward", "fc0_backward"]
+
+
 def test_a_run_waits_for_who_reads_what_the_one_before_left():
     """A pending operation reads an output: the next run does not write over it, nor over what lies there too."""
     x = mx.sym.Variable("x")

@@ -172,17 +172,19 @@ def test_mirroring_repeats_forward_nodes(monkeypatch):
 
 
 def segments(most_forward, most_backward, executor):
-    """Operations of a run in which no segment has more nodes than this, and one ends at each gradient."""
+    """Operations of a run in which no segment has more nodes than this, and one ends where gradients of 64 KiB are
+    ready."""
     steps = executor.planned.order
     split = executor.planned.num_forward_nodes
     forward = -(-split // most_forward)
-    count = waiting = 0
-    grads = set(executor.planned.gradients.values())
+    count = waiting = ready = 0
+    grads = {e: executor.grad_dict[name].nbytes for name, e in executor.planned.gradients.items()}
     graph = executor.planned.graph
     for nid in steps[split:]:
         waiting += 1
-        if waiting == most_backward or any(e in grads for e in range(graph.row[nid], graph.row[nid + 1])):
-            count, waiting = count + 1, 0
+        ready += sum(grads.get(e, 0) for e in range(graph.row[nid], graph.row[nid + 1]))
+        if waiting == most_backward or ready >= 1 << 16:
+            count, waiting, ready = count + 1, 0, 0
     return forward + count + (waiting > 0)
 
 

@@ -22,7 +22,7 @@ from weftplan.executor.pool import SlabPool
 from weftplan.executor.run import RunState
 from weftplan.executor.run_values import as_array, by_name, copy_in, head_values, parameter_values, unset
 from weftplan.executor.schedule import Step, StepBuilder, crossings
-from weftplan.executor.segments import Segment, bulk_limits, make_segments
+from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_fence
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
@@ -142,18 +142,17 @@ class Executor:
         steps = [builder.build(nid) for nid in planned.order]
         split = planned.num_forward_nodes
         self._forward_steps, self._backward_steps = steps[:split], steps[split:]
-        gradient_vars = {id(array.var) for array in self.grad_arrays if array is not None}
-
+        gradients = {id(array.var): array.nbytes for array in self.grad_arrays if array is not None}
         leave, enter = crossings(planned)
 
-        def ready(step: Step) -> bool:
-            return step.nid in leave or any(id(var) in gradient_vars for var in step.writes)
+        def ready(step: Step) -> int:
+            return sum(gradients.get(id(var), 0) for var in step.writes)
 
         self._forward_segments = make_segments(
             self._forward_steps,
             limit=self._limits[0],
             bulk=self._bulk,
-            ends_after=lambda step: step.nid in leave,
+            ends_after=leave,
             begins_at=enter,
             graphs=self._memory.graphs,
         )
@@ -161,14 +160,14 @@ class Executor:
             self._backward_steps,
             limit=self._limits[1],
             bulk=self._bulk,
-            ends_after=ready,
+            ends_after=leave,
+            ready=ready,
             begins_at=enter,
             graphs=self._memory.graphs,
         )
-        first = self._forward_segments[:1]
-        self._fences_itself = self._overlaps and len(self._forward_segments) == 1 and first[0].runs_here
+        self._fences_itself = self._overlaps and may_fence(self._forward_segments, self._memory.pool.var)
         if self._fences_itself:
-            first[0].write_too(self._fence_vars)
+            self._forward_segments[0].write_too(self._fence_vars)
         self._prepared = True
 
     def cuda_graphs(self) -> list[tuple[str, int, str]]:
@@ -291,7 +290,7 @@ class Executor:
         overlap, or memory that another executor used since.
 
         Args:
-            itself: what follows is one segment that writes the vars of a fence, and so is one for a plan's storages.
+            itself: the first segment that follows writes the vars of a fence, and so is one for the plan's storages.
         """
         pool = self._memory.pool
         writes = self._fence_vars if self._overlaps and not itself else []

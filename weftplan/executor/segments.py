@@ -1,8 +1,9 @@
 """Bulk segments: consecutive steps pushed as one engine operation, so that small operations cost little.
 
-A segment ends at a cross-device copy, where the context changes, at the node limit, and where a gradient that the
-caller waits for has become ready (so that its exchange overlaps the rest of backward). What is copied to the host ends
-one too, and the first reader of what is copied back begins one: the copies run beside all other segments.
+A segment ends at a cross-device copy, where the context changes, at the node limit, and where gradients that the caller
+waits for have become ready (so that their exchange overlaps the rest of backward), unless these are so small that one
+more operation takes longer than their exchange. What is copied to the host ends one too, and the first reader of what
+is copied back begins one: the copies run beside all other segments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from weftplan.executor.graphs import Replay
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.ndarray.copying import passing
+
+WORTH_TELLING = 1 << 16
+"""Bytes of gradients that end a segment. An engine takes some 20 microseconds for an operation, in which memory moves
+several times as many."""
 
 
 class Segment:
@@ -65,11 +70,6 @@ class Segment:
     def pushed(self) -> bool:
         """False where there is nothing to do."""
         return bool(self._binds)
-
-    @property
-    def runs_here(self) -> bool:
-        """True where there is something to do, and it is no copy between contexts."""
-        return bool(self._binds) and self.prop is FnProperty.NORMAL
 
     def write_too(self, more: Sequence[Any]) -> None:
         """Let the segment write more vars; to be called before it is pushed."""
@@ -123,7 +123,8 @@ def make_segments(
     *,
     limit: int,
     bulk: bool,
-    ends_after: Callable[[Step], bool] | None = None,
+    ends_after: Container[int] = (),
+    ready: Callable[[Step], int] | None = None,
     begins_at: Container[int] = (),
     graphs: str | None = "off",
 ) -> list[Segment]:
@@ -132,14 +133,18 @@ def make_segments(
     Args:
         limit: most steps of one segment.
         bulk: False: one segment per step.
-        ends_after: a segment ends after a step for which this is true.
+        ends_after: ids of nodes that end a segment.
+        ready: bytes of gradients that are ready after a step; those of a segment end it when they are worth it.
         begins_at: ids of nodes that begin a segment.
         graphs: None: segments are captured as CUDA graphs where they can be; otherwise why not.
     """
     segments: list[Segment] = []
     pending: list[Step] = []
+    untold = 0
 
     def flush() -> None:
+        nonlocal untold
+        untold = 0
         if pending:
             segments.append(Segment(pending, graphs=graphs))
             pending.clear()
@@ -149,7 +154,24 @@ def make_segments(
         if pending and (cut or step.context != pending[0].context or len(pending) >= limit):
             flush()
         pending.append(step)
-        if not bulk or step.copies is not None or (ends_after is not None and ends_after(step)):
+        untold += 0 if ready is None else ready(step)
+        if not bulk or step.copies is not None or step.nid in ends_after or untold >= WORTH_TELLING:
             flush()
     flush()
     return segments
+
+
+def may_fence(segments: Sequence[Segment], pool_var: Any) -> bool:
+    """Whether all segments, in the order in which they are pushed, come after the first one in any case, the var of
+    their pool aside: then it can write the vars of a fence, and makes nobody wait who would not."""
+    pushed = [segment for segment in segments if segment.pushed]
+    if not pushed or pushed[0] is not segments[0] or pushed[0].prop is not FnProperty.NORMAL:
+        return False
+    read, written = set(pushed[0].reads) - {pool_var}, set(pushed[0].writes)
+    for segment in pushed[1:]:
+        if written.isdisjoint(segment.reads) and written.isdisjoint(segment.writes) and read.isdisjoint(segment.writes):
+            return False
+        read.update(segment.reads)
+        written.update(segment.writes)
+        read.discard(pool_var)
+    return True
