@@ -154,3 +154,14 @@ def test_a_recomputed_call_leaves_the_moving_statistics_alone():
     native("BatchNorm", params, [x, *vectors], again, specs, is_train=True)
     assert again[0].tobytes() == out[0].tobytes()
     assert not any((one == 1).all() for one in vectors[2:])
+
+
+@pytest.mark.parametrize(("shape", "name"), [((8, 64, 1, 2), "native"), ((8, 64, 1, 1), "numpy"), ((8, 64), "numpy")])
+def test_planes_of_one_element_are_left_to_numpy(shape, name):
+    """A compiled loop goes over the elements of a channel that lie side by side; without any it would be slower."""
+    op = registry.get("BatchNorm")
+    vector = TensorSpec((64,), np.dtype(np.float32))
+    whole = TensorSpec(shape, np.dtype(np.float32))
+    params = registry.parse_params(op, {})
+    found = implementations.choose(op, params, [whole, *[vector] * 4], [whole, vector, vector], "auto")
+    assert found.implementation.name == name

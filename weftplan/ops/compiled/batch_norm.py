@@ -35,8 +35,8 @@ whether ``y`` is that of a relu behind; in the gradient its output, or null with
 CHAINS = 4
 FEW = 1 << 17
 """Elements of one part, in which channels are handed to idle cores."""
-LEAST_PLANE = 8
-"""Smaller planes are not worth a loop: NumPy works on all channels at once."""
+LEAST_PLANE = 2
+"""A plane of one element is no range of memory to loop over, and NumPy works on all channels of an image at once."""
 
 
 class _Channel:
