@@ -313,3 +313,59 @@ def test_a_pending_operation_takes_no_var_that_somebody_uses(eng):
     other.complete()
     eng.wait_for_all()
     assert not eng.write_too(pending, pending.vars[0], [eng.new_variable()])  # it is over
+
+
+def begun(eng, reads=(), writes=()):
+    """What ends an operation of this thread, or None where it is to be pushed."""
+    return eng.begin(lambda on_complete: None, tuple(reads), tuple(writes), "begun")
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_an_operation_begins_on_the_calling_thread(eng, count):
+    """As if it had been pushed: what comes later waits until it is told to end, and its failure is raised there."""
+    reads, writes, order = [eng.new_variable() for _ in range(2)], [eng.new_variable() for _ in range(count)], []
+    before = eng.statistics()
+    end = begun(eng, reads, writes)
+    assert eng.statistics().pushed == before.pushed + 1
+    assert eng.statistics().pending == 1
+    eng.push(lambda: order.append("beside"), (reads[0],), ())
+    eng.push(lambda: order.append("behind"), (), (reads[1],))
+    for var in writes:
+        eng.push(lambda: order.append("behind"), (var,), ())
+    assert not eng.wait_until_written(writes[0], timeout=0.01)
+    order.append("ended")
+    end()
+    eng.wait_for_all()
+    assert sorted(order[: order.index("ended")]) in ([], ["beside"])
+    assert order.count("behind") == 1 + count
+    assert [var.version for var in (*reads, *writes)] == [0, 1] + [1] * count
+
+    begun(eng, reads, writes)(ValueError("lost"))
+    for var in writes:
+        with pytest.raises(ValueError, match="lost"):
+            eng.wait_for_var(var)
+    assert begun(eng, (), [eng.new_variable()]) is None  # as long as something has failed
+
+
+def test_an_operation_begins_only_where_nobody_uses_its_vars(eng):
+    """One that is written, or read where it writes, a tracer, a bulk, an engine without workers: it is to be pushed."""
+    gate, read, written, idle = threading.Event(), eng.new_variable(), eng.new_variable(), eng.new_variable()
+    eng.push(gate.wait, (read,), (written,))
+    assert begun(eng, (written,), (idle,)) is None
+    assert begun(eng, (), (idle, read)) is None
+    assert begun(eng, (), (idle, written)) is None
+    assert (idle.write, idle.readers, read.readers) == (None, 0, 1)
+    end = begun(eng, (read,), (idle,))
+    assert read.readers == 2
+    assert begun(eng, (idle,), ()) is None
+    end()
+    gate.set()
+    eng.wait_for_all()
+    eng.tracer = lambda *args: None
+    assert begun(eng, (), (idle,)) is None
+    eng.tracer = None
+    with eng.bulk(4):
+        assert begun(eng, (), (idle,)) is None
+    other = engine.create("NaiveEngine")
+    assert begun(other, (), (other.new_variable(),)) is None
+    assert begun(eng, (), (other.new_variable(),)) is None

@@ -54,6 +54,11 @@ def test_messages_come_in_order():
     second.send(b"anew too")
     assert first.missing([1]) == []
     assert bytes(first.received(1)) == b"anew too"
+    for _ in range(2):  # without asking whether the first has read it
+        second.send(b"gone on")
+    assert first.missing([1]) == [1]
+    assert first.behind([1]) == [] == second.missing([])
+    assert second.behind([0]) == [0]
     first.begin(2)  # the other has not agreed yet: what it sends now belongs to nothing
     first.send(b"after a loss")
     second.send(b"before it")
@@ -146,9 +151,7 @@ def test_sums_of_growing_and_shrinking_arrays(tmp_path: Path):
             before = value(0, (3000,))
             broken = mx.nd.ones((3000,))
             if rank == 1:
-                def fail():
-                    raise ValueError("no data left")
-                mx.engine.get().push(fail, mutable_vars=[broken.var])
+                spoil(broken)
             kv.push(0, broken)
             kv.push(0, mx.nd.ones((3000,)))  # nobody has been told yet
             try:

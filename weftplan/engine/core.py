@@ -269,6 +269,15 @@ class Engine(Waiting):
         """
         return False
 
+    def begin(
+        self, fn: Callable[..., object], reads: Sequence[Var], writes: Sequence[Var], name: str
+    ) -> Callable[..., None] | None:
+        """Begin, on this thread, an asynchronous operation of the package all of whose vars are idle.
+
+        Returns what ends it; None: it is to be pushed. See ``edges/at_once.py``.
+        """
+        return None
+
     def write_too(self, fn: object, var: Var, writes: Sequence[Var]) -> bool:
         """Let a pending asynchronous operation of the package, which is to write ``var``, write idle vars, too.
 

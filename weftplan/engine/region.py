@@ -268,6 +268,42 @@ class Region:
                 self.apply(driver)
         return done
 
+    def begin(self, driver: Driver, op: OprBlock) -> bool:
+        """Admit ``op``, which is to be granted its vars at once, so that the caller runs it. Ctrl-C must be held back.
+
+        Args:
+            op: reads and writes no var twice.
+
+        Returns:
+            False, and nothing is done: somebody else is inside, a request comes first, or a var is not idle, or not one
+            of ``driver`` on a host.
+        """
+        requests, token = self.requests, self.token
+        done = False
+        try:
+            del token[0]
+        except KeyError:
+            return False
+        try:
+            if not requests and self.gate is None and not driver._any_failure:
+                for var in op.reads:
+                    if var.write is not None or var.engine is not driver or var.events is not None:
+                        return False
+                for var in op.writes:
+                    if var.write is not None or var.readers or var.engine is not driver or var.events is not None:
+                        return False
+                for var in op.reads:
+                    var.readers += 1
+                for var in op.writes:
+                    var.write = op
+                self.seq = op.seq = self.seq + 1
+                done = True
+        finally:
+            token[0] = 1
+            if requests:  # they came while nobody else could get in
+                self.apply(driver)
+        return done
+
     def widen(self, driver: Driver, op: OprBlock, writes: Sequence[Var]) -> bool:
         """Let ``op``, which is pending, write these vars, too: as if it had been pushed with them.
 

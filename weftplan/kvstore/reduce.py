@@ -105,6 +105,32 @@ def reduce_arrays(
     share_out(work, flat_out.size, block, threads if flat_out.size >= bound else 1)
 
 
+def reduce_each(
+    sums: Sequence[tuple[Sequence[Array], Array]],
+    *,
+    block_sum: BlockSum = sum_grouped_block,
+    threads: int,
+    bound: int,
+    compiled: bool = True,
+) -> None:
+    """:func:`reduce_arrays` for each (sources, out), with the same bits; those that one thread adds in one go take less
+    time together."""
+    small = []
+    for sources, out in sums:
+        in_one_go = len(sources) == 2 or out.nbytes <= BLOCK_BYTES
+        if in_one_go and out.nbytes < PAST and (threads <= 1 or out.size < bound):
+            small.append((sources, out))
+        else:
+            reduce_arrays(sources, out, block_sum=block_sum, threads=threads, bound=bound, compiled=compiled)
+    if small:
+        quietly(_sum_each, small, block_sum)
+
+
+def _sum_each(sums: Sequence[tuple[Sequence[Array], Array]], block_sum: BlockSum) -> None:
+    for sources, out in sums:
+        block_sum(sources, out, np.empty(out.shape, out.dtype) if len(sources) > 2 else out)
+
+
 def sum_as_one_block(sources: Sequence[Array], out: Array, block_sum: BlockSum) -> None:
     """What :func:`reduce_arrays` does with small arrays, on the calling thread: with the same bits, in less time."""
     quietly(block_sum, sources, out, np.empty(out.shape, out.dtype) if len(sources) > 2 else out)

@@ -7,15 +7,20 @@ completed at that moment. Otherwise nothing has happened, and the caller pushes 
 
 What others have (:func:`write_at_once`) is written inside the region, where nobody can begin to use it.
 
-So nothing is ever pending here. A signal handler or a destructor that comes in between may push and wait as anywhere
-else, Ctrl-C leaves nothing half done, and an error is only found: the operation that is pushed then raises it again, on
-a worker, and it is kept on the vars as ever.
+What only starts something, and is ended by somebody else later, begins in the same way (:func:`begin`): it is pending
+then, as if it had been pushed and had found a worker at once. Nothing else is ever pending here. A signal handler or a
+destructor that comes in between may push and wait as anywhere else, Ctrl-C leaves nothing half done, and an error is
+only found: the operation that is pushed then raises it again, on a worker, and it is kept on the vars as ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from weftplan.engine.failure import Failure
+from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
+from weftplan.engine.sites import push_site
 
 if TYPE_CHECKING:
     from weftplan.engine.types import Threads
@@ -90,6 +95,31 @@ def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[V
     except BaseException:
         engine.push(work, tuple(reads), tuple(writes), name="written again after an interrupt")
         raise
+
+
+def begin(
+    engine: Threads, fn: Callable[..., object], reads: Sequence[Var], writes: Sequence[Var], name: str
+) -> Callable[..., None] | None:
+    """Begin an asynchronous operation of the package on this thread, if all its vars, none of which comes twice, are
+    idle: as if ``push_async(fn, …)`` had been called with ``FnProperty.NO_SKIP`` and had found a worker at once.
+
+    ``fn`` is not called: the caller, who holds Ctrl-C back until the operation is in good hands, does what it does.
+
+    Returns:
+        What ends the operation: ``on_complete(error=None)``, to be called once, with Ctrl-C held back, by whatever
+        thread. None: nothing is done, and it is to be pushed.
+    """
+    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
+        return None
+    op = DetailedBlock(fn, reads, searchable(writes), name, push_site(), None, FnProperty.NO_SKIP)
+    op.asynchronous = True
+    if not engine._region.begin(engine, op):
+        return None
+
+    def on_complete(error: BaseException | None = None) -> None:
+        engine._complete(op, None if error is None else Failure.of(op, error))
+
+    return on_complete
 
 
 def write_too(engine: Threads, fn: object, var: Var, writes: Sequence[Var]) -> bool:

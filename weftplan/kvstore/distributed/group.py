@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.kvstore.buckets import even_range
-from weftplan.kvstore.distributed.joining import pieces, side_by_side
+from weftplan.kvstore.distributed.joining import cuts, flat, pieces, side_by_side
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
 from weftplan.kvstore.distributed.shared import SharedMemory
@@ -29,7 +29,8 @@ from weftplan.kvstore.reduce import Array, filler, sum_as_one_block, sum_sequent
 class Group(Meeting):
     """The members of a store, and what they exchange.
 
-    ``add(shares, total)`` makes ``total`` the sum of arrays from left to right; ``filler`` is that of ``reduce.py``.
+    ``add(sums)`` makes, for each (terms, total), the total the sum of the terms from left to right; ``filler`` is that
+    of ``reduce.py``.
     """
 
     def __init__(
@@ -156,10 +157,11 @@ class Group(Meeting):
         area = self._shared.own.shares
         area.reach(nbytes)
         row: Array = area.room[:nbytes].view(shares[0].dtype)
-        fill = self._filler(nbytes)
+        fill, sources = self._filler(nbytes), flat(shares)
+        sizes = tuple([source.size for source in sources])
         for first, end in ((0, own[0]), (own[1], row.size)):
-            for place, piece in pieces(shares, first, end):
-                fill(piece, row[place : place + piece.size])
+            for which, low, high, place in cuts(sizes, first, end):
+                fill(sources[which][low:high], row[place : place + high - low])
         self._shown = max(self._shown, nbytes)
         return row
 
@@ -181,6 +183,7 @@ class Group(Meeting):
         dtype, nbytes = row.dtype, row.nbytes
         ranges = self._ranges(row.size)
         first, end = ranges[self.rank]
+        sizes = tuple([share.size for share in shares])
         told = Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes)
         try:
             rows = {rank: shared.shares(rank, nbytes)[:nbytes].view(dtype) for rank in self.others()}
@@ -188,10 +191,12 @@ class Group(Meeting):
             area.reach(length)
             self._summed = max(self._summed, length)
             sums = area.room[:length].view(dtype)
-            for start, piece in pieces(shares, first, end):
-                stop = start + piece.size
-                terms = [piece if rank == self.rank else rows[rank][start:stop] for rank in self.members]
-                self._add(terms, sums[start - first : stop - first])
+            sources, wanted = flat(shares), []
+            for which, low, high, start in cuts(sizes, first, end):
+                stop, own_piece = start + high - low, sources[which][low:high]
+                terms = [own_piece if rank == self.rank else rows[rank][start:stop] for rank in self.members]
+                wanted.append((terms, sums[start - first : stop - first]))
+            self._add(wanted)
         except Exception as error:  # the others wait for this range, and must be told
             told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
         own = told.encode()
@@ -199,14 +204,15 @@ class Group(Meeting):
         if told.kind is Kind.FAILED or not alike(own, every):
             self.sequence += 1
             raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
-        fill = self._filler(nbytes)
+        fill, taking = self._filler(nbytes), [flat(results) for results in (totals, *also)]
         for rank, (start, end) in ranges.items():
             length = (end - start) * dtype.itemsize
             room = shared.own.sums.room if rank == self.rank else shared.sums(rank, length)
             summed = room[:length].view(dtype)
-            for same in zip(*(pieces(results, start, end) for results in (totals, *also)), strict=True):
-                for place, piece in same:  # one piece after the other, since the sums of it are in the cache then
-                    fill(summed[place - start : place - start + piece.size], piece)
+            for which, low, high, place in cuts(sizes, start, end):
+                piece = summed[place - start : place - start + high - low]
+                for results in taking:  # one piece after the other, since the sums of it are in the cache then
+                    fill(piece, results[which][low:high])
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""
@@ -254,7 +260,7 @@ class Group(Meeting):
         # Rank order. What is summed in place must be whole until all is added, so that sum goes into the row that
         # nobody sent.
         mine = rows[me] if total is share or np.may_share_memory(total, share) else part(total, me)
-        self._add([part(share, me) if rank == me else rows[rank] for rank in members], mine)
+        self._add([([part(share, me) if rank == me else rows[rank] for rank in members], mine)])
         yield from self._move(
             dict.fromkeys(others, _bytes(mine)),
             {rank: _bytes(part(total, rank)) for rank in others},

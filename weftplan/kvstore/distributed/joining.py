@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,18 +27,36 @@ def side_by_side(arrays: Sequence[Array]) -> Array | None:
     return np.lib.stride_tricks.as_strided(arrays[0].reshape(-1), (size,), (arrays[0].itemsize,))
 
 
+@lru_cache(512)
+def cuts(sizes: tuple[int, ...], first: int, end: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Elements ``first`` to ``end`` of arrays of these sizes in a row: (which array, its first element, the one behind
+    its last, place of the first in the row), in order. Buckets come again at every step, so it is worked out once.
+
+    >>> cuts((3, 4), 1, 5)
+    ((0, 1, 3, 1), (1, 0, 2, 3))
+    """
+    found, place = [], 0
+    for which, size in enumerate(sizes):
+        low, high = max(first, place), min(end, place + size)
+        if low < high:
+            found.append((which, low - place, high - place, low))
+        place += size
+    return tuple(found)
+
+
+def flat(arrays: Sequence[Array]) -> list[Array]:
+    """These contiguous arrays, each as one of one dimension."""
+    return [array if array.ndim == 1 else array.reshape(-1) for array in arrays]
+
+
 def pieces(arrays: Sequence[Array], first: int, end: int) -> Iterator[tuple[int, Array]]:
     """Elements ``first`` to ``end`` of the arrays in a row: (place, piece of one of them), in order.
 
     >>> [(place, piece.tolist()) for place, piece in pieces([np.arange(3), np.arange(10, 14)], 1, 5)]
     [(1, [1, 2]), (3, [10, 11])]
     """
-    place = 0
-    for array in arrays:
-        low, high = max(first, place), min(end, place + array.size)
-        if low < high:
-            yield low, array.reshape(-1)[low - place : high - place]
-        place += array.size
+    for which, low, high, place in cuts(tuple([array.size for array in arrays]), first, end):
+        yield place, arrays[which].reshape(-1)[low:high]
 
 
 def _address(array: Array) -> int:

@@ -14,6 +14,7 @@ from weftplan import config
 from weftplan.device.context import cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
+from weftplan.engine.edges.shield import shielded
 from weftplan.engine.waiting import helpers
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST, SMALL, copy
@@ -24,7 +25,7 @@ from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import Sequencer, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import Array, filler, sum_sequential_block
+from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
 from weftplan.ndarray import NDArray, empty
 
 _EXIT_S = 30.0
@@ -48,7 +49,7 @@ class KVStoreDist(KVStoreLocal):
             library.COMM_WORLD.Dup(),
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
-            add=partial(self._add, block_sum=sum_sequential_block),
+            add=partial(reduce_each, block_sum=sum_sequential_block, **self._sharing),
             filler=partial(filler, compiled=self._sharing["compiled"]),
         )
         self._sequencer = Sequencer(self._group, name)
@@ -104,11 +105,14 @@ class KVStoreDist(KVStoreLocal):
         writes = tuple([result.var for result, _ in results])
         reads = tuple(dict.fromkeys([source.var for _, sources in results for source in sources]))
         part = JointPart(results, reads or writes, writes, self._add)
-        self._start(part, reads, writes, priority)
+        with shielded():
+            self._start(part, reads, writes, priority)
         return part
 
-    def _start(self, part: JointPart, reads: Sequence[Any], writes: Sequence[Any], priority: int) -> None:
-        """Push the operation of a part."""
+    def _start(self, part: JointPart, reads: tuple[Any, ...], writes: tuple[Any, ...], priority: int) -> None:
+        """Begin the operation of a part, or push it."""
+        if not priority and part.begin(reads, writes, _OPERATION):
+            return
         # It runs even when a sum has failed: the others wait for this process, and must be told.
         get_engine().push_async(part.start, reads, writes, prop=FnProperty.NO_SKIP, priority=priority, name=_OPERATION)
 

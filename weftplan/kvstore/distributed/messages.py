@@ -7,7 +7,7 @@ through memory that all members share, where there is some, else through MPI; ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,7 +68,12 @@ class Meeting(Members):
 
     def leave(self) -> Steps[None]:
         """Take part in nothing any more; the others go on without this process at their next exchange."""
-        yield from self.swap(Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work")
+        own, what = Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work"
+        if self._shared is None or len(self.members) == 1:
+            yield from self.swap(own, what)
+            return
+        self._shared.send(own)
+        yield from self._until_none(self._shared.behind, what)
 
     def regroup(self) -> Steps[int]:
         """See :meth:`Members.regroup`; messages in shared memory begin anew."""
@@ -133,16 +138,18 @@ class Meeting(Members):
             found = yield from self._swap_by_mpi(own, what)
             return [found[rank] for rank in self.members]
         shared.send(own)
-        others = self.others()
-        missing = shared.missing(others)
-        if missing:
-            watch = Watch(self, what)
-            with self.losses(what):
-                while missing:
-                    watch.in_vain(missing)
-                    yield
-                    missing = shared.missing(missing)
+        if shared.missing(self.others()):
+            yield from self._until_none(shared.missing, what)
         return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
+
+    def _until_none(self, missing: Callable[[list[int]], list[int]], what: str) -> Steps[None]:
+        """Wait until none of the others is ``missing`` any more."""
+        left, watch = missing(self.others()), Watch(self, what)
+        with self.losses(what):
+            while left:
+                watch.in_vain(left)
+                yield
+                left = missing(left)
 
     def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[int, memoryview]]:
         """The same, by rank; valid until the next call.
@@ -189,4 +196,7 @@ class Meeting(Members):
 def alike(own: bytes, every: Sequence[memoryview]) -> bool:
     """Whether all messages have the same header."""
     head = own[:HEADER]
-    return all(raw[:HEADER] == head for raw in every)
+    for raw in every:  # noqa: SIM110  # a generator costs more than the rest
+        if raw[:HEADER] != head:
+            return False
+    return True

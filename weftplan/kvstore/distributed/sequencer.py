@@ -98,7 +98,8 @@ class Ticket:
         self.description = description
         self.parts = tuple(parts)
         self.exchange = exchange
-        self.ring: Callable[[], None] = lambda: None
+        self.ring: Callable[[], None] = _nothing
+        self._nbytes = -1
 
     def ready(self) -> bool:
         """All arrays are there, or have failed."""
@@ -109,12 +110,14 @@ class Ticket:
 
     @property
     def small(self) -> bool:
-        """Its arrays travel within messages."""
-        nbytes = 0
-        for part in self.parts:
-            for share in part.shares:
-                nbytes += share.nbytes
-        return nbytes <= INLINE
+        """Its arrays, which have arrived, travel within messages."""
+        if self._nbytes < 0:
+            nbytes = 0
+            for part in self.parts:
+                for share in part.shares:
+                    nbytes += share.nbytes
+            self._nbytes = nbytes
+        return self._nbytes <= INLINE
 
     def steps(self, group: Group) -> Steps[None]:
         """Exchange the arrays of all parts as one."""
@@ -191,7 +194,7 @@ class Sequencer:
             part.ticket = ticket
         # A program that has put what is ready waits for it next, or pulls it. What becomes ready later, while the
         # program may be asleep, rings.
-        if ticket.ready() and not (self._lazy and (ticket.small or self._group.shares_memory)):
+        if ticket.ready() and not (self._lazy and (self._group.shares_memory or ticket.small)):
             self._ring()
 
     def call(self, work: Callable[[Group], Any], *, repairs: bool = False) -> Any:
@@ -355,6 +358,10 @@ class Sequencer:
         self._steps = None
         self._items.popleft()
         return True, error
+
+
+def _nothing() -> None:
+    """Wake nobody."""
 
 
 def _give_up(item: Ticket | _Call) -> None:

@@ -6,7 +6,8 @@ that was written before it. This needs a processor that keeps the order of store
 messages go through MPI.
 
 Two slots are enough: message n + 2 is written over message n when all others have sent n + 1, and they send that
-after they have read n. After a loss numbers begin anew with those of the new agreement.
+after they have read n. Only one that leaves is not waited for any more: it asks how far the others are, and reads
+nothing. After a loss numbers begin anew with those of the new agreement.
 
 An area is a file without a name: it goes with the last process that has it, however that one ends. Everything here
 belongs to whoever drives the exchanges (``sequencer.py``).
@@ -185,6 +186,13 @@ class SharedMemory:
         number = self._number
         place, areas = number % 2 * (_SLOT // 8), self._areas
         return [rank for rank in ranks if areas[rank].shares.words[place] != number]
+
+    def behind(self, ranks: Iterable[int]) -> list[int]:
+        """Those who have not come as far as the message that is due: who needs none of theirs is not waited for, so
+        they may have written over it."""
+        number = self._number
+        place, areas = number % 2 * (_SLOT // 8), self._areas
+        return [rank for rank in ranks if areas[rank].shares.words[place] < number]
 
     def received(self, rank: int) -> memoryview:
         """The message of a rank that is not missing."""

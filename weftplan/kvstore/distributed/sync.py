@@ -21,6 +21,7 @@ import numpy as np
 
 from weftplan.device.context import cpu
 from weftplan.engine import get as get_engine
+from weftplan.engine.edges.shield import shielded
 from weftplan.errors import MXNetError
 from weftplan.kvstore.at_once import pulled_again
 from weftplan.kvstore.buckets import BucketRule
@@ -129,24 +130,44 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         """
         if self._collected is not None or self._dist_compression is not None:
             return False
-        updates, results = self._updater is not None, list[NDArray]()
+        updates = self._updater is not None
+        results: list[NDArray] = []
         if updates:
             results = [self._merged[key] for key in call.keys if key in self._merged]
             if len(results) < len(call.keys) or any(result.context.device_type not in HOST for result in results):
                 return False  # they are made by the first push
         elif not self._group.whole:
             return False
-        taken = {array.var for array in arrays}
-        if outs and any(out.var is not array.var and out.var in taken for array, out in zip(arrays, outs, strict=True)):
-            return False  # it is to be read before it is written
+        if outs:
+            taken = {array.var for array in arrays}
+            if any(out.var is not array.var and out.var in taken for array, out in zip(arrays, outs, strict=True)):
+                return False  # it is to be read before it is written
         self._sequencer.check()
+        with shielded():
+            self._put_each(call, arrays, outs, results, priority)
+        if updates:
+            for bucket in reversed(call.buckets):
+                self._update(bucket, priority)
+            if outs:
+                self._pull(sorted(zip(call.keys, ([out] for out in outs), strict=True), key=self._by_number), priority)
+        return True
+
+    def _put_each(
+        self,
+        call: Call,
+        arrays: list[NDArray],
+        outs: Sequence[NDArray],
+        results: Sequence[NDArray],
+        priority: int,
+    ) -> None:
+        """An operation and an exchange for each bucket of a call; ``results``: where an updater wants the sums."""
         for bucket in call.buckets:
             places, writes = bucket.places, bucket.writes
             sources = [arrays[place] for place in places]
             reads = needed = tuple([source.var for source in sources])
             rows: list[list[NDArray]] = []
             totals = bucket.stored
-            if updates:
+            if results:
                 totals = [results[place] for place in places]
                 writes = tuple([total.var for total in totals])
             elif outs:
@@ -157,14 +178,8 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             pairs = [(total, (source,)) for total, source in zip(totals, sources, strict=True)]
             part = JointPart(pairs, needed, writes, self._add, rows)
             self._start(part, reads, writes, priority)
-            bucket.part = None if updates else part
+            bucket.part = None if results else part
             self._sequencer.put(Ticket(bucket.description, (part,), part.sum))
-        if updates:
-            for bucket in reversed(call.buckets):
-                self._update(bucket, priority)
-            if outs:
-                self._pull(sorted(zip(call.keys, ([out] for out in outs), strict=True), key=self._by_number), priority)
-        return True
 
     def _update(self, bucket: Bucket, priority: int) -> None:
         """Let the updater have the sums of a bucket: those of an optimizer all at once."""

@@ -1,0 +1,176 @@
+"""``dist_sync`` in several real processes: who leaves, is late, dies, fails, or does something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kvstore.ranks import Job, run_ranks
+
+TWO = Job(2)
+
+
+def test_uneven_batches_end_cleanly(tmp_path: Path):
+    """Ranks with more batches go on without those that have closed the store or ended."""
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.init("w", mx.nd.zeros((3000,)))
+        for batch in range(2 + 2 * rank):
+            kv.push("w", mx.nd.ones((3000,)))
+            expected = sum(batch < 2 + 2 * other for other in range(3))
+            assert (value("w", (3000,)) == expected).all(), (rank, batch)
+            assert kv.num_workers == expected
+        if rank == 1:
+            kv.close()
+            says(lambda: kv.barrier(), "closed")
+        """,
+    )
+
+
+def test_who_leaves_does_not_wait_for_messages_that_are_gone(tmp_path: Path):
+    """A rank that looks late for the others' answers to its leave finds that they have gone on, and ends.
+
+    They write message n + 2 over message n without waiting for who has left.
+    """
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.init("w", mx.nd.zeros((3000,)))
+        kv.push("w", mx.nd.ones((3000,)))
+        assert (value("w", (3000,)) == 3).all()
+        over = os.path.join(os.environ["FOLDER"], "over")
+        if rank == 0:
+            assert kv.shares_memory
+            shared = kv._group._shared
+            send = shared.send
+            def slowly(message):
+                send(message)
+                while not all(os.path.exists(over + str(other)) for other in (1, 2)):
+                    time.sleep(0.01)
+            shared.send = slowly
+            kv.close()
+            assert not kv._sequencer._ended.is_set()    # it did not give up
+        else:
+            for _ in range(4):
+                kv.push("w", mx.nd.ones((3000,)))
+                assert (value("w", (3000,)) == 2).all()
+            open(over + str(rank), "w").close()
+        """,
+        FOLDER=str(tmp_path),
+    )
+
+
+@pytest.mark.shows("WEFTPLAN_KVSTORE_STALL", "WEFTPLAN_KVSTORE_TIMEOUT")
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
+    """Waiting has an end: a warning after the stall time, an error that names the rank after the timeout."""
+    done = run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        kv.barrier()
+        over = os.path.join(os.environ["FOLDER"], "over")
+        if rank == 0:
+            assert kv._group.timeout_s == 50
+            kv._group.timeout_s = 1  # from here on: to start may take longer
+            kv.push("w", mx.nd.ones((3,)))
+            says(lambda: value("w"), "waited", "rank 1", "sum 'w' (3,)", "gave up")
+            open(over, "w").close()
+        while not os.path.exists(over):
+            time.sleep(0.01)
+        os._exit(0)
+        """,
+        ok=False,
+        FOLDER=str(tmp_path),
+        WEFTPLAN_KVSTORE_STALL="0.2",
+        WEFTPLAN_KVSTORE_TIMEOUT="50",
+    )
+    assert "has waited" in done.stderr
+    assert "AssertionError" not in done.stderr
+
+
+def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
+    """SIGKILL: the others get WorkerLostError that names it; after recover() their values agree and sums are right."""
+    done = run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.init("w", mx.nd.ones((5000,)))
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, momentum=0.5))
+        kv.push("w", mx.nd.ones((5000,)))
+        assert (value("w", (5000,)) == -2).all()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        kv.push("w", mx.nd.ones((5000,)))
+        try:
+            value("w", (5000,))
+            raise AssertionError("no error")
+        except WorkerLostError as error:
+            assert "rank 1 died" in str(error) and "recover" in str(error), str(error)
+        try:
+            kv.barrier()
+            raise AssertionError("no error")
+        except WorkerLostError:
+            pass
+        assert kv.recover() == 2
+        before = value("w", (5000,))
+        assert (before == -2).all()
+        kv.push("w", mx.nd.ones((5000,)))
+        assert (value("w", (5000,)) == -2 - 1.5 - 2).all()
+        kv.barrier()
+        print("survived", rank)
+        """,
+        ok=False,
+    )
+    assert done.stdout.count("survived") == 2, done.stdout + done.stderr
+
+
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3,)))
+    kv.init("bad", mx.nd.zeros((3 + rank,)))
+    says(lambda: kv.push("w", mx.nd.ones((4,))), f"rank {rank}: push: key 'w'", "(3,)", "(4,)", "float32")
+    says(lambda: kv.pull("nobody", mx.nd.ones((4,))), f"rank {rank}: pull: key 'nobody'", "Did you init?")
+    says(lambda: value("bad", (3 + rank,)), "do not do the same", "(3,)", "(4,)", "rank 0", "rank 1")
+    kv.init(["x", "y"], [mx.nd.zeros((3,))] * 2)
+    kv.push("xy"[rank], mx.nd.ones((3,)))
+    says(lambda: value("xy"[rank]), "'x'", "'y'", "in the same order")
+    sgd = mx.optimizer.create("sgd", learning_rate=0.1 + rank)
+    says(lambda: kv.set_optimizer(sgd), "0.1", "1.1")
+    kv.set_updater(None)
+    kv.push("w", mx.nd.ones((3,)))
+    assert value("w").tolist() == [2, 2, 2]
+    """,
+)
+def test_ranks_that_do_different_things_are_told():
+    """Another shape at init, another key, another optimizer: every rank is told both sides, and the store goes on.
+
+    A mistake of one rank alone names that rank.
+    """
+
+
+@TWO.runs(
+    """
+    kv.init("w", mx.nd.zeros((3,)))
+    grad = mx.nd.ones((3,))
+    if rank == 1:
+        spoil(grad)
+    kv.push("w", grad)
+    error = None
+    try:
+        value("w")
+    except Exception as raised:
+        error = raised
+    assert "no data left" in str(error), error
+    if rank == 0:
+        assert "rank 1 has no value" in str(error)
+    kv.push("w", mx.nd.ones((3,)))
+    assert value("w").tolist() == [2, 2, 2]
+    """,
+)
+def test_a_gradient_that_failed_is_everybodys_error():
+    """One rank's gradient fails: all ranks get an error that names it, and the next push works."""
