@@ -9,9 +9,9 @@ takes is done by its owner, and the worst case is what happens without helpers. 
 nobody. They are threads of this module's own and not workers: an engine has one worker a device by default, and a
 worker that helps could not take what becomes ready meanwhile.
 
-Only workers of engines split, since other threads are the user's: Naive and the simulator promise to run everything on
-one thread, and so does an engine that was made with ``cpu_workers=1``. A core counts as idle when no worker and no
-helper is at work on it (:func:`idle_cores`).
+Only workers of engines split, and who takes the place of one (:func:`sit`), since other threads are the user's: Naive
+and the simulator promise to run everything on one thread, and so does an engine that was made with ``cpu_workers=1``.
+A core counts as idle when no worker and no helper is at work on it (:func:`idle_cores`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 
 from weftplan import blas, config
@@ -31,9 +32,11 @@ VARIABLE = "WEFTPLAN_KERNEL_CORES"
 
 class _Thread(threading.local):
     worker = False
+    seat: AbstractContextManager[None] | None = None
 
 
 _thread = _Thread()
+_NOTHING = contextlib.nullcontext()
 _counters: list[Callable[[], int]] = []
 _lent = 0
 """Helpers that splits have asked for and not got back; under ``_pool_lock``."""
@@ -48,6 +51,20 @@ def enter_worker(*, alone: bool = False) -> None:
     """Called once by each new worker thread of an engine; unless it is to work ``alone``, it may split what it runs."""
     blas.enter_worker()
     _thread.worker = not alone
+
+
+def sit(undisturbed: AbstractContextManager[None] | None) -> AbstractContextManager[None] | None:
+    """Let the calling thread, which takes the place of a worker that sleeps, split what it runs; None: no more.
+
+    Args:
+        undisturbed: in it no signal handler raises on this thread. A split that was broken off would leave helpers at
+            work on arrays that nobody holds any more.
+
+    Returns:
+        What was so before.
+    """
+    before, _thread.seat = _thread.seat, undisturbed
+    return before
 
 
 def usable_cores() -> int:
@@ -65,11 +82,11 @@ def usable_cores() -> int:
 
 
 def idle_cores() -> int:
-    """How many cores could help the calling thread now; 0 on a thread that is no worker of an engine.
+    """How many cores could help the calling thread now; 0 on a thread that neither is a worker nor sits for one.
 
     A guess, since others come and go: it may decide who computes something, never what is computed.
     """
-    if not _thread.worker:
+    if not _thread.worker and _thread.seat is None:
         return 0
     return max(0, usable_cores() - _lent - sum(count() for count in _counters))
 
@@ -90,13 +107,14 @@ def split(work: Callable[[int], object], parts: int) -> None:
             work(part)
         return
     global _lent
-    with _pool_lock:
-        _lent += helpers
-    try:
-        _Job(lambda part, _: work(part), [(part, part + 1) for part in reversed(range(parts))]).run(helpers)
-    finally:
+    with _thread.seat or _NOTHING:
         with _pool_lock:
-            _lent -= helpers
+            _lent += helpers
+        try:
+            _Job(lambda part, _: work(part), [(part, part + 1) for part in reversed(range(parts))]).run(helpers)
+        finally:
+            with _pool_lock:
+                _lent -= helpers
 
 
 def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:

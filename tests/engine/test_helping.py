@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.contract.engines import together
-from weftplan import engine
+from weftplan import cores, engine
 from weftplan.engine import FnProperty, OprBlock
 from weftplan.engine.workers import WorkerQueue
 from weftplan.errors import WaitInWorkerError
@@ -263,7 +263,7 @@ def test_ctrl_c_waits_for_a_short_operation():
     """It is not torn apart: its second half runs, then the wait raises KeyboardInterrupt, and the var is fine."""
     assert script("""
         import os, signal, threading
-        from weftplan import engine
+        from weftplan import cores, engine
         from weftplan.engine.edges import shield
 
         shield.PATIENCE_NS = 60_000_000_000  # however busy the machine is, the operation counts as short
@@ -300,7 +300,7 @@ def test_ctrl_c_ends_a_long_operation_after_a_short_one_within():
     """The operation of another engine that it has run, while it waited, does not change that it takes long."""
     assert script("""
         import os, signal, threading
-        from weftplan import engine
+        from weftplan import cores, engine
 
         eng, other = (engine.create("ThreadedEngine", cpu_workers=1) for _ in range(2))
         var, theirs = eng.new_variable(), other.new_variable()
@@ -334,7 +334,7 @@ def test_ctrl_c_ends_a_long_operation_that_looked_short():
     """It fails with KeyboardInterrupt; the wait raises that at once, and the var can be written again."""
     assert script("""
         import os, signal, threading, time
-        from weftplan import engine
+        from weftplan import cores, engine
 
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         var = eng.new_variable()
@@ -362,3 +362,28 @@ def test_ctrl_c_ends_a_long_operation_that_looked_short():
         eng.push(lambda: print("goes on"), (), [var])
         eng.wait_for_var(var)
     """) == ["interrupted", "goes", "on"]
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(("options", "together"), [({}, 4), ({"cpu_workers": 1}, 1)])
+def test_idle_cores_help_in_the_seat(options, together):
+    """As they help the worker whose place it is: not where there is to be one thread. Afterwards the thread is the
+    user's again."""
+    eng = engine.create("ThreadedEnginePerDevice", **options)
+    var, found = eng.new_variable(), []
+    warm(eng, var)
+    meeting = threading.Barrier(together, timeout=60)
+    mine = threading.get_ident()
+
+    def work():
+        found.append((threading.get_ident(), cores.idle_cores()))
+        cores.split(lambda part: meeting.wait(), together)
+
+    for _ in range(200):
+        eng.push(work, (), [var])
+        eng.wait_for_var(var)
+        warm(eng, var)
+    assert {idle for _, idle in found} == {together - 1}
+    assert sum(who == mine for who, _ in found) > 20
+    assert cores.idle_cores() == 0
+    eng.stop()

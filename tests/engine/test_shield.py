@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from weftplan.engine.edges.shield import NEVER, PATIENCE_NS, clock, shield, shielded
+from weftplan.engine.edges.shield import NEVER, PATIENCE_NS, clock, shield, shielded, undisturbed
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +169,26 @@ def test_handlers_of_the_system_are_left_alone(disposition):
     with shielded():
         assert signal.getsignal(signal.SIGINT) is disposition
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_what_must_not_be_broken_off_is_not():
+    """However long the whole has taken; the interrupt comes behind it."""
+    done = []
+
+    def work():
+        with shielded():
+            clock.since = time.perf_counter_ns() - 2 * PATIENCE_NS
+            with undisturbed:
+                signal.raise_signal(signal.SIGINT)
+                with undisturbed:
+                    done.append(1)
+            done.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [1]
+    with shielded():
+        since = clock.since
+        with undisturbed, undisturbed:
+            signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
+        assert clock.since == since

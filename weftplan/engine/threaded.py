@@ -233,7 +233,10 @@ class ThreadedBase(Engine):
         return any(queue.items and self._can_help(queue) and run_next(self, queue) for queue in self._all_queues)
 
     def _at_work(self) -> int:
-        return sum(len(queue.started) - len(queue.idle) for queue in self._all_queues)
+        # Who has the seat of a queue, too; a worker that is on its way meanwhile goes back to sleep.
+        return sum(
+            min(queue.threads, len(queue.started) - len(queue.idle) + (not queue.seat)) for queue in self._all_queues
+        )
 
     def _before_wait(self, var: Var | None = None) -> None:
         if self._no_thread is not None:

@@ -90,6 +90,23 @@ class _Inner:
             shield.release()
 
 
+class _Undisturbed(threading.local):
+    """A context manager in which nothing that is shielded is interrupted, however long it takes."""
+
+    def __init__(self) -> None:
+        self._kept: list[int] = []
+
+    def __enter__(self) -> None:
+        self._kept.append(clock.since)
+        clock.since = NEVER
+
+    def __exit__(self, *_: Any) -> None:
+        clock.since = self._kept.pop()
+        if shield.held and perf_counter_ns() - clock.since > PATIENCE_NS:
+            shield.release()
+
+
+undisturbed = _Undisturbed()
 shield = Shield()
 _NONE: AbstractContextManager[None] = nullcontext()
 
