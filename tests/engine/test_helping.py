@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.engines import together
 from weftplan import cores, engine
-from weftplan.engine import FnProperty, OprBlock
+from weftplan.engine import FnProperty, OprBlock, threaded
 from weftplan.engine.workers import WorkerQueue
 from weftplan.errors import WaitInWorkerError
 
@@ -387,3 +387,21 @@ def test_idle_cores_help_in_the_seat(options, together):
     assert sum(who == mine for who, _ in found) > 20
     assert cores.idle_cores() == 0
     eng.stop()
+
+
+def test_a_worker_that_has_been_woken_may_begin(eng, monkeypatch):
+    """The thread that has woken it lets go of the interpreter; not where no worker waits for that."""
+    var, slept = eng.new_variable(), []
+    warm(eng, var)
+    queue = plain_queue(eng)
+    while queue.waking:
+        time.sleep(0.001)
+    monkeypatch.setattr(threaded.time, "sleep", slept.append)
+    eng.give_way()
+    assert slept == []
+    queue.waking = True
+    eng.give_way()
+    queue.waking = False
+    assert len(slept) == 1
+    with engine.using(engine.create("NaiveEngine")):
+        engine.get().give_way()

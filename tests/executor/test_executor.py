@@ -5,8 +5,9 @@ import pytest
 
 import weftplan as mx
 from tests.executor.small_networks import fill, mlp
-from weftplan import planner
+from weftplan import engine, planner
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
+from weftplan.executor import segments
 
 
 def mlp_oracle(a):
@@ -288,3 +289,16 @@ def test_gradient_arrays_beside_null_are_kept():
     executor.forward()
     executor.backward()
     assert executor.grad_arrays[1].asnumpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("is_train", "limit", "times"), [(True, 0, 1), (False, 0, 0), (True, 1 << 62, 0)])
+def test_long_training_runs_begin_while_more_is_pushed(monkeypatch, is_train, limit, times):
+    """Once the first run's time is known; nobody gives way for short ones, or where a wait is likely to follow."""
+    ways = []
+    monkeypatch.setattr(type(engine.get()), "give_way", lambda engine: ways.append(engine))
+    monkeypatch.setattr(segments, "LONG_NS", limit)
+    executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2).simple_bind(mx.cpu(), data=(3, 4))
+    for _ in range(2):
+        executor.forward(is_train=is_train)
+        mx.nd.waitall()
+    assert len(ways) == times

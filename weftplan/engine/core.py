@@ -262,6 +262,12 @@ class Engine(Waiting):
         """
         return None
 
+    def give_way(self) -> None:
+        """Let a worker that has been woken begin, where it would wait for the interpreter until this thread waits.
+
+        For who has pushed long work and has more to do before it waits; it costs about 60 microseconds.
+        """
+
     def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """Run small work of the package on this thread if all its vars, none of which comes twice, are idle.
 

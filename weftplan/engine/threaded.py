@@ -238,6 +238,14 @@ class ThreadedBase(Engine):
             min(queue.threads, len(queue.started) - len(queue.idle) + (not queue.seat)) for queue in self._all_queues
         )
 
+    def give_way(self) -> None:
+        """As every engine's."""
+        for queue in list(self._all_queues):
+            if queue.waking:
+                # Any sleep lets go of the interpreter, and the shortest one takes longer than to take hold of it.
+                time.sleep(1e-6)
+                return
+
     def _before_wait(self, var: Var | None = None) -> None:
         if self._no_thread is not None:
             self._look_after_workers()

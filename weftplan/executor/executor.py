@@ -208,7 +208,10 @@ class Executor:
         if self._unset:
             self._check_values(inputs, is_train)
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
-            return self._forward(is_train, inputs)
+            outputs = self._forward(is_train, inputs)
+        if is_train and any(segment.long for segment in self._forward_segments):
+            self._engine.give_way()  # backward and an update are to be pushed before anybody waits
+        return outputs
 
     def _forward(self, is_train: bool, inputs: Mapping[str, Any]) -> list[NDArray]:
         """As ``forward``, with all memory there."""

@@ -9,6 +9,7 @@ is copied back begins one: the copies run beside all other segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,15 @@ WORTH_TELLING = 1 << 16
 several times as many."""
 
 
+LONG_NS = 500_000
+
+
 class Segment:
     """Steps that run one after the other in one engine operation."""
 
     __slots__ = (
-        "_binds", "_graphs", "_operators", "_replays", "context", "name", "prop", "random", "reads", "steps", "writes",
+        "_binds", "_graphs", "_operators", "_replays", "_took", "context", "name", "prop", "random", "reads", "steps",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, steps: Sequence[Step], *, graphs: str | None = "off") -> None:
@@ -58,6 +63,8 @@ class Segment:
         elif graphs is None and not hasattr(device.get(self.context), "capture"):
             self._graphs = f"{self.context} has no CUDA graphs"
         self._replays: dict[bool, Replay] = {}
+        self._took = [0]
+        """Nanoseconds of the last run."""
 
     @property
     def graphs(self) -> dict[bool, str]:
@@ -71,6 +78,11 @@ class Segment:
         """False where there is nothing to do."""
         return bool(self._binds)
 
+    @property
+    def long(self) -> bool:
+        """Whether the last run took long beside what a change of thread takes."""
+        return self._took[0] > LONG_NS
+
     def write_too(self, more: Sequence[Any]) -> None:
         """Let the segment write more vars; to be called before it is pushed."""
         self.reads, self.writes = engine.dedupe(self.reads, [*self.writes, *more])
@@ -78,12 +90,15 @@ class Segment:
     def _work(self, run: RunState) -> Any:
         """The function of one engine operation."""
         calls = [bind(run) for bind in self._binds]
+        took = self._took  # not the segment itself, which has this function
 
         def work() -> None:
+            start = perf_counter_ns()
             # Infinities and NaNs are results, not warnings, as everywhere in the field.
             with np.errstate(all="ignore"):
                 for call in calls:
                     call()
+            took[0] = perf_counter_ns() - start
 
         return work
 
