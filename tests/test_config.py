@@ -351,3 +351,32 @@ class TestProcess:
         for thread in threads:
             thread.join()
         assert seen == ["ThreadedEnginePerDevice"] * 8
+
+
+def test_what_was_read_is_of_the_environment_as_it_is(monkeypatch):
+    """Values are kept as long as the environment stays the same, however it is changed: also in another mapping."""
+    name, alias = "MXNET_EXEC_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(alias, raising=False)
+    kept = config.lookup(name)
+    assert config.lookup(name) is kept
+    before = config.in_force()
+    assert config.in_force() is before
+    monkeypatch.setenv(alias, "3")
+    assert (config.get(name), config.lookup(name).origin) == (3, f"alias {alias}")
+    assert (alias, "3") in config.in_force()
+    monkeypatch.setenv(name, "4")
+    assert (config.get(name), config.lookup(name).origin) == (4, "environment")
+    monkeypatch.setenv(name, "many")
+    for _ in range(2):  # what is not legal is not kept, either
+        with pytest.raises(ConfigError, match="many"):
+            config.get(name)
+    monkeypatch.delenv(name)
+    os.environ.pop(alias)
+    assert config.get(name) == kept.value
+    assert config.in_force() == before
+    monkeypatch.setattr(os, "environ", {name: "5"})
+    assert config.get(name) == 5
+    os.environ[name] = "6"
+    assert config.get(name) == 6
+    assert config.in_force() == ((name, "6"),)

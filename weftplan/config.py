@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -78,6 +79,38 @@ _warned: set[tuple[str, str]] = set()
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+class _Read:
+    """What has been read of the environment as it was at one moment.
+
+    Python translates every name and text anew, a bind reads some forty, and they hardly ever change.
+    """
+
+    __slots__ = ("environment", "in_force", "settings", "texts")
+
+    def __init__(self, environment: Mapping[Any, Any]) -> None:
+        self.environment = dict(environment)
+        self.settings: dict[str, Setting] = {}
+        """By the name that was asked for."""
+        self.texts: dict[str, tuple[str, str | None]] = {}
+        """By canonical name, what :func:`_raw` found."""
+        self.in_force: tuple[tuple[str, str], ...] | None = None
+
+
+_read = _Read({})
+
+
+def _what_was_read() -> _Read:
+    """What has been read since the environment changed last."""
+    global _read  # replaced as a whole: a thread that comes too late adds to one that is nobody's any more
+    environment = getattr(os.environ, "_data", None)
+    if not isinstance(environment, dict):  # somebody has put another mapping there: nothing is kept
+        return _Read({})
+    found = _read
+    if found.environment != environment:
+        found = _read = _Read(environment)
+    return found
+
+
 def table() -> tuple[Variable, ...]:
     """Every variable, grouped by layer."""
     return TABLE
@@ -98,10 +131,13 @@ def get(name: str) -> Any:
 def in_force() -> tuple[tuple[str, str], ...]:
     """Names and texts of all variables of the environment that :func:`get` may read: what depends on settings is as it
     was while this is. It takes a tenth of the time of reading all values."""
-    environment = os.environ
-    return tuple(
-        (name, environment.get(name, "")) for name in environment if name.startswith(_PREFIXES) or name in _BY_NAME
-    )
+    read = _what_was_read()
+    if read.in_force is None:
+        environment = os.environ
+        read.in_force = tuple(
+            (name, environment.get(name, "")) for name in environment if name.startswith(_PREFIXES) or name in _BY_NAME
+        )
+    return read.in_force
 
 
 def process(name: str) -> Any:
@@ -165,7 +201,14 @@ def _caller() -> str:
 
 def lookup(name: str) -> Setting:
     """As :func:`get`, with where the value comes from."""
-    variable = _find(name)
+    settings = _what_was_read().settings
+    found = settings.get(name)
+    if found is None:
+        found = settings[name] = _looked_up(_find(name))
+    return found
+
+
+def _looked_up(variable: Variable) -> Setting:
     source, text = _raw(variable)
     if text is not None:
         origin = "environment" if source == variable.name else f"alias {source}"
@@ -249,6 +292,14 @@ def _find(name: str) -> Variable:
 
 def _raw(variable: Variable) -> tuple[str, str | None]:
     """(name that is set, its text); the variable's own name goes before its aliases. Text None: unset or empty."""
+    texts = _what_was_read().texts
+    found = texts.get(variable.name)
+    if found is None:
+        found = texts[variable.name] = _text_of(variable)
+    return found
+
+
+def _text_of(variable: Variable) -> tuple[str, str | None]:
     for name in (variable.name, *variable.aliases):
         text = os.environ.get(name, "").strip()
         if text:

@@ -104,8 +104,7 @@ class SlabPool:
         self.idleness = Idleness(self)
         """Whether the blocks may wait elsewhere; a ``with`` block of it keeps them here."""
         self._room = homes.Room()
-        for close in (self.idleness.close, self._room.free):
-            weakref.finalize(self, close).atexit = False
+        weakref.finalize(self, _close, self.idleness, self._room).atexit = False
         self._owner: Placement | None = None
         """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
 
@@ -246,3 +245,9 @@ class SlabPool:
         if held() is None:
             chunk.close()
         return held
+
+
+def _close(idleness: Idleness, room: homes.Room) -> None:
+    """A pool is gone: what it has in homes goes, too."""
+    idleness.close()
+    room.free()
