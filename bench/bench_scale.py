@@ -12,7 +12,8 @@ exchange without data), exchanges of ``dist_sync`` are *measured*, and what the 
 
 The second runs real training on this machine, in 2 and 4 processes: in each job the links are *measured*, and a step of
 all processes at once without exchanges, and what the store does for each key, updates included; a step with exchanges
-is *modelled* from these, with the store's buckets, and *measured*. The third asks SimGrid instead, which simulates
+is *modelled* from these, with the store's buckets, and *measured*. Both kinds of steps begin at once in all processes,
+the slowest counts, and medians are taken. The third asks SimGrid instead, which simulates
 every message: PATH is a Python that imports ``simgrid`` (Debian: python3-simgrid). Closed forms and SimGrid get the
 same links.
 """

@@ -6,7 +6,6 @@ scale_training.py NETWORK ROUNDS
 import json
 import statistics
 import sys
-import time
 
 import numpy as np
 
@@ -20,7 +19,7 @@ BATCH, STEPS = 64, 10
 
 
 def trained(network, store):
-    """A module that trains with this store, and a function that makes ten steps."""
+    """A module that trains with this store, and a function that makes a step."""
     shapes = models.input_shapes(network, BATCH)
     module = mx.mod.Module(models.get(network), data_names=["data"], label_names=["softmax_label"])
     module.bind([("data", shapes["data"])], [("softmax_label", (BATCH,))])
@@ -30,38 +29,33 @@ def trained(network, store):
     images, labels = rng.standard_normal(shapes["data"]).astype("f4"), rng.integers(0, 10, BATCH)
     batch = mx.io.DataBatch([mx.nd.array(images)], [mx.nd.array(labels)])
 
-    def steps():
-        for _ in range(STEPS):
-            module.forward_backward(batch)
-            module.update()
-            module.get_outputs()[0].wait_to_read()
+    def step():
+        module.forward_backward(batch)
+        module.update()
+        module.get_outputs()[0].wait_to_read()
         mx.nd.waitall()
 
-    return module, steps
+    return module, step
 
 
 def main(network, rounds):
     """Measure, model, and print."""
     kv, probe = mx.kv.create("dist_sync"), mx.kv.create("dist_sync")
-    alone_module, alone_steps = trained(network, None)
+    alone_module, alone_step = trained(network, None)
     parameters, _ = alone_module.get_params()
     items = [(array.nbytes, array.nbytes, array.dtype) for array in reversed(list(parameters.values()))]
     buckets = BucketRule.from_environment().cut(items)
     update = Updater(mx.optimizer.create("sgd", learning_rate=0.01, momentum=0.9))
-    _, steps = trained(network, kv)
+    _, step = trained(network, kv)
     alone, measured, modelled, exchanges, keys = [], [], [], [], []
-    steps()
+    step()
     for _ in range(rounds):  # in turn: what else the machine does is the same for all of them
         topology = measure(probe, rounds=3, update=update)
         workers = kv.num_workers
         exchanges.append(sum(seconds("one_step", sum(one), workers, topology, len(one)) for one in buckets))
         keys.append(topology.per_key)
-        alone.append(slowest(alone_steps, kv, rounds=2) / STEPS)
-        kv.barrier()
-        start = time.perf_counter()
-        steps()
-        kv.barrier()
-        measured.append((time.perf_counter() - start) / STEPS)
+        alone.append(slowest(alone_step, kv, rounds=STEPS))
+        measured.append(slowest(step, kv, rounds=STEPS))
         modelled.append(alone[-1] + exchanges[-1])
     if kv.rank == 0:
         columns = {"alone": alone, "exchanges": exchanges, "key": keys, "modelled": modelled, "measured": measured}

@@ -8,6 +8,7 @@ from math import ceil, log2
 
 import pytest
 
+from tests.kvstore.ranks import run_ranks
 from tests.together import together
 from weftplan import engine
 from weftplan.errors import KVStoreError
@@ -166,9 +167,13 @@ def test_every_gradient_of_a_bucket_costs_something() -> None:
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize(("one", "more"), [(3e-4, 1e-4), (3e-4, 0.0), (0.0, 2e-4)])
 def test_a_key_costs_what_each_further_one_takes(monkeypatch, one, more, kind) -> None:
-    """Of a store that takes so long for an exchange and for each key beyond the first, while gradients are pending, as
-    they are on all engines but the naive one."""
-    clock, counts = [0.0], []
+    """Of a store that takes so long for an exchange and for each key, while gradients are pending, as they are on all
+    engines but the naive one. What it takes to make them is not the store's."""
+    clock, counts, making = [0.0], [], measured._making
+
+    def slowly(values):
+        clock[0] += 7e-4 + 3e-4 * len(values)
+        return making(values)
 
     class Store:
         _rule, _stored, updaters = "the rule", {}, []
@@ -191,11 +196,29 @@ def test_a_key_costs_what_each_further_one_takes(monkeypatch, one, more, kind) -
             clock[0] += one + more * len(keys)
 
     monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measured, "_making", slowly)
     store, update = Store(), lambda key, merged, stored: None
     with engine.using(engine.create(kind)):
-        assert measured._per_key(store, 3, update) == pytest.approx(more)
+        assert measured._of_keys(store, 3, update) == pytest.approx((one + more, more))
     assert set(counts) == {1, len(store._stored)}
     assert (store._rule, store.updaters) == ("the rule", [update, None])
+
+
+def test_the_slowest_counts_in_each_round(tmp_path) -> None:
+    """Two processes that are late in turn are as slow together as one that always is."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        from weftplan.kvstore.scaling import slowest
+        left = [0, 0] + [0, 1, 0, 1]    # two rounds to warm up
+        def work():
+            if left.pop(0) == rank:
+                time.sleep(0.02)
+        assert slowest(work, kv, rounds=4) >= 0.02
+        kv.barrier()
+        """,
+    )
 
 
 @pytest.mark.parametrize(

@@ -68,27 +68,30 @@ def measure(store: Any, *, rounds: int = 7, update: Update | None = None) -> Top
         per_byte, short = _line(MPI, comm, short, lambda nbytes: _everybody(MPI, comm, nbytes, rounds))
         link = Link(short, 1 / per_byte, _OVERHEAD)
     comm.Free()
-    bare = _per_key(store, 6 * rounds)
-    per_key = bare if update is None else _per_key(store, 6 * rounds, update)
+    first, per_key = _of_keys(store, 6 * rounds, update)
     busy = bool(store.shares_memory) and usable_cpus() < 2 * workers
-    # The exchanges above were of one key each, and without an update.
-    return Topology("measured", link, link, 1, fixed=max(0.0, fixed - bare), per_key=per_key, busy=busy)
+    # The exchanges above were of arrays that were there; those of training wait for threads that make them, too.
+    return Topology("measured", link, link, 1, fixed=max(fixed, first) - per_key, per_key=per_key, busy=busy)
 
 
 def slowest(work: Callable[[], object], store: Any, *, rounds: int = 7) -> float:
-    """Median seconds of ``work()`` while every process of the job does the same, of the process that takes longest."""
+    """Median seconds in which all processes of the job have done ``work()``, when all begin at once.
+
+    The slowest of them counts, each time anew: they wait for each other at every exchange, and it is not always one and
+    the same that is late.
+    """
     from mpi4py import MPI
 
-    times = []
-    for _ in range(rounds + 2):
+    times = np.empty(rounds + 2)
+    for place in range(len(times)):
         store.barrier()
         start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - start)
-    comm = MPI.COMM_WORLD.Dup()
-    found = -_least(MPI, comm, -statistics.median(times[2:]))
+        times[place] = time.perf_counter() - start
+    comm, all_times = MPI.COMM_WORLD.Dup(), np.empty_like(times)
+    _finish(MPI, [comm.Iallreduce(times, all_times, MPI.MAX)])
     comm.Free()
-    return found
+    return float(np.median(all_times[2:]))
 
 
 def _line(mpi: Any, comm: Any, short: float, timed: Callable[[int], float]) -> tuple[float, float]:
@@ -134,8 +137,9 @@ def _exchanges(store: Any, nbytes: int, rounds: int) -> float:
     return statistics.median(times[1:])
 
 
-def _per_key(store: Any, rounds: int, update: Update | None = None) -> float:
-    """Seconds that one more key takes in an exchange of several small ones: to push, update and pull it.
+def _of_keys(store: Any, rounds: int, update: Update | None) -> tuple[float, float]:
+    """Seconds that an exchange of one small key, updated and pulled, adds to what makes its gradient; those that each
+    further key adds, which are not more.
 
     As in training, all are pushed in one call, before the operations that make the gradients have ended.
     """
@@ -143,24 +147,27 @@ def _per_key(store: Any, rounds: int, update: Update | None = None) -> float:
     values, outs = ([nd.ones((_SHORT // 4,)) for _ in keys] for _ in range(2))
     if keys[0] not in store._stored:
         store.init(keys, [nd.zeros((_SHORT // 4,)) for _ in keys])
-    times: dict[int, list[float]] = {1: [], _KEYS: []}
+    times: dict[tuple[int, int], list[float]] = {(made, sent): [] for made in (1, _KEYS) for sent in (0, made)}
     rule, store._rule = store._rule, BucketRule(-1, None)  # one exchange, however many keys
     store.set_updater(update)
     try:
         for _ in range(rounds + 1):
-            for count, found in times.items():
+            for (made, sent), found in times.items():
                 nd.waitall()
                 store.barrier()
                 start = time.perf_counter()
-                with _making(values[:count]):
-                    store.pushpull(keys[:count], values[:count], outs[:count])
+                with _making(values[:made]):
+                    if sent:
+                        store.pushpull(keys[:sent], values[:sent], outs[:sent])
                 nd.waitall()
                 found.append(time.perf_counter() - start)
     finally:
         store._rule = rule
         store.set_updater(None)
-    one, all_keys = (statistics.median(found[1:]) for found in times.values())
-    return max(0.0, (all_keys - one) / (_KEYS - 1))
+    took = {case: statistics.median(found[1:]) for case, found in times.items()}
+    first = max(0.0, took[1, 1] - took[1, 0])
+    further = (took[_KEYS, _KEYS] - took[_KEYS, 0] - first) / (_KEYS - 1)
+    return first, min(first, max(0.0, further))
 
 
 @contextlib.contextmanager
