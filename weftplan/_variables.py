@@ -238,8 +238,9 @@ _PLANNER = (
         default=True,
         meaning="Compute nodes that follow one another in one pass, without an array between them.",
         effect="read at each bind, on a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
-        "that of the BatchNorm; chains of elementwise nodes on arrays of 16,384 elements or more; same bits. Plans say "
-        "what was joined; a monitor sees the joined node's outputs",
+        "that of the BatchNorm; a BatchNorm without gradient in the Convolution before it; chains of elementwise nodes "
+        "on arrays of 16,384 elements or more; same bits. Plans say what was joined; a monitor sees the joined node's "
+        "outputs",
     ),
     _planner(
         name="WEFTPLAN_DROP_DEAD_OUTPUTS",

@@ -32,14 +32,14 @@ def activation(data: Any, name: str) -> Any:
 
 
 def test_inference_joins_every_layer_with_its_relu():
-    """x → c1 → b1 → r1 → c2 → r2 becomes three nodes, whichever operator the relu is, with the relus' names."""
+    """x → c1 → b1 → r1 → c2 → r2 becomes two nodes, whichever operator the relu is, with the relus' names."""
     for relu in (activation, lambda data, name: mx.sym.relu(data, name=name)):
         net = layers(relu)
-        assert operators(net) == ["Convolution", "BatchNorm+relu", "Convolution+relu"]
+        assert operators(net) == ["Convolution+BatchNorm+relu", "Convolution+relu"]
         assert len(operators(net, fusion=False)) == 5
         planned = plan_symbol(net, {"x": (2, 3, 6, 6)})
         assert {"r1", "r2"} < {node.name for node in planned.graph.nodes}
-        assert any("joined 2 pairs" in note for note in planned.memory.notes)
+        assert any("joined 3 pairs" in note for note in planned.memory.notes)
 
 
 def test_training_joins_batch_norm_in_both_directions():
@@ -47,6 +47,69 @@ def test_training_joins_batch_norm_in_both_directions():
     found = operators(layers(activation), "write")
     assert found.count("BatchNorm+relu") == found.count("_backward_BatchNorm+relu") == 1
     assert found.count("Activation") == found.count("_backward_Activation") == 1
+
+
+def normalized(**more: Any) -> Any:
+    """A batch norm, of these parameters, behind a convolution."""
+    net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
+    return mx.sym.BatchNorm(net, name="b", **more)
+
+
+def test_batch_norm_without_gradient_joins_the_convolution_before_it():
+    """With a relu behind and without; not where a gradient flows, on another axis, or where somebody else reads."""
+    assert operators(normalized()) == ["Convolution+BatchNorm"]
+    assert operators(activation(normalized(), "r")) == ["Convolution+BatchNorm+relu"]
+    assert operators(activation(normalized(), "r"), "write")[:2] == ["Convolution", "BatchNorm+relu"]
+    assert operators(normalized(axis=2)) == ["Convolution", "BatchNorm"]
+    assert operators(normalized(output_mean_var=True)) == ["Convolution", "BatchNorm"]
+    net = normalized()
+    both = mx.sym.Group([net, net.get_internals()["c_output"]])
+    assert operators(both) == ["Convolution", "BatchNorm"]
+    pooled = mx.sym.BatchNorm(mx.sym.Pooling(mx.sym.Variable("x"), kernel=(2, 2), pool_type="max"))
+    assert operators(pooled) == ["Pooling", "BatchNorm"]
+    planned = plan_symbol(activation(normalized(), "r"), {"x": (2, 3, 6, 6)})
+    apart = plan_symbol(activation(normalized(), "r"), {"x": (2, 3, 6, 6)}, options=PlanOptions(fusion=False))
+    assert planned.memory.peak <= apart.memory.peak + 2 * 64  # a scale and a shift for each channel
+
+
+LAYERS = {
+    "dense": ({"kernel": (3, 3), "num_filter": 20, "stride": (2, 2), "pad": (1, 1)}, 5),
+    "two groups": ({"kernel": (3, 3), "num_filter": 6, "num_group": 2, "no_bias": True}, 4),
+    "pointwise": ({"kernel": (1, 1), "num_filter": 19, "no_bias": True}, 7),
+    "depthwise": ({"kernel": (3, 3), "num_filter": 6, "num_group": 6, "pad": (1, 1)}, 6),
+    "depthwise 5x5": ({"kernel": (5, 5), "num_filter": 6, "num_group": 6, "stride": (2, 2), "no_bias": True}, 6),
+    "winograd": ({"kernel": (3, 3), "num_filter": 33, "pad": (1, 1), "no_bias": True}, 40),
+    "winograd with bias": ({"kernel": (3, 3), "num_filter": 32, "pad": (1, 1)}, 32),
+}
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "native"])
+@pytest.mark.parametrize("norm", [{"fix_gamma": False}, {"fix_gamma": True, "use_global_stats": True}])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_same_bits_with_batch_norm_in_a_convolution(layer: str, norm: dict[str, Any], kernels: str):
+    """Whichever kernel computes it: outside training, in training without gradients, and with other statistics then."""
+    how, channels = LAYERS[layer]
+    for relu in (False, True):
+        net = mx.sym.BatchNorm(mx.sym.Convolution(mx.sym.Variable("x"), name="c", **how), name="b", eps=1e-4, **norm)
+        net = activation(net, "r") if relu else net
+        for dtype in ("float32", "float64", "float16"):
+            results = []
+            for fusion in (True, False):
+                executor = net.simple_bind(
+                    mx.cpu(), grad_req="null", x=(2, channels, 12, 13), type_dict={"x": dtype},
+                    options=PlanOptions(fusion=fusion, kernels=kernels),
+                )  # fmt: skip
+                assert ("Convolution+BatchNorm" in executor.debug_str()) == fusion
+                assert executor.allocated_bytes == executor.memory_plan.peak
+                rng = np.random.default_rng(2)
+                for array in (*executor.arg_arrays, *executor.aux_arrays):
+                    array[:] = rng.uniform(-1, 1, array.shape)
+                executor.aux_dict["b_moving_var"][:] = rng.uniform(0.5, 2, executor.aux_dict["b_moving_var"].shape)
+                found = []
+                for is_train in (False, True, False):
+                    found.append(executor.forward(is_train=is_train)[0].asnumpy().tobytes())
+                results.append([*found, *(array.asnumpy().tobytes() for array in executor.aux_arrays)])
+            assert results[0] == results[1], dtype
 
 
 @pytest.mark.parametrize("compat", ["mxnet", "paddle", "paddle_pir"])
@@ -162,10 +225,12 @@ def test_relu_of_unusual_values(name: str, values: tuple[float, ...]):
     assert results[1].tobytes() == expected.tobytes()
 
 
-def test_the_symbol_as_it_runs_can_be_written_and_read():
+@pytest.mark.parametrize("grad_req", ["write", "null"])
+def test_the_symbol_as_it_runs_can_be_written_and_read(grad_req: str):
     """Its joined nodes are layers and relus again, with their names, and compute the same."""
     net = layers(activation)
-    executor = net.simple_bind(mx.cpu(), x=(2, 3, 6, 6))
+    executor = net.simple_bind(mx.cpu(), grad_req=grad_req, x=(2, 3, 6, 6))
+    assert ("Convolution+BatchNorm" in executor.debug_str()) == (grad_req == "null")
     found = mx.sym.load_json(executor.get_optimized_symbol().tojson())
     assert found.list_arguments() == net.list_arguments()
     assert found.list_auxiliary_states() == net.list_auxiliary_states()
@@ -183,6 +248,9 @@ def test_a_monitor_says_what_it_cannot_show(monkeypatch: pytest.MonkeyPatch):
     seen: list[str] = []
     executor = layers(activation).simple_bind(mx.cpu(), x=(2, 3, 6, 6))
     with pytest.warns(mx.errors.ConfigWarning, match=r"no outputs of \['b1'\].*MXNET_USE_FUSION=0"):
+        executor.set_monitor_callback(lambda name, array: seen.append(name))
+    executor = layers(activation).simple_bind(mx.cpu(), grad_req="null", x=(2, 3, 6, 6))
+    with pytest.warns(mx.errors.ConfigWarning, match=r"no outputs of \['c1', 'b1', 'c2'\]"):
         executor.set_monitor_callback(lambda name, array: seen.append(name))
     monkeypatch.setenv("MXNET_USE_FUSION", "0")
     executor = layers(activation).simple_bind(mx.cpu(), x=(2, 3, 6, 6))

@@ -1,22 +1,37 @@
-"""Operators that compute two nodes of a graph in one pass: a layer with the relu behind it, forward and backward.
+"""Operators that compute nodes of a graph in one pass: a layer with the relu behind it, forward and backward, and a
+convolution with the batch norm behind it, and the relu behind that.
 
 Only the planner makes nodes of them (``symbol/joining.py``), after gradients are there, so they have no
 gradient, no name that a user can call and no place in the table of operators. What they compute has the same bits as
-the two nodes. Compiled forms are offered under their names, as for every operator.
+the nodes. Compiled forms are offered under their names, as for every operator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from weftplan.ops import registry
 from weftplan.ops.kernels import blocks
 from weftplan.ops.nn import batch_norm, convolution  # noqa: F401 - they register what is joined here
-from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Params
+from weftplan.ops.rules import DTypes, Shapes
+from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Params, TensorSpec
 from weftplan.ops.unary import relu_step
 
+_T = TypeVar("_T")
 RELU = "+relu"
 """What the name of a joined operator adds to the layer's."""
+
+
+def layer_of(name: str) -> str:
+    """The operator of the layer with which a joined one begins; other names as they are.
+
+    >>> layer_of("Convolution+BatchNorm+relu"), layer_of("Pooling")
+    ('Convolution', 'Pooling')
+    """
+    return name.partition("+")[0]
 
 
 def _with_relu(layer: Kernel) -> Kernel:
@@ -47,8 +62,69 @@ def _backward_batch_norm() -> Op:
     )
 
 
+def _apart(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+    """(inputs of the convolution, inputs of the batch norm but for its data)."""
+    return [*inputs[:2], *inputs[6:]], list(inputs[2:6])
+
+
+def norm_of(relu: str) -> Op:
+    """A batch norm, with :data:`RELU` the one with a relu behind it."""
+    return LAYERS["BatchNorm"] if relu else registry.get("BatchNorm")
+
+
+def _normalized(relu: str) -> Op:
+    conv, norm, behind = registry.get("Convolution"), registry.get("BatchNorm"), norm_of(relu)
+
+    def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        own, given = _apart(inputs)
+        conv.forward(ctx, params, own, outputs)
+        # In the same scratch: the one is done with it before the other begins.
+        again = partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *given], [outputs[0], None, None])
+        ctx.repeated(again)()
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        own, given = _apart(inputs)
+        vectors = [given[0], given[0]]
+        return max(
+            conv.workspace_bytes(params, own, outputs),
+            behind.workspace_bytes(params[batch_norm.NORM], [outputs[0], *given], [outputs[0], *vectors]),
+        )
+
+    def shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        own, given = _apart(ins)
+        found, made = conv.infer_shape(params, own, outs)
+        vectors, results = norm.infer_shape(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
+        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+
+    def dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+        own, given = _apart(ins)
+        found, made = conv.infer_dtype(params, own, outs)
+        vectors, results = norm.infer_dtype(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
+        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+
+    def names(params: Params) -> tuple[str, ...]:
+        first = conv.input_names(params)
+        return (*first[:2], *norm.input_names(params[batch_norm.NORM])[1:], *first[2:])
+
+    return Op(
+        name=f"{conv.name}+{norm.name}{relu}",
+        forward=forward,
+        infer_shape=shapes,
+        infer_dtype=dtypes,
+        params=conv.params,
+        inputs=names,
+        aux=(4, 5),
+        ignored_inputs=lambda params: (2,) if params[batch_norm.NORM]["fix_gamma"] else (),
+        workspace=workspace,
+        needs_training=lambda params: not params[batch_norm.NORM]["use_global_stats"],
+    )
+
+
 LAYERS = {name: _layer(name) for name in ("BatchNorm", "Convolution")}
 """By the operator of the layer: the same with a relu behind it."""
+NORMALIZED = {relu: _normalized(relu) for relu in ("", RELU)}
+"""A convolution with a batch norm behind it, without and with a relu behind that. Its inputs are the convolution's data
+and weight, the batch norm's four vectors, and the convolution's bias where it has one."""
 GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
 """By the operator of a layer's gradient: the same behind the gradient of a relu; its inputs are the incoming gradient,
 the relu's output, and the others."""

@@ -55,9 +55,10 @@ class PlanOptions:
     eliminate_common_expr: bool = True
     """Merge nodes that compute the same."""
     fusion: bool = True
-    """On a host, compute a relu in the layer before it, and its gradient in that of the layer: no array between the
-    two, and the same bits. Not with :attr:`compat` or several devices. A :attr:`budget` below the peak is met with both
-    apart, since one of them may be repeated; :attr:`recompute` cheap takes the smaller plan."""
+    """On a host, compute a relu in the layer before it, and its gradient in that of the layer, and a batch norm without
+    gradient in the convolution before it: no array between the two, and the same bits. Not with :attr:`compat` or
+    several devices. A :attr:`budget` below the peak is met with both apart, since one of them may be repeated;
+    :attr:`recompute` cheap takes the smaller plan."""
     drop_dead_outputs: bool = True
     """Leave out outputs that nobody reads: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
     sizes: str = "true"

@@ -1,19 +1,22 @@
-"""Nodes that follow one another become one: a layer and its relu, the gradient of a relu and that of its layer.
+"""Nodes that follow one another become one: a layer and its relu, the gradient of a relu and that of its layer, and a
+convolution and its batch norm where nobody wants their gradients.
 
 The array between the two is then never written, and every element is read once less; bits stay as they are. Two nodes
 are joined when nobody else reads what passes between them, and when their attributes give both to the same device and
-recompute both or neither. A joined node has the name of the relu, whose output it makes, or of the layer's gradient.
+recompute both or neither. A joined node has the name of the last, whose output it makes.
 :func:`join` runs on the graph with its gradients, before anything has a size; :func:`parted` gives back what can be
 written into a file. Nothing is kept, and no given node is changed; any thread may call them.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from weftplan.ops import joined, registry
 from weftplan.ops.chains import ELEMENTWISE
+from weftplan.ops.nn.batch_norm import NORM
 from weftplan.ops.schema import Op
 from weftplan.symbol import chaining
 from weftplan.symbol.gradient import INHERITED
@@ -24,6 +27,8 @@ _ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
 """Attributes in which two nodes must agree to become one."""
 _LAYER = "__layer__"
 """The attribute of a joined node that is the name of its layer."""
+_NORM = "__norm__"
+"""The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
 
 
 def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], int]:
@@ -34,13 +39,15 @@ def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], 
     candidates = [node for node in order if _may_follow(node)]
     if not candidates:
         return list(entries), 0
-    uses = _uses(entries, order, {node.inputs[0][0] for node in candidates})
+    norms = [node for node in candidates if node.op is not None and node.op.name == "BatchNorm"]
+    uses = _uses(entries, order, {*(node.inputs[0][0] for node in candidates), *norms})
     behind: dict[Node, list[Node]] = {}  # node -> those that it must precede: its gradients
     for node in order:
         for dep in node.control_deps:
             behind.setdefault(dep, []).append(node)
     layers: dict[Node, Node] = {}  # layer -> its relu
     inner: dict[Node, Node] = {}  # gradient of a layer -> gradient of the relu before it
+    before_norm: dict[Node, Node] = {}  # batch norm -> the convolution before it
     for node in candidates:
         before = node.inputs[0]
         first = before[0]
@@ -49,20 +56,28 @@ def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], 
         if _is_relu(node):
             if first.op.name in joined.LAYERS and before[1] == 0 and not first.control_deps and not node.control_deps:
                 layers[first] = node
+        elif node.op is not None and node.op.name == "BatchNorm":
+            free = not any(one.control_deps or one in behind for one in (first, node))
+            alone = free and not uses[node, 1] and not uses[node, 2]
+            if alone and first.op.name == "Convolution" and node.params["axis"] == 1:
+                before_norm[node] = first
         elif first not in behind and _is_gradient_of_relu(first):
             inner[node] = first
     # The shapes of a gradient are those of its forward node's inputs, so that of a relu needs the relu as it is.
     gone = set(inner.values())
     layers = {layer: relu for layer, relu in layers.items() if gone.issuperset(behind.get(relu, ()))}
-    if not layers and not inner:
+    count = len(layers) + len(inner) + len(before_norm)
+    if not count:
         return list(entries), 0
-    return _rebuilt(entries, order, layers=layers, inner=inner), len(layers) + len(inner)
+    return _rebuilt(entries, order, layers=layers, inner=inner, before_norm=before_norm), count
 
 
 def _may_follow(node: Node) -> bool:
     """Whether a node is one of a kind that is joined to what it reads first."""
     op = node.op
-    return op is not None and bool(node.inputs) and (op.name in joined.GRADIENTS or joined.is_relu(op, node.params))
+    if op is None or not node.inputs:
+        return False
+    return op.name in joined.GRADIENTS or op.name == "BatchNorm" or joined.is_relu(op, node.params)
 
 
 def _uses(entries: Sequence[Entry], order: Sequence[Node], makers: set[Node]) -> Counter[tuple[Node, int]]:
@@ -86,10 +101,12 @@ def alike(a: Node, b: Node) -> bool:
 
 
 def _rebuilt(
-    entries: Sequence[Entry], order: Sequence[Node], *, layers: dict[Node, Node], inner: dict[Node, Node]
-) -> list[Entry]:
-    relus, gone = set(layers.values()), set(inner.values())
+    entries: Sequence[Entry], order: Sequence[Node], *, layers: dict[Node, Node], inner: dict[Node, Node],
+    before_norm: dict[Node, Node],
+) -> list[Entry]:  # fmt: skip
+    gone = {*layers.values(), *inner.values(), *before_norm.values()}
     moved: dict[Node, Node] = {}
+    known: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share their parameters
 
     def one(op: Op, name: str, main: Node, *, inputs: list[Entry], other: Node, more: dict[str, str]) -> Node:
         controls = dict.fromkeys(moved.get(dep, dep) for dep in (*main.control_deps, *other.control_deps))
@@ -104,10 +121,22 @@ def _rebuilt(
         )
 
     for node in order:
-        if node in relus or node in gone:
-            continue  # a relu was met with its layer, and the gradient of one will be with what it feeds
-        relu, before, op = layers.get(node), inner.get(node), node.op
-        if op is not None and relu is not None:
+        if node in gone:
+            continue  # a relu was met with its layer; others will be with what they feed
+        relu, before, op, first = layers.get(node), inner.get(node), node.op, before_norm.get(node)
+        if first is not None:
+            params = known.setdefault((id(first.params), id(node.params)), {**first.params, NORM: node.params})
+            moved[node] = Node(
+                joined.NORMALIZED[joined.RELU if relu is not None else ""],
+                (relu or node).name,
+                attrs={**first.attrs, _LAYER: first.name, _NORM: json.dumps([node.name, node.attrs])},
+                params=params,
+                inputs=[followed(e, moved) for e in (*first.inputs[:2], *node.inputs[1:], *first.inputs[2:])],
+                created_at=first.created_at,
+            )
+            if relu is not None:
+                moved[relu] = moved[node]
+        elif op is not None and relu is not None:
             made = joined.LAYERS[op.name]
             named = {_LAYER: node.name}
             moved[node] = moved[relu] = one(made, relu.name, node, inputs=node.inputs, other=relu, more=named)
@@ -125,13 +154,14 @@ def joined_layers(nodes: Iterable[Node]) -> list[str]:
     for node in nodes:
         if node.op is not None and _LAYER in node.attrs:
             found.append(node.attrs[_LAYER])
+            if _NORM in node.attrs and node.op.name.endswith(joined.RELU):
+                found.append(json.loads(node.attrs[_NORM])[0])
         found += chaining.members(node)[:-1]
     return found
 
 
 def parted(entries: Sequence[Entry]) -> list[Entry]:
     """The same forward graph with joined nodes as the layer and the relu that they were."""
-    relu = registry.get("Activation")
     layers: dict[Node, Node] = {}
     moved: dict[Node, Node] = {}
 
@@ -141,25 +171,32 @@ def parted(entries: Sequence[Entry]) -> list[Entry]:
 
     for node in topological_order(entries):
         inputs = [at(entry) for entry in node.inputs]
-        if node.op is not None and node.op.name.removesuffix(joined.RELU) in joined.LAYERS and _LAYER in node.attrs:
-            attrs = {key: text for key, text in node.attrs.items() if key != _LAYER}
-            layers[node] = layer = Node(
-                registry.get(node.op.name.removesuffix(joined.RELU)),
+        if node.op is not None and _LAYER in node.attrs and joined.layer_of(node.op.name) in joined.LAYERS:
+            name = joined.layer_of(node.op.name)
+            attrs = {key: text for key, text in node.attrs.items() if key not in (_LAYER, _NORM)}
+            own = inputs if _NORM not in node.attrs else [*inputs[:2], *inputs[6:]]
+            layer = Node(
+                registry.get(name),
                 node.attrs[_LAYER],
                 attrs=attrs,
-                params=node.params,
-                inputs=inputs,
+                params={key: value for key, value in node.params.items() if key != NORM},
+                inputs=own,
                 control_deps=[moved.get(dep, dep) for dep in node.control_deps],
                 created_at=node.created_at,
             )
-            moved[node] = Node(
-                relu,
-                node.name,
-                attrs={"act_type": "relu", **{key: attrs[key] for key in _ALIKE if key in attrs}},
-                params=registry.parse_params(relu, {"act_type": "relu"}),
-                inputs=[Entry(layer)],
-                created_at=node.created_at,
-            )
+            if _NORM in node.attrs:
+                second, given = json.loads(node.attrs[_NORM])
+                layer = Node(
+                    registry.get("BatchNorm"),
+                    second,
+                    attrs=given,
+                    params=node.params[NORM],
+                    inputs=[Entry(layer), *inputs[2:6]],
+                    created_at=node.created_at,
+                )
+            moved[node] = layers[node] = layer
+            if node.op.name.endswith(joined.RELU):
+                moved[node] = _relu_behind(layer, node)
         elif node.op is ELEMENTWISE:
             moved[node] = chaining.apart(node, inputs)
         else:
@@ -167,3 +204,16 @@ def parted(entries: Sequence[Entry]) -> list[Entry]:
             if kept is not node:
                 moved[node] = kept
     return [at(entry) for entry in entries]
+
+
+def _relu_behind(layer: Node, node: Node) -> Node:
+    """The relu of a joined node."""
+    relu = registry.get("Activation")
+    return Node(
+        relu,
+        node.name,
+        attrs={"act_type": "relu", **{key: node.attrs[key] for key in _ALIKE if key in node.attrs}},
+        params=registry.parse_params(relu, {"act_type": "relu"}),
+        inputs=[Entry(layer)],
+        created_at=node.created_at,
+    )

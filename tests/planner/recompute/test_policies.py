@@ -204,15 +204,17 @@ def test_wrong_options_are_refused() -> None:
 
 
 def test_inference_has_nothing_to_repeat(nets: Any) -> None:
-    """Without gradients policies change nothing, and a budget either fits or is an error."""
-    plain = plan_symbol(nets.conv(), SHAPES, options=PlanOptions())
+    """Without gradients policies change nothing, and a budget either fits or is an error. What asks for the smaller of
+    the plans with joined nodes and without gets that: where arrays are small, what a joined node keeps counts."""
+    plain, apart = (plan_symbol(nets.conv(), SHAPES, options=PlanOptions(fusion=fusion)) for fusion in (True, False))
+    least = min(plain.memory.peak, apart.memory.peak)
     for policy in RECOMPUTE:
         plan = plan_symbol(nets.conv(), SHAPES, options=PlanOptions(recompute=policy))
-        assert plan.memory.peak == plain.memory.peak
+        assert plan.memory.peak == (least if policy == "cheap" else plain.memory.peak)
         assert not twins(plan)
-    plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=plain.memory.peak))
-    with pytest.raises(BudgetError, match=f"the smallest budget that works is {plain.memory.peak}"):
-        plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=plain.memory.peak - 1))
+    plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=least))
+    with pytest.raises(BudgetError, match=f"the smallest budget that works is {least}"):
+        plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=least - 1))
 
 
 def test_two_devices(nets: Any) -> None:

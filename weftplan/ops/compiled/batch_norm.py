@@ -31,6 +31,8 @@ BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "con
 """Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
 are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null. ``relu``:
 whether ``y`` is that of a relu behind; in the gradient its output, or null without one."""
+SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
+"""Words of the function that makes of given statistics what each channel is multiplied by, and what is added then."""
 
 CHAINS = 4
 FEW = 1 << 17
@@ -188,6 +190,27 @@ def forward(scalar: str) -> Function:
     return f
 
 
+def scales(scalar: str) -> Function:
+    """Scale and shift of each channel, as :func:`forward` has them."""
+    f = Function("scales", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
+    of = _block(f, SCALES, 7)
+    eps, ones = f.broadcast(of["constants"]), f.constant("1.0")
+    learnt = f.value(f"icmp ne ptr {of['gamma']}, null")
+    with f.loop(0, of["channels"], f.lanes) as channel:
+        mask = f.mask_below(f.sub(of["channels"], channel))
+        place = f.mul(channel, f.size)
+        beta, mean, var = (f.load_masked(f.at(of[name], place), mask) for name in ("beta", "mean", "var"))
+        inverse = f.binary("fdiv", ones, f.function("sqrt", f.binary("fadd", var, eps)))
+        kept = f.local(f.vector)
+        f.store(ones, kept)
+        with f.when(learnt):
+            f.store(f.load_masked(f.at(of["gamma"], place), mask), kept)
+        scale = f.binary("fmul", inverse, f.load(kept))
+        f.store_masked(scale, f.at(of["scale"], place), mask)
+        f.store_masked(f.binary("fsub", beta, f.binary("fmul", mean, scale)), f.at(of["shift"], place), mask)
+    return f
+
+
 def backward(scalar: str) -> Function:
     """Gradients of gamma and beta, and of the data unless ``dx`` is null."""
     f = Function("backward", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
@@ -266,7 +289,10 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
     """The compiled functions for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
-        f"batch-norm-{scalar}", lambda _: [forward(scalar), backward(scalar)], ("forward", "backward"), target
+        f"batch-norm-{scalar}",
+        lambda _: [forward(scalar), backward(scalar), scales(scalar)],
+        ("forward", "backward", "scales"),
+        target,
     )
 
 
@@ -288,7 +314,22 @@ def _address(array: Any) -> int:
     return 0 if array is None else address(array)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
+def scaling(params: Params, statistics: Arrays, scale: Any, shift: Any) -> Call:
+    """What computes by what each channel is multiplied, and what is added then, where ``statistics`` are given: gamma,
+    beta, mean and variance."""
+    gamma, beta, mean, var = statistics
+    constants = np.array([params["eps"]], scale.dtype)
+    values = {
+        "gamma": 0 if params["fix_gamma"] else address(gamma), "beta": address(beta), "mean": address(mean),
+        "var": address(var), "scale": address(scale), "shift": address(shift), "constants": address(constants),
+        "channels": scale.size,
+    }  # fmt: skip
+    words = KernelArguments(SCALES, np.array([values[name] for name in SCALES], dtype=np.int64), [constants])
+    return holding(words.ready(entries(scale.dtype)["scales"]), statistics, scale, shift)
+
+
+def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
+    """What computes a BatchNorm, with ``relu`` the same with a relu behind it; ``outputs[0]`` may be the data."""
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
@@ -342,7 +383,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
     return one_after_other(*calls)
 
 
-def _refusal(data: DType, vector: DType) -> str:
+def refusal(data: DType, vector: DType) -> str:
+    """Why these kernels cannot compute it, from the dtypes of data and statistics; empty when they can."""
     found = host()
     if isinstance(found, str):
         return found
@@ -354,8 +396,8 @@ def _refusal(data: DType, vector: DType) -> str:
 def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
     """Offer what ``make`` says; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
 
-    def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
-        return _refusal(inputs[data].dtype, inputs[vector].dtype)
+    def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
+        return refusal(inputs[data].dtype, inputs[vector].dtype)
 
     def slower(params: Params, inputs: Specs, outputs: Specs) -> str:
         return "planes of few elements" if _extents(params, inputs[data].shape)[2] < LEAST_PLANE else ""
@@ -365,10 +407,10 @@ def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
         return take_bytes(*[((_extents(params, shape)[1],), dtype)] * count)
 
     kernel = RepeatedKernel(make)
-    provide(op, Implementation(name="native", kernel=kernel, workspace=workspace, refusal=refusal, slower=slower))
+    provide(op, Implementation(name="native", kernel=kernel, workspace=workspace, refusal=refused, slower=slower))
 
 
-_provide("BatchNorm", _forward, data=0, vector=2, count=3)
+_provide("BatchNorm", normalization, data=0, vector=2, count=3)
 _provide("_backward_BatchNorm", _backward, data=1, vector=3, count=2)
-_provide("BatchNorm+relu", partial(_forward, relu=True), data=0, vector=2, count=3)
+_provide("BatchNorm+relu", partial(normalization, relu=True), data=0, vector=2, count=3)
 _provide("_backward_BatchNorm+relu", _backward_behind_relu, data=2, vector=4, count=2)

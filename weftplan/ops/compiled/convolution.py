@@ -13,16 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import dense, depthwise_tables, pointwise, winograd, winograd_weights
+from weftplan.ops import joined
+from weftplan.ops.compiled import batch_norm, dense, depthwise_tables, pointwise, winograd, winograd_weights
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
 from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
 from weftplan.ops.compiled.sizes import Sizes, sizes
+from weftplan.ops.compiled.tables import After
 from weftplan.ops.compiled.target import host
+from weftplan.ops.forms import bound
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn import convolution, deconvolution
+from weftplan.ops.nn.batch_norm import NORM
 from weftplan.ops.nn.conv_geometry import Geometry
 from weftplan.ops.products import stacked_product
+from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import Arrays, OpContext, Params, TensorSpec, aligned
 
 
@@ -113,15 +118,18 @@ def _spec(array: Any) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
-def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any, *, relu: bool = False) -> Call:
-    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; with ``relu`` nothing below 0."""
+def _correlate(
+    s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any, *, after: After | None = None, relu: bool = False
+) -> Call:
+    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; ``after`` that scaled and shifted, and
+    with ``relu`` nothing below 0."""
     if depthwise_tables.takes(s):
-        return depthwise_tables.forward_call(s, data, weight, bias, out, room, relu=relu)
+        return depthwise_tables.forward_call(s, data, weight, bias, out, room, after=after, relu=relu)
     small = pointwise.forward_pass(s)
     if small is not None:
-        return pointwise.call(small, data, weight, bias, out, room, relu=relu)
+        return pointwise.call(small, data, weight, bias, out, room, after=after, relu=relu)
     packed, padded, widened = _buffers(room, forward_scratch(s))
-    return dense.forward(s, data, weight, bias, out, packed, padded, widened=widened, relu=relu)
+    return dense.forward(s, data, weight, bias, out, packed, padded, widened=widened, after=after, relu=relu)
 
 
 def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
@@ -149,8 +157,9 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
 
 
 def _forward(
-    ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
-) -> Call:
+    ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, after: After | None = None, relu: bool = False,
+    fast: bool = False,
+) -> Call:  # fmt: skip
     out = outputs[0]
     if out is None:
         return nothing
@@ -159,8 +168,42 @@ def _forward(
     if fast:
         need = winograd.forward_pass(s)
         room = ctx.take((winograd.layout(need).nbytes,), np.uint8)
-        return winograd.call(need, inputs[0], inputs[1], bias, out, room, relu=relu)
-    return _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, _forward_scratch(s)), relu=relu)
+        return winograd.call(need, inputs[0], inputs[1], bias, out, room, after=after, relu=relu)
+    room = _room(ctx, s, _forward_scratch(s))
+    return _correlate(s, inputs[0], inputs[1], bias, out, room, after=after, relu=relu)
+
+
+def _normalized(
+    ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
+) -> Call:
+    """A convolution and the batch norm behind it: in one pass where the statistics are given."""
+    norm, own, statistics = params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
+    out = outputs[0]
+    if out is None:
+        return nothing
+    apart = bool(batch_norm.refusal(out.dtype, statistics[1].dtype))
+    if apart or (ctx.is_train and not norm["use_global_stats"]):
+        convolve = _forward(ctx, params, own, outputs, fast=fast)
+        # In the same scratch: the one is done with it before the other begins.
+        again = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
+        given, made = [out, *statistics], [out, None, None]
+        if not apart:
+            return one_after_other(convolve, batch_norm.normalization(again, norm, given, made, relu=relu))
+        kernel = joined.norm_of(joined.RELU * relu).forward
+        return one_after_other(convolve, again.repeated(bound(kernel, again, norm, given, made)))
+    scale, shift = (ctx.take((out.shape[1],), out.dtype) for _ in range(2))
+    scaling = batch_norm.scaling(norm, statistics, scale, shift)
+    return one_after_other(scaling, _forward(ctx, params, own, outputs, after=(scale, shift), relu=relu, fast=fast))
+
+
+def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
+    """Scratch of :func:`_normalized`, of which the convolution has ``nbytes``."""
+    given, out = inputs[2:6], outputs[0]
+    if batch_norm.refusal(out.dtype, given[1].dtype):
+        made = [out, given[1], given[1]]
+        return max(nbytes, joined.norm_of(relu).workspace_bytes(params[NORM], [out, *given], made))
+    vector = take_bytes(((out.shape[1],), out.dtype))
+    return max(nbytes + 2 * vector, 3 * vector)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, fast: bool = False) -> Call:
@@ -215,10 +258,14 @@ def _provide(
 ) -> None:  # fmt: skip
     """Offer what ``make`` says for ``op``, whose input number ``data`` has the dtype that counts; where Winograd's way
     is faster, what ``fast`` says, with so many bytes of scratch."""
+    relu = joined.RELU * op.endswith(joined.RELU)
+
+    def needed(nbytes: int, params: Params, inputs: Specs, outputs: Specs) -> int:
+        return _with_norm(nbytes, params, inputs, outputs, relu) if "+BatchNorm" in op else nbytes
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         s = sizes(geometry(params, inputs, outputs))
-        return _nbytes(s, *scratch(s))
+        return needed(_nbytes(s, *scratch(s)), params, inputs, outputs)
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         return _refusal(inputs[data], geometry(params, inputs, outputs))
@@ -241,7 +288,9 @@ def _provide(
         Implementation(
             name="winograd",
             kernel=RepeatedKernel(maker),
-            workspace=lambda params, inputs, outputs: nbytes(sizes(geometry(params, inputs, outputs))),
+            workspace=lambda params, inputs, outputs: needed(
+                nbytes(sizes(geometry(params, inputs, outputs))), params, inputs, outputs
+            ),
             refusal=lambda params, inputs, outputs: (
                 refusal(params, inputs, outputs) or winograd.refusal(sizes(geometry(params, inputs, outputs)))
             ),
@@ -251,11 +300,12 @@ def _provide(
     )
 
 
-for _name, _relu in (("Convolution", False), ("Convolution+relu", True)):
-    _provide(
-        _name, partial(_forward, relu=_relu), _convolution, 0, lambda s: [_forward_scratch(s)],
-        (partial(_forward, relu=_relu, fast=True), lambda s: winograd.layout(winograd.forward_pass(s)).nbytes),
-    )  # fmt: skip
+for _name, _make in (("Convolution", _forward), ("Convolution+BatchNorm", _normalized)):
+    for _relu in (False, True):
+        _provide(
+            _name + joined.RELU * _relu, partial(_make, relu=_relu), _convolution, 0, lambda s: [_forward_scratch(s)],
+            (partial(_make, relu=_relu, fast=True), lambda s: winograd.layout(winograd.forward_pass(s)).nbytes),
+        )  # fmt: skip
 _provide(
     "_backward_Convolution",
     _backward,

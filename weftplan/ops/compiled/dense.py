@@ -143,15 +143,18 @@ def _packing(entry: Entry, here: tables.KernelArguments, s: Sizes, nbytes: int, 
 
 def forward(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None, *,
-    widened: Any = None, relu: bool = False,
+    widened: Any = None, after: tables.After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """What makes ``y`` windows of ``x`` times ``weight`` plus ``bias`` unless None, with ``relu`` nothing below 0."""
-    steps = {"w": s.channels * s.taps * s.stored, "y": s.pixels * s.stored, "bias": s.itemsize}
+    of_filter = dict.fromkeys(("bias", "scale", "shift"), s.itemsize)
+    steps = {"w": s.channels * s.taps * s.stored, "y": s.pixels * s.stored, **of_filter}
+    scale, shift = (None, None) if after is None else after
     slices = _slices(s, filters_at_once(s), forward=True)
     widens = s.halves and bias is not None
     wide_bias = widened.view(np.float32) if widens else bias
     call = _gather(tables.forward, s, slices, forward_bands(s), forward_cut(s), forward_scratch(s), steps, target,
-                   relu=relu, x=x, w=weight, bias=wide_bias, y=y, packed=packed, padded=padded)  # fmt: skip
+                   relu=relu, x=x, w=weight, bias=wide_bias, y=y, packed=packed, padded=padded, scale=scale,
+                   shift=shift)  # fmt: skip
     return one_after_other(partial(np.copyto, wide_bias, bias), call) if widens else call
 
 

@@ -28,12 +28,12 @@ GROUPS = (NINE, 3, 1)
 
 PASS = ("x", "w", "y", "buffer", "second", "images", "channels", "first", "last", "x_plane", "y_plane", "rows",
         "columns", "row_step", "taps", "tap_table", "pad", "lead", "apart", "pitch", "pad_rows", "phase", "counts",
-        "sums", "bias", "relu")  # fmt: skip
+        "sums", "bias", "relu", "scale", "shift")  # fmt: skip
 """``tap_table``: pairs (offset in the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between rows of
 outputs. ``apart``: whether even and odd columns are laid apart, ``phase`` bytes from each other, in rows of ``pitch``.
 Of a data gradient of stride 2, ``counts`` says where the taps of its four phases begin, and where the last ends;
-``sums`` has room for a vector for each tap of a weight's gradient. Outputs begin with ``bias`` unless that is null;
-with ``relu`` not 0 none is below 0."""
+``sums`` has room for a vector for each tap of a weight's gradient. Outputs begin with ``bias`` unless that is null, are
+multiplied by ``scale`` and added to ``shift`` unless those are, and with ``relu`` not 0 none is below 0."""
 
 
 def _lanes(scalar: str) -> int:
@@ -142,17 +142,24 @@ def forward(scalar: str, by: int = 0) -> Function:
     by_four = f.value(f"and i64 {get['rows']}, {-ROWS}")
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
-    bias = pointer(f, "%how", PASS, "bias")
-    biased = f.value(f"icmp ne ptr {bias}, null")
+    given = {name: pointer(f, "%how", PASS, name) for name in ("bias", "scale", "shift")}
+    biased, scaled = (f.value(f"icmp ne ptr {given[name]}, null") for name in ("bias", "scale"))
     behind = f.compare("ne", word(f, "%how", PASS, "relu"), 0)
     least = f.splat(f.value(f"select i1 {behind}, {scalar} 0.0, {scalar} 0xFFF0000000000000"))
-    zero = f.local(scalar)
-    f.put_scalar("0.0", zero)
+    zero, one_, less = (f.local(scalar) for _ in range(3))
+    for place, number in ((zero, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also where x is -0
+        f.put_scalar(number, place)
+
+    def chosen(condition: str, name: str, channel: str, otherwise: str) -> str:
+        there = f.at(given[name], f.mul(channel, size))
+        return f.broadcast(f.value(f"select i1 {condition}, ptr {there}, ptr {otherwise}"))
+
     weights_at = [f.word(table, 2 * tap + 1) for tap in range(NINE)] if by else []
     columns = _columns(f, get, by)
     with _each_plane(f, get, x, y) as (channel, source, target, end):
         weight = f.at(w, f.mul(channel, taps_bytes))
-        start = f.broadcast(f.value(f"select i1 {biased}, ptr {f.at(bias, f.mul(channel, size))}, ptr {zero}"))
+        start = chosen(biased, "bias", channel, zero)
+        after = chosen(scaled, "scale", channel, one_), chosen(scaled, "shift", channel, less)
         factors = [f.broadcast(f.at(weight, place)) for place in weights_at]
 
         def sums_of_nine(begin: str, count: int, start: str = start, factors: Sequence[str] = factors) -> list[str]:
@@ -182,14 +189,17 @@ def forward(scalar: str, by: int = 0) -> Function:
 
         sums_of = sums_of_nine if by else sums_of_all
 
-        def rows(first: Value, count: int, source: str = source, target: str = target, end: str = end) -> None:
+        def rows(
+            first: Value, count: int, source: str = source, target: str = target, end: str = end,
+            after: tuple[str, str] = after,
+        ) -> None:  # fmt: skip
             with f.loop(0, blocks) as turned:
                 block = f.sub(f.sub(blocks, 1), turned)  # the last first: see _put_row
                 column = f.mul(block, n)
                 begin = f.at(source, f.add(f.mul(first, get["row_step"]), f.mul(column, size)))
                 for row, one in enumerate(sums_of(begin, count)):
                     place = f.at(target, f.add(f.mul(f.add(first, row), row_bytes), f.mul(column, size)))
-                    _put_row(f, f.floored(one, least), place, end, f.sub(get["columns"], column))
+                    _put_row(f, f.floored(f.fma(one, *after), least), place, end, f.sub(get["columns"], column))
 
         with f.loop(0, by_four, ROWS) as first:
             rows(first, ROWS)

@@ -19,7 +19,7 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.sizes import Sizes
-from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.tables import After, KernelArguments, address, places_of
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.schema import DType
 
@@ -205,11 +205,12 @@ def run(
 
 
 def forward_call(
-    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *, relu: bool = False
-) -> Call:
+    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    after: After | None = None, relu: bool = False,
+) -> Call:  # fmt: skip
     """What makes ``y`` each channel of ``x`` with its filter, plus ``bias`` unless None; with ``relu`` at least 0."""
-    more = {"bias": 0 if bias is None else address(bias), "relu": int(relu)}
-    return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias)
+    more = {"bias": 0 if bias is None else address(bias), "relu": int(relu), **places_of(after)}
+    return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias, after)
 
 
 def data_call(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> Call:

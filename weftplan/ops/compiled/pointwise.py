@@ -19,7 +19,7 @@ from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.pointwise_kernels import POINTWISE, pointwise
 from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.sizes import PANEL_BYTES, Sizes
-from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.tables import After, KernelArguments, address, places_of
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.compiled.winograd_kernels import VECTORS
 from weftplan.ops.products import MOST
@@ -39,6 +39,8 @@ ROWS = 8
 """Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
 LEAST_FILTERS = 32
 """Filters of a range at least, since each lays pixels close together anew."""
+SHARE = 64
+"""What share of images and results the rooms of more than two parts may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,9 @@ class Pass:
     @property
     def parts(self) -> int:
         """Ranges that are handed to idle cores."""
-        wanted = count(self.batch * self.channels * self.filters * self.pixels, scratch.FEW, MOST)
+        images = self.batch * (self.channels + self.filters) * self.pixels * self.itemsize
+        most = min(MOST, max(2, images // SHARE // self.room))
+        wanted = count(self.batch * self.channels * self.filters * self.pixels, scratch.FEW, most)
         return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // LEAST_FILTERS)
 
     def by_pixels(self, parts: int) -> bool:
@@ -118,16 +122,14 @@ def _arguments(p: Pass, bits: int) -> KernelArguments:
 
 def call(
     p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
-    after: tuple[Any, Any] | None = None, relu: bool = False,
+    after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """What computes ``y`` of ``x``, in scratch of :attr:`Pass.nbytes`; ``after``: scale and shift of each filter; with
-    ``relu`` nothing below 0."""
+    """What computes ``y`` of ``x``, in scratch of :attr:`Pass.nbytes`; with ``relu`` nothing below 0."""
     found = host() if target is None else target
     assert isinstance(found, Target)
     here = _arguments(p, found.bits).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
-        room=address(room), scale=0 if after is None else address(after[0]),
-        shift=0 if after is None else address(after[1]),
+        room=address(room), **places_of(after),
     )  # fmt: skip
     parts, function, moves = p.parts, entry(x.dtype, found), {"room": p.room}
     if p.by_pixels(parts):

@@ -29,7 +29,7 @@ are those of one image."""
 GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image", "y_image", "groups", "x_group",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
           "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step", "relu",
-          "packs")  # fmt: skip
+          "packs", "scale", "shift")  # fmt: skip
 NARROW = ("x", "y", "count")
 """``count`` elements of float32 that are rounded to float16."""
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
@@ -92,16 +92,18 @@ class _Places:
 
 
 def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, halves: bool = False) -> Function:
-    """``product(x, w, y, bias, how, rows, first_outer, outers, adds, relu)``.
+    """``product(x, w, y, bias, how, rows, first_outer, outers, adds, relu, scale, shift)``.
 
-    With ``relu`` not 0, ``max(y, 0)`` is stored, which is for sums that are whole: without ``adds``.
+    Sums that are whole, without ``adds``, are multiplied by ``scale`` and added to ``shift`` unless those are null, and
+    then, with ``relu`` not 0, ``max(y, 0)`` is stored.
 
     ``places`` are the numbers of places of a tile, the largest first: the last tile takes the smallest that suffices.
     ``bias`` may be null. With ``halves`` ``y`` is of float16, and nothing is added to it. ``register``: see
     :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
     """
     arguments = (("ptr", "x"), ("ptr", "w"), ("ptr", "y"), ("ptr", "bias"), ("ptr", "how"), ("i64", "rows"),
-                 ("i64", "first"), ("i64", "outers"), ("i64", "adds"), ("i64", "relu"))  # fmt: skip
+                 ("i64", "first"), ("i64", "outers"), ("i64", "adds"), ("i64", "relu"), ("ptr", "scale"),
+                 ("ptr", "shift"))  # fmt: skip
     f = Function("product_of_halves" if halves else "product", arguments, scalar, lanes, local=True)
     tile = _Tile(f, places, register=register, halves=halves)
     n, most = f.lanes, places[0]
@@ -147,6 +149,7 @@ class _Tile:
         self.last = f.add("%first", "%outers")
         self.adds = f.compare("ne", "%adds", 0)
         self.biased = f.value("icmp ne ptr %bias, null")
+        self.scaled = f.value("icmp ne ptr %scale, null")
         behind = f.compare("ne", "%relu", 0)
         self.least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
         # One row of places for each channel; a row is as wide as whole vectors.
@@ -164,6 +167,7 @@ class _Tile:
         # A masked load where nothing can be read is right, and takes hundreds of cycles.
         there = f.at("%bias", f.mul(channel, f.size))
         self.bias = f.value(f"select i1 {self.biased}, ptr {there}, ptr %w")
+        self.scale, self.shift = (f.at(name, f.mul(channel, f.size)) for name in ("%scale", "%shift"))
 
     def compute(self, places_left: Value, count: int) -> None:
         """The next ``count`` places, of which ``places_left`` are wanted if those are fewer."""
@@ -171,6 +175,12 @@ class _Tile:
         sources, targets = self.walk.take("%x", count)
         sums = self._sum(sources)
         n, panels = f.lanes, self.panels
+        with f.when(self.scaled):
+            for panel in range(panels):
+                offset, mask = panel * n * f.size, f.mask_below(f.sub(self.left, panel * n))
+                scale, shift = (f.load_masked(f.at(given, offset), mask) for given in (self.scale, self.shift))
+                for of_place in sums:
+                    f.store(f.fma(f.load(of_place[panel]), scale, shift), of_place[panel])
         size = f.size // 2 if self.halves else f.size
         store = f.store_halves if self.halves else f.store_first
         put = f.put_half if self.halves else f.put_scalar
@@ -261,9 +271,9 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     are packed before."""
     f = Function("gather", (("ptr", "how"),), scalar, lanes)
     get = {name: word(f, "%how", GATHER, name) for name in GATHER}
-    x, w, y, bias, padded, packed, pad_how, pack_how, table = (
+    x, w, y, bias, padded, packed, pad_how, pack_how, table, scale, shift = (
         pointer(f, "%how", GATHER, name)
-        for name in ("x", "w", "y", "bias", "padded", "packed", "pad", "pack", "phase_table")
+        for name in ("x", "w", "y", "bias", "padded", "packed", "pad", "pack", "phase_table", "scale", "shift")
     )
     length = word(f, pack_how, PACK, "length")
     with f.loop(0, get["packs"]) as group:
@@ -276,7 +286,7 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
             length,
         )
     copies = f.compare("ne", get["copies"], 0)
-    biased = f.value(f"icmp ne ptr {bias}, null")
+    biased, scaled = (f.value(f"icmp ne ptr {given}, null") for given in (bias, scale))
     with f.loop(get["first"], get["last"], get["together"]) as image:
         count = f.smaller(f.sub(get["last"], image), get["together"])
         direct = f.at(x, f.mul(image, get["x_image"]))
@@ -294,6 +304,7 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
             target = f.at(out, f.mul(band, get["y_step"]))
             with f.loop(0, get["groups"]) as group:
                 some = f.at(bias, f.choose(biased, f.mul(group, get["bias_group"]), 0))
+                moved = f.choose(scaled, f.mul(group, get["bias_group"]), 0)
                 with f.loop(0, get["phases"]) as phase:
                     how = f.pointer(products, phase)
                     f.call(
@@ -308,6 +319,8 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
                         word(f, how, PRODUCT, "outer"),
                         0,
                         get["relu"],
+                        f.at(scale, moved),
+                        f.at(shift, moved),
                     )
     return f
 
@@ -357,6 +370,8 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function], *, halves: bo
                     outers,
                     adds,
                     0,
+                    "null",
+                    "null",
                 )
     return f
 

@@ -301,3 +301,13 @@ def address(array: Any) -> int:
     """Where an array's bytes begin."""
     found: int = array.__array_interface__["data"][0]
     return found
+
+
+After = tuple[Any, Any]
+"""(scale, shift): what each channel of a result is multiplied by, and what is added to it then."""
+
+
+def places_of(after: After | None) -> dict[str, int]:
+    """The words ``scale`` and ``shift`` of a call."""
+    scale, shift = (0, 0) if after is None else map(address, after)
+    return {"scale": scale, "shift": shift}

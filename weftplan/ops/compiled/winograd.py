@@ -22,7 +22,7 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, holding, one_after_other
 from weftplan.ops.compiled.sizes import Sizes
-from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.tables import After, KernelArguments, address, places_of
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.compiled.winograd_kernels import PLACES, WINOGRAD
 from weftplan.ops.products import MOST
@@ -218,8 +218,9 @@ def _arguments(p: Pass, at: Layout, lanes: int) -> KernelArguments:
 
 
 def call(
-    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *, relu: bool = False
-) -> Call:
+    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    after: After | None = None, relu: bool = False,
+) -> Call:  # fmt: skip
     """What computes ``y`` of ``x``, in scratch of :attr:`Layout.nbytes`; with ``relu`` nothing below 0."""
     found = host() if target is None else target
     assert isinstance(found, Target)
@@ -230,10 +231,10 @@ def call(
     line, m, other = own, own + at.line, own + at.line + aligned(PLACES * at.m)
     here = _arguments(p, at, found.lanes(4)).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
-        u=begin if at.whole else other, v=other if at.whole else begin, m=m, line=line,
+        u=begin if at.whole else other, v=other if at.whole else begin, m=m, line=line, **places_of(after),
     )  # fmt: skip
     calls = _by_tiles(p, at, here, entry) if at.whole else _by_filters(p, at, here, entry)
-    return holding(one_after_other(*calls), x, weight, bias, y, room)
+    return holding(one_after_other(*calls), x, weight, bias, y, room, after)
 
 
 def _by_tiles(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:

@@ -27,12 +27,13 @@ WINOGRAD = ("x", "w", "y", "bias", "u", "v", "m", "line", "first", "last", "bloc
             "last_out", "some", "turns", "channels", "filters", "x_image", "x_plane", "height", "width", "lead",
             "line_bytes", "lines_bytes", "odd", "even_to", "odd_to", "tiles", "columns", "y_image", "y_plane",
             "y_height", "y_width", "w_out", "w_in", "order", "u_place", "v_row", "v_place", "m_row", "m_place",
-            "relu")  # fmt: skip
+            "relu", "scale", "shift")  # fmt: skip
 """How a call runs, in bytes and counts.
 
 Tiles ``first`` to ``last``, in blocks of ``block``; channels ``first_in`` to ``last_in`` are made v of; filters
 ``first_out`` to ``last_out`` are multiplied, ``some`` at a time, and made u of before where ``turns`` is not 0.
 ``order`` points to where u of each position lies. A line has a row's even columns, then from ``odd`` on the odd ones.
+Results are multiplied by ``scale`` and added to ``shift`` unless those are null, before the relu.
 """
 PLACES = 16
 """Positions of a tile: products of matrices."""
@@ -45,7 +46,7 @@ CHAIN = 64
 Between such stretches a sum waits in m, which changes none of its bits."""
 
 
-POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order")
+POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order", "scale", "shift")
 
 
 class Words:
@@ -279,15 +280,20 @@ def results(scalar: str, lanes: int) -> Function:
     arguments = (("ptr", "how"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
     f = Function("results", arguments, scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("y", "m", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width",
-                              "m_row", "m_place", "relu"), POINTERS)  # fmt: skip
+                              "m_row", "m_place", "relu", "scale", "shift"), POINTERS)  # fmt: skip
     n, size = lanes, f.size
     row_bytes = f.mul(get["y_width"], size)
     behind = f.compare("ne", get["relu"], 0)
     least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
-    biased = f.value(f"icmp ne ptr {get['bias']}, null")
+    biased, scaled = (f.value(f"icmp ne ptr {get[name]}, null") for name in ("bias", "scale"))
     slot = f.local(f.scalar, 2 * n)
-    nothing = f.local(f.scalar)
-    f.put_scalar("0.0", nothing)
+    nothing, one_, less = (f.local(f.scalar) for _ in range(3))
+    for place, number in ((nothing, "0.0"), (one_, "1.0"), (less, "-0.0")):  # x * 1 - 0 is x, also where x is -0
+        f.put_scalar(number, place)
+
+    def chosen(condition: str, name: str, out: str, otherwise: str) -> str:
+        there = f.at(get[name], f.mul(out, size))
+        return f.broadcast(f.value(f"select i1 {condition}, ptr {there}, ptr {otherwise}"))
 
     def put(pair: list[str], to: str, count: str) -> None:
         whole = f.compare("sge", count, 2 * n)
@@ -313,8 +319,8 @@ def results(scalar: str, lanes: int) -> Function:
         whole_image = f.at(get["y"], f.mul(number, get["y_image"]))
         with f.loop("%first", "%last") as out:
             plane = f.at(whole_image, f.mul(out, get["y_plane"]))
-            own = f.value(f"select i1 {biased}, ptr {f.at(get['bias'], f.mul(out, size))}, ptr {nothing}")
-            bias = f.broadcast(own)
+            bias = chosen(biased, "bias", out, nothing)
+            scale, shift = chosen(scaled, "scale", out, one_), chosen(scaled, "shift", out, less)
             source = f.at(get["m"], f.mul(f.sub(out, "%first"), get["m_row"]))
             with f.loop(above, below) as row:
                 from_ = f.at(source, f.mul(f.add(at, f.mul(row, get["columns"])), size))
@@ -328,7 +334,7 @@ def results(scalar: str, lanes: int) -> Function:
                     to = f.at(line, f.mul(column, 2 * size))
                     for i in range(2):
                         both = [
-                            f.floored(f.binary("fadd", one, bias), least)
+                            f.floored(f.fma(f.binary("fadd", one, bias), scale, shift), least)
                             for one in _gathered(f, [down[j][i] for j in range(4)])
                         ]
                         lanes_of = [lane // 2 + (n if lane % 2 else 0) for lane in range(2 * n)]

@@ -48,6 +48,8 @@ from weftplan.ops.schema import (
     Workspace,
 )
 
+NORM = "norm"
+"""The parameter of a convolution with a batch norm behind it (``joined.py``) that holds those of the batch norm."""
 BATCH_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
 """Operators with these inputs and parameters, the same outside training; the second has its channels on axis 1."""
 _PARAMS = (

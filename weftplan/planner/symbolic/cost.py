@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from weftplan.errors import PlanError
 from weftplan.ops import work
-from weftplan.ops.joined import RELU
+from weftplan.ops.joined import layer_of
 from weftplan.planner.program import Program
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
@@ -73,7 +73,7 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
         )
         arithmetic = 0.0
         if node is not None and node.op is not None:
-            name = (node.op.backward_of or node.op.name).removesuffix(RELU)
+            name = layer_of(node.op.backward_of or node.op.name)
             traffic *= work.SWEEPS.get(name, 1.0)
             if name == "Pooling":
                 # Of both sides the smaller has one element per window.

@@ -19,7 +19,7 @@ from weftplan.ops.schema import DType, Req
 from weftplan.planner.labels import Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import folded, joined_with_relu, merged
+from weftplan.planner.symbolic.passes import folded, joined_layers, merged
 from weftplan.symbol import placeholder
 from weftplan.symbol.gradient import GRAD_REQS, INHERITED, Gradients, add_gradients, read_grad_req
 from weftplan.symbol.joining import join
@@ -114,7 +114,7 @@ def differentiate(
         entries, joined = join(entries, found[0])
         if joined:
             found = None
-        passes.append(joined_with_relu(joined))
+        passes.append(joined_layers(joined))
     where: dict[Node, Context] = {}
     if group2ctx or variable_contexts:
         found = None

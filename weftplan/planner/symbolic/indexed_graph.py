@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from weftplan.errors import PlanError
-from weftplan.ops.joined import RELU
+from weftplan.ops.joined import layer_of
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order
@@ -136,6 +136,6 @@ def rules_of(name: str, force: bool | None) -> frozenset[str]:
     """
     if name == "Dropout":
         return frozenset()
-    name = name.removesuffix(RELU)
+    name = layer_of(name)
     mxnet, echo = force or name not in NEVER_V1, name not in NEVER_ECHO if force is None else force
     return frozenset(rule for rule, holds in (("mxnet", mxnet), ("echo", echo)) if holds)

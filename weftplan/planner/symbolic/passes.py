@@ -38,10 +38,10 @@ def merged(count: int) -> Pass:
     return Pass("equal expressions merged", changed, "MXNET_ELIMINATE_COMMON_EXPR")
 
 
-def joined_with_relu(count: int) -> Pass:
+def joined_layers(count: int) -> Pass:
     """So many pairs became one node."""
     changed = f"joined {counted(count, 'pair')} of nodes that follow one another" if count else ""
-    return Pass("layers joined with a relu", changed, _FUSION)
+    return Pass("layers joined", changed, _FUSION)
 
 
 def joined_chains(count: int) -> Pass:
