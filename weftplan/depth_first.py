@@ -24,7 +24,13 @@ def deepest_first(nodes: Sequence[int], before: Mapping[int, Sequence[int]] | Se
     needed: set[int] = set()
     for node in nodes:
         inside = [other for other in before[node] if other in depth]
-        if len(inside) > 1:
+        if len(inside) == 2:
+            first, second = inside
+            if depth[second] > depth[first]:
+                inside = [second, first]
+            elif first == second:
+                inside = [first]
+        elif len(inside) > 2:
             inside = sorted(dict.fromkeys(inside), key=depth.__getitem__, reverse=True)
         # Deep chains are the common case: only branches ask for the depth of their inputs.
         depth[node] = 1 + depth[inside[0]] if inside else 1

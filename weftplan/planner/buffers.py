@@ -16,7 +16,7 @@ from weftplan.planner.liveness import lifetimes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.reuse import Precedence
 from weftplan.planner.program import Program, scratch_of
-from weftplan.planner.reachability import MOST_STEPS, ancestors, producers
+from weftplan.planner.reachability import MOST_STEPS
 
 
 class Buffers:
@@ -26,16 +26,22 @@ class Buffers:
     buffers, even where MXNet's walk gave them a block, and neither is the scratch of nodes that do not run.
     """
 
-    def __init__(self, program: Program, assignment: Assignment, *, options: PlanOptions) -> None:
+    def __init__(
+        self, program: Program, assignment: Assignment, *, options: PlanOptions, like: Buffers | None = None
+    ) -> None:
+        """``like``: buffers of the same program under another assignment."""
         self.program = program
         self.assignment = assignment
         self.options = options
-        starts, ends = lifetimes(program)
-        self.entry_first = np.array(starts, dtype=np.int64)
-        self.entry_last = np.array(ends, dtype=np.int64)
-        self.entry_nbytes = np.array(program.nbytes, dtype=np.int64)
-        node_device = np.array(program.device, dtype=np.int64)
-        self.entry_device = node_device[program.graph.entry_node]
+        if like is None:
+            starts, ends = lifetimes(program)
+            self.entry_first = np.array(starts, dtype=np.int64)
+            self.entry_last = np.array(ends, dtype=np.int64)
+            self.entry_nbytes = np.array(program.nbytes, dtype=np.int64)
+            self.entry_device = np.array(program.device, dtype=np.int64)[program.graph.entry_node]
+        else:
+            self.entry_first, self.entry_last = like.entry_first, like.entry_last
+            self.entry_nbytes, self.entry_device = like.entry_nbytes, like.entry_device
         group = np.array(assignment.group, dtype=np.int64)
         group[np.frombuffer(assignment.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
@@ -59,7 +65,8 @@ class Buffers:
         """Per buffer: the groups that have entries, then one per node with scratch."""
         self.last = np.concatenate([last, moments + 1])
         self.nbytes = np.concatenate([nbytes, scratch])
-        self.device = np.concatenate([device, node_device[self.workspace_nodes]])
+        scratch_device = np.array([program.device[nid] for nid in where], dtype=np.int64)
+        self.device = np.concatenate([device, scratch_device])
 
     def live(self, nbytes: IntArray | None = None) -> IntArray:
         """Bytes alive at each step, one row per device, of buffers of these sizes (default: as they are)."""
@@ -93,15 +100,26 @@ class Buffers:
         if len(program.order) > MOST_STEPS:
             return None
         first, group = self.first.tolist(), self.entry_group.tolist()
-        users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]]
-        bit, skipped = 1, self.assignment.skipped
+        # A set of steps is one integer, as in reachability.py; the last of the users is for entries of no group.
+        users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]] + [0]
+        skipped, all_reads = self.assignment.skipped, program.reads
+        made = [0] * program.graph.num_entries
+        needs = []
+        bit = 1
         for nid in program.order:
+            mine, reads, outputs = bit, all_reads[nid], range(row[nid], row[nid + 1])
+            for e in reads:
+                mine |= made[e]
+            needs.append(mine)
+            for e in outputs:
+                made[e] = mine
             if nid not in skipped:  # a skipped sum touches nothing
-                for k in [*[group[e] for e in program.reads[nid]], *group[row[nid] : row[nid + 1]]]:
-                    if k >= 0:
-                        users[k] |= bit
+                for e in reads:
+                    users[group[e]] |= bit
+                for e in outputs:
+                    users[group[e]] |= bit
             bit <<= 1
-        needs = ancestors(producers(program))
+        users.pop()
         return Precedence(users, [needs[step] for step in first])
 
     def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:

@@ -91,15 +91,15 @@ def assign(
     for nid in program.order:
         start, end = row[nid], row[nid + 1]
         if enable_inplace and pairs[nid] and not (never and graph.works[nid].label in never):
-            for pair in pairs[nid]:
-                i, out = pair.input, start + pair.output
+            for i, out, identity in pairs[nid]:
+                out += start
                 source = inputs[nid][i]
                 block = storage[source]
                 if block < 0 or storage[out] >= 0 or not refs[out] or (end - start > 1 and i in inplace[start:end]):
                     continue
                 # An identity may share while others still read: both contents are equal, and whoever writes next
                 # waits for the readers of all of them.
-                if rule(nid, source, out) if rule else live[block] == 1 or pair.identity:
+                if rule(nid, source, out) if rule else live[block] == 1 or identity:
                     storage[out] = block
                     live[block] += refs[out]
                     inplace[out] = i
@@ -122,10 +122,10 @@ def assign(
         for e in reads[nid]:
             block = storage[e]
             if block >= 0:
-                live[block] -= 1
-                if not live[block]:
+                left = live[block] = live[block] - 1
+                if not left:
                     pool.release(block, nid)
-        for e in range(start, end):
+        for e in range(start, end) if keeps else ():
             if not refs[e] and storage[e] >= 0:
                 if not compute_unused:
                     kind[e] = unused

@@ -75,7 +75,9 @@ def _variants(program: Program, options: PlanOptions, color: list[int]) -> tuple
         if summed.skipped:
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
-    return sum(pool.block_bytes), [Buffers(program, found, options=options) for found in variants]
+    made = [Buffers(program, variants[0], options=options)]
+    made += [Buffers(program, found, options=options, like=made[0]) for found in variants[1:]]
+    return sum(pool.block_bytes), made
 
 
 def _plan(buffers: Buffers, options: PlanOptions, reported: int, color: list[int]) -> MemoryPlan:

@@ -94,8 +94,8 @@ class _Pass:
         self.when: dict[Node, int] = {}
         """Made nodes, and during which visit (0: before the first); see :meth:`_chain`."""
         self.visit = 0
-        self._ops: dict[str, Op] = {}
-        self._no_params: dict[str, dict[str, Any]] = {}
+        self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any]]] = {}
+        """Operator and parsed parameters, which nodes made of equal ones share."""
 
     def run(self, wanted: Sequence[Node], accumulated: Collection[Node]) -> Gradients:
         for variable in wanted:
@@ -259,29 +259,30 @@ class _Pass:
         parsed: dict[str, Any] | None = None,
     ) -> list[Entry]:
         """A new node; all its outputs."""
-        if isinstance(op_name, Op):
-            op = op_name
+        attrs = {key: str(value) for key, value in params.items()} if params else {}
+        kind = (op_name if op_name.__class__ is str else id(op_name), id(parsed), *attrs.items())
+        known = self._kinds.get(kind)
+        if known is None:
+            op = registry.get(op_name) if isinstance(op_name, str) else op_name
+            known = op, registry.parse_params(op, params, node=name) if parsed is None else parsed
+            self._kinds[kind] = known
+        op, values = known
+        if forward is None:
+            node = Node(op, name, attrs=attrs, params=values, inputs=list(inputs))
         else:
-            known = self._ops.get(op_name)
-            op = registry.get(op_name) if known is None else known
-            self._ops[op_name] = op
-        if parsed is None:
-            if params:
-                parsed = registry.parse_params(op, params, node=name)
-            else:
-                parsed = self._no_params.get(op.name)
-                if parsed is None:
-                    parsed = self._no_params[op.name] = registry.parse_params(op, {}, node=name)
-        node = Node(op, name, params=parsed, inputs=list(inputs))
-        if params:
-            node.attrs.update({key: str(value) for key, value in params.items()})
-        if forward is not None:
             if forward.attrs:
-                node.attrs.update({key: forward.attrs[key] for key in INHERITED if key in forward.attrs})
-            node.control_deps.append(forward)
-            node.created_at = forward.created_at
+                attrs.update({key: forward.attrs[key] for key in INHERITED if key in forward.attrs})
+            node = Node(
+                op,
+                name,
+                attrs=attrs,
+                params=values,
+                inputs=list(inputs),
+                control_deps=[forward],
+                created_at=forward.created_at,
+            )
         self.when[node] = self.visit
-        count = op.num_outputs(parsed)
+        count = op.num_outputs(values)
         return [Entry(node)] if count == 1 else [Entry(node, k) for k in range(count)]
 
 

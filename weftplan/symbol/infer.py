@@ -24,6 +24,8 @@ from weftplan.symbol.node import Node
 
 _News = list[tuple[int, Any]]
 """(position, fact) of each input or output of which a rule learnt something."""
+_Learnt = tuple[_News, _News, list[int], list[int]]
+"""What a rule learnt of inputs and outputs, and the positions of those that are still open, in part at least."""
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None says nothing."""
 
@@ -84,6 +86,63 @@ def infer_dtypes(
     return _Solver(nodes, rows, inputs, numbers, _DTYPES).solve(known, settled, default)
 
 
+def infer_rest(
+    nodes: Sequence[Node],
+    known: Mapping[Node, tuple[Shape, DType]],
+    *,
+    rows: Sequence[int],
+    inputs: Sequence[Sequence[int]],
+    numbers: dict[Node, int],
+    shapes: Sequence[Shape],
+    dtypes: Sequence[DType],
+) -> tuple[list[Shape], list[DType]] | None:
+    """Shapes and dtypes of all entries, from those of the first nodes: a backward part follows from its forward part.
+
+    One walk forwards finds both. None where that is not enough, or where a rule objects: ask the two above.
+
+    Args:
+        known: shape and dtype of each variable behind the first nodes.
+        rows, inputs, numbers: as above.
+        shapes, dtypes: what is known, completely, of the entries of the first nodes.
+    """
+    found, types = list(shapes), list(dtypes)
+    solvers = [_Solver(nodes, rows, inputs, numbers, kind) for kind in (_SHAPES, _DTYPES)]
+    memo: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
+    for i in range(bisect_left(rows, len(found)), len(nodes)):
+        node, op = nodes[i], nodes[i].op
+        if op is None:
+            if node not in known:
+                return None
+            found.append(known[node][0])
+            types.append(known[node][1])
+        elif op.backward_of is not None and node.control_deps:
+            reads, positions = inputs[numbers[node.control_deps[0]]], op.grad_inputs
+            for position in positions(node.params) if callable(positions) else positions:
+                e = reads[position]
+                found.append(found[e])
+                types.append(types[e])
+        else:
+            reads = inputs[i]
+            ins: tuple[list[Any], list[Any]] = [found[e] for e in reads], [types[e] for e in reads]
+            key = (id(op), id(node.params), *ins[0], *ins[1])
+            made = memo.get(key)
+            if made is None:
+                nothing = [None] * (rows[i + 1] - rows[i])
+                try:
+                    told = [one._rule(node, given, nothing) for one, given in zip(solvers, ins, strict=True)]
+                except MXNetError:
+                    return None
+                if any(new_ins or open_outs for new_ins, _, _, open_outs in told):
+                    return None
+                shaped, typed = ([fact for _, fact in new_outs] for _, new_outs, _, _ in told)
+                made = memo[key] = shaped, typed
+            found += made[0]
+            types += made[1]
+        if len(found) != rows[i + 1]:
+            return None
+    return found, types
+
+
 class _Kind:
     """What differs between shapes and dtypes."""
 
@@ -142,7 +201,7 @@ class _Solver:
             inputs = [[first[entry[0]] + entry[1] for entry in node.inputs] for node in nodes]
         self.inputs = inputs
         self.values: list[Any] = [None] * self.rows[-1]
-        self.memo: dict[tuple[Any, ...], tuple[_News, _News]] = {}
+        self.memo: dict[tuple[Any, ...], _Learnt] = {}
 
     def solve(self, known: Known, settled: Sequence[Any], default: Any = None) -> list[Any]:
         self.values[: len(settled)] = settled
@@ -223,8 +282,8 @@ class _Solver:
         """
         nodes, rows, inputs, values, memo = self.nodes, self.rows, self.inputs, self.values, self.memo
         numbers = self.nid
-        # Invariant: seen[e] is 1 when a node already visited in this walk uses entry e; when nodes are passed over, all
-        # are taken for seen.
+        # Invariant: seen[e] is 1 when a node already visited in this walk uses entry e and has left it open (what is
+        # complete never changes); when nodes are passed over, all are taken for seen.
         seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
         found: set[int] = set()
         for i in order:
@@ -247,12 +306,12 @@ class _Solver:
                 for k, position in enumerate(positions(node.params) if callable(positions) else positions, start):
                     # What the forward node learns of this input later in the walk makes another visit here necessary.
                     e = reads[position]
-                    seen[e] = 1
                     new, old = values[e], values[k]
                     if new is not None and new is not old and _differ(old, new):
                         values[k] = new
                         if seen[k]:
                             found.add(k)
+                    seen[e] = seen[k] = 1
             else:
                 ins = [values[e] for e in reads]
                 outs = values[start:end]
@@ -260,23 +319,22 @@ class _Solver:
                 result = memo.get(key)
                 if result is None:
                     result = memo[key] = self._rule(node, ins, outs)
-                for position, new in result[0]:
+                new_ins, new_outs, open_ins, open_outs = result
+                for position, new in new_ins:
                     e = reads[position]
                     # One entry may be read twice by a node, so the rule may have learnt two different things.
                     values[e] = self._merged(node, e, new)
                     if seen[e] or _differ(values[e], new):
                         found.add(e)
-                for e, new in result[1]:
-                    values[start + e] = new
-                    if seen[start + e]:
-                        found.add(start + e)
-                for e in reads:
-                    seen[e] = 1
-            if end - start == 1:
-                seen[start] = 1
-            else:
-                seen[start:end] = b"\1" * (end - start)
-            if stale is not None:
+                for position, new in new_outs:
+                    values[start + position] = new
+                    if seen[start + position]:
+                        found.add(start + position)
+                for position in open_ins:
+                    seen[reads[position]] = 1
+                for position in open_outs:
+                    seen[start + position] = 1
+            if found and stale is not None:
                 stale |= found
         return found
 
@@ -286,8 +344,8 @@ class _Solver:
         except MXNetError as error:
             raise self.kind.error(f"{_where(node)}: {error}{_made_at(node)}") from own(error)
 
-    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> tuple[_News, _News]:
-        """Call the operator's rule; what it learnt of the inputs and of the outputs."""
+    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> _Learnt:
+        """Call the operator's rule."""
         op, kind = node.op, self.kind
         assert op is not None
         names = op.input_names(node.params)
@@ -309,7 +367,8 @@ class _Solver:
                 f"{n}={_show(v)}" for n, v in zip(op.output_names(node.params), outs, strict=True) if v is not None
             ]
             raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from own(error)
-        return _news(ins, new_ins), _news(outs, new_outs)
+        unknown = [[k for k, fact in enumerate(facts) if not kind.complete(fact)] for facts in (new_ins, new_outs)]
+        return _news(ins, new_ins), _news(outs, new_outs), unknown[0], unknown[1]
 
 
 def _differ(old: Any, new: Any) -> bool:

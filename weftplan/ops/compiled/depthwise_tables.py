@@ -54,6 +54,7 @@ def _lanes(s: Sizes) -> int:
     return VECTOR_BYTES // s.itemsize
 
 
+@functools.lru_cache(maxsize=1024)
 def scratch(s: Sizes) -> int:
     """Bytes of the buffers of the most demanding of the three passes, one for each part."""
     s = _level(s)

@@ -52,6 +52,7 @@ APART = 192
 """Bytes between two positions, which lie a multiple of a page apart otherwise and would meet in the nearest cache."""
 
 
+@functools.lru_cache(maxsize=1024)
 def refusal(s: Sizes) -> str:
     """Why a convolution is not computed so; empty when it is."""
     if s.kernel != (1, 3, 3) or s.stride != (1, 1, 1) or s.dilate != (1, 1, 1) or s.groups > 1 or s.image[0] > 1:
@@ -105,12 +106,14 @@ class Pass:
         return PLACES * self.all_tiles * self.channels * self.filters
 
 
+@functools.lru_cache(maxsize=1024)
 def forward_pass(s: Sizes) -> Pass:
     """From the image to the output."""
     (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
     return Pass(s.batch, s.channels, s.filters, (image[0], image[1]), (grid[0], grid[1]), (pad[0], pad[1]), False)
 
 
+@functools.lru_cache(maxsize=1024)
 def data_pass(s: Sizes) -> Pass:
     """From the output's gradient to the image's."""
     (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad

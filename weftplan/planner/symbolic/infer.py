@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.errors import DTypeError, MXNetError, ShapeError, shape_text
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.symbol.infer import infer_dtypes, infer_shapes
+from weftplan.symbol.infer import infer_dtypes, infer_rest, infer_shapes
 from weftplan.symbol.node import Node
 
 MAX_BYTES = (1 << 63) - 1
@@ -53,8 +53,15 @@ def complete_graph(
         every_shape = first(known, settled=every_shape, solve=infer_shapes, error=ShapeError)
         every_dtype = first(types, settled=every_dtype, solve=partial(infer_dtypes, default=FLOAT32), error=DTypeError)
         if stop < graph.num_nodes:
-            known = {**known, **dict(zip(head_grads, (every_shape[e] for e in heads), strict=True))}
-            types = {**types, **dict(zip(head_grads, (every_dtype[e] for e in heads), strict=True))}
+            like = {node: (every_shape[e], every_dtype[e]) for node, e in zip(head_grads, heads, strict=True)}
+            rest = infer_rest(
+                graph.nodes, like, rows=graph.row, inputs=graph.inputs, numbers=graph.nid,
+                shapes=every_shape, dtypes=every_dtype,
+            )  # fmt: skip
+            if rest is not None:
+                return rest
+            known = {**known, **{node: shape for node, (shape, _) in like.items()}}
+            types = {**types, **{node: dtype for node, (_, dtype) in like.items()}}
     return every_shape, every_dtype
 
 
