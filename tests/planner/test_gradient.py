@@ -46,6 +46,17 @@ def test_few_terms_are_summed_at_once(terms: int) -> None:
     assert "_grad_add" not in _ops(planned)
 
 
+def test_sums_of_as_many_terms_share_their_parameters() -> None:
+    """Parameters are read once: inference, the planner and kernels ask once for nodes that share them."""
+    net = sym.Variable("x")
+    for _ in range(4):
+        net = sym.exp(net) * net
+    nodes = [node for node in _plan(net).graph.nodes if node.op is not None and node.op.name == "add_n"]
+    assert len(nodes) == 4
+    assert len({id(node.params) for node in nodes}) == 1
+    assert {node.attrs["num_args"] for node in nodes} == {"2"}
+
+
 def test_many_terms_are_added_in_place() -> None:
     """From the cap on: a chain of _grad_add, skipped because the terms' makers add, then a copy."""
     planned = _plan(_fan(8), options=PlanOptions(strategy="match_range", compat="mxnet"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from weftplan import symbol as sym
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops import registry
 from weftplan.symbol import Entry, Node, infer
+from weftplan.symbol.gradient import add_gradients
 
 
 def mlp() -> sym.Symbol:
@@ -158,3 +161,37 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(infer._Solver, "_rule", counted)
     assert infer.infer_shapes(nodes, {"x": (2, 2)})[-1] == (2, 2)
     assert calls == 1
+
+
+def test_a_backward_part_follows_in_one_walk() -> None:
+    """What two inferences say of a graph with gradients follows from its forward part; else there is no answer."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc")
+    net = sym.sum(sym.exp(x) * x + sym.tanh(x))
+    forward = sym.topological_order(net.entries)
+    weight = next(node for node in forward if node.name == "fc_weight")
+    gradients = add_gradients(net.entries, [weight])
+    nodes = sym.topological_order([*net.entries, *gradients.entries])
+    assert nodes[: len(forward)] == forward
+    assert any(node.op is not None and node.op.name == "add_n" for node in nodes)
+    (head,) = gradients.heads
+    shapes = infer.infer_shapes(nodes, {"data": (5, 4), head: (1,)})
+    dtypes = infer.infer_dtypes(nodes, {"data": np.dtype(np.float64), head: np.dtype(np.float64)})
+    numbers = {node: k for k, node in enumerate(nodes)}
+    rows = infer.entry_rows(nodes)
+    own = rows[len(forward)]
+
+    def rest(known: dict[Node, Any], nodes: list[Node] = nodes) -> Any:
+        inputs = [[rows[numbers[entry.node]] + entry.index for entry in node.inputs] for node in nodes]
+        return infer.infer_rest(
+            nodes, known, rows=infer.entry_rows(nodes), inputs=inputs, numbers=numbers, shapes=shapes[:own],
+            dtypes=dtypes[:own],
+        )  # fmt: skip
+
+    assert rest({head: ((1,), np.dtype(np.float64))}) == (shapes, dtypes)
+    assert rest({}) is None
+    wrong = Node(registry.get("elemwise_add"), "wrong", inputs=[Entry(forward[0]), Entry(forward[-1])])
+    assert rest({}, [*forward, wrong]) is None
+    open_ended = Node(registry.get("elemwise_add"), "open", inputs=[Entry(forward[0]), Entry(head)])
+    for batch, answers in ((5, True), (0, False)):
+        known = {head: ((batch, 4), np.dtype(np.float64))}
+        assert (rest(known, [*forward, head, open_ended]) is not None) == answers

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from weftplan.depth_first import deepest_first
 from weftplan.errors import MXNetError, PlanError
@@ -24,6 +24,7 @@ from weftplan.symbol.traversal import Order, depth_first_order
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
 INHERITED = ("__ctx_group__", "ctx_group")
 """Attributes that gradient nodes take over from their forward node."""
+_INHERITED = frozenset(INHERITED)
 GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
 """What a caller may want of an argument's gradient."""
 
@@ -94,8 +95,8 @@ class _Pass:
         self.when: dict[Node, int] = {}
         """Made nodes, and during which visit (0: before the first); see :meth:`_chain`."""
         self.visit = 0
-        self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any]]] = {}
-        """Operator and parsed parameters, which nodes made of equal ones share."""
+        self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], int]] = {}
+        """Operator, parsed parameters and number of outputs, which nodes made of equal ones share."""
 
     def run(self, wanted: Sequence[Node], accumulated: Collection[Node]) -> Gradients:
         for variable in wanted:
@@ -264,25 +265,16 @@ class _Pass:
         known = self._kinds.get(kind)
         if known is None:
             op = registry.get(op_name) if isinstance(op_name, str) else op_name
-            known = op, registry.parse_params(op, params, node=name) if parsed is None else parsed
-            self._kinds[kind] = known
-        op, values = known
-        if forward is None:
-            node = Node(op, name, attrs=attrs, params=values, inputs=list(inputs))
-        else:
-            if forward.attrs:
+            values = registry.parse_params(op, params, node=name) if parsed is None else parsed
+            known = self._kinds[kind] = op, values, op.num_outputs(values)
+        op, values, count = known
+        node = Node(op, name, attrs=attrs, params=values, inputs=list(inputs))
+        if forward is not None:
+            if not _INHERITED.isdisjoint(forward.attrs):
                 attrs.update({key: forward.attrs[key] for key in INHERITED if key in forward.attrs})
-            node = Node(
-                op,
-                name,
-                attrs=attrs,
-                params=values,
-                inputs=list(inputs),
-                control_deps=[forward],
-                created_at=forward.created_at,
-            )
+            node.control_deps.append(forward)
+            node.created_at = forward.created_at
         self.when[node] = self.visit
-        count = op.num_outputs(values)
         return [Entry(node)] if count == 1 else [Entry(node, k) for k in range(count)]
 
 
@@ -304,11 +296,11 @@ class _Builder:
 
     def input(self, index: int) -> EntryRef:
         """Forward input."""
-        return cast(EntryRef, self._forward.inputs[index])
+        return self._forward.inputs[index]
 
     def output(self, index: int) -> EntryRef:
         """Forward output."""
-        return cast(EntryRef, Entry(self._forward, index))
+        return Entry(self._forward, index)
 
     def ograd(self, index: int = 0) -> EntryRef:
         """Aggregated gradient of output ``index``; zeros when there is none."""
@@ -318,7 +310,7 @@ class _Builder:
             entry = self._pass.make("zeros_like", name, [Entry(self._forward, index)], {}, forward=self._forward)[0]
             # Remembered, so that a second request gets the same node.
             self._pass.terms[self._forward, index] = [entry]
-        return cast(EntryRef, entry)
+        return entry
 
     def node(
         self,
@@ -338,12 +330,12 @@ class _Builder:
         made = self._pass.make(
             op,
             f"{forward.name}_{suffix}",
-            cast("Sequence[Entry]", inputs),
+            inputs,  # type: ignore[arg-type]  # what `make` gave to the rule
             params,
             forward=forward,
             parsed=parsed,
         )
-        return cast("Sequence[EntryRef]", made)
+        return made
 
     def showing(self, params: Params) -> _Builder:
         """The same with other parameters."""
