@@ -10,17 +10,22 @@ from weftplan.planner.symbolic import infer
 def test_everything_is_inferred_once_and_planned_once(monkeypatch):
     """Shapes are solved once per part of the graph, and a budget hands its plan on to the executor."""
     solved, planned = [], []
-    solve, plan = infer.infer_shapes, drafts.plan_graph
+    solve, follow, plan = infer.infer_shapes, infer.infer_rest, drafts.plan_graph
 
     def solving(nodes, known, **how):
         solved.append(len(nodes) - len(how.get("settled", ())))
         return solve(nodes, known, **how)
+
+    def following(nodes, known, **how):
+        solved.append(len(nodes))
+        return follow(nodes, known, **how)
 
     def planning(facts, options):
         planned.append(options)
         return plan(facts, options)
 
     monkeypatch.setattr(infer, "infer_shapes", solving)
+    monkeypatch.setattr(infer, "infer_rest", following)
     monkeypatch.setattr(drafts, "plan_graph", planning)
     net = mx.sym.Variable("data")
     for k in range(12):

@@ -33,15 +33,8 @@ class Buffers:
         self.program = program
         self.assignment = assignment
         self.options = options
-        if like is None:
-            starts, ends = lifetimes(program)
-            self.entry_first = np.array(starts, dtype=np.int64)
-            self.entry_last = np.array(ends, dtype=np.int64)
-            self.entry_nbytes = np.array(program.nbytes, dtype=np.int64)
-            self.entry_device = np.array(program.device, dtype=np.int64)[program.graph.entry_node]
-        else:
-            self.entry_first, self.entry_last = like.entry_first, like.entry_last
-            self.entry_nbytes, self.entry_device = like.entry_nbytes, like.entry_device
+        self._entries: list[IntArray] = _entries(program) if like is None else like._entries
+        self.entry_first, self.entry_last, self.entry_nbytes, self.entry_device = self._entries
         group = np.array(assignment.group, dtype=np.int64)
         group[np.frombuffer(assignment.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
@@ -114,13 +107,10 @@ class Buffers:
             for e in outputs:
                 made[e] = mine
             if nid not in skipped:  # a skipped sum touches nothing
-                for e in reads:
-                    users[group[e]] |= bit
-                for e in outputs:
+                for e in (*reads, *outputs):
                     users[group[e]] |= bit
             bit <<= 1
-        users.pop()
-        return Precedence(users, [needs[step] for step in first])
+        return Precedence(users[:-1], [needs[step] for step in first])
 
     def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
         """These sizes as whole multiples of the device's alignment."""
@@ -136,6 +126,12 @@ class Buffers:
         for nid, nbytes in self.workspace.items():
             largest[program.device[nid]] = max(largest[program.device[nid]], nbytes)
         return int(self.rounded(self.entry_nbytes[planned], self.entry_device[planned]).sum()) + sum(largest)
+
+
+def _entries(program: Program) -> list[IntArray]:
+    """First and last step, bytes and device of each entry."""
+    first, last, nbytes = (np.array(facts, dtype=np.int64) for facts in (*lifetimes(program), program.nbytes))
+    return [first, last, nbytes, np.array(program.device, dtype=np.int64)[program.graph.entry_node]]
 
 
 def renumber(numbers: IntArray, held: IntArray) -> int:
