@@ -60,15 +60,15 @@ class Program:
         self.external = bytearray(map(variable.__getitem__, makers))
         for e in self.gradients:
             self.external[e] = 1
-        self.reads, self.pairs = [], []
+        self.reads, self.pairs = [], self._allowed(makers)
         self.refs = [0] * graph.num_entries
+        refs = self.refs
         for nid, (work, inputs) in enumerate(zip(graph.works, graph.inputs, strict=True)):
             ignored = work.ignored
             reads = [e for slot, e in enumerate(inputs) if slot not in ignored] if ignored else inputs
             self.reads.append(reads)
             for e in reads:
-                self.refs[e] += 1
-            self.pairs.append(self._allowed(nid, makers) if work.inplace else ())
+                refs[e] += 1
             for slot in work.writes:
                 maker = makers[inputs[slot]]
                 if not variable[maker]:
@@ -79,27 +79,30 @@ class Program:
         for e in graph.outputs:
             self.refs[e] += 1
 
-    def _allowed(self, nid: int, makers: Sequence[int]) -> tuple[InplacePair, ...]:
-        """The pairs of input and output of one node that may share memory at all; the only place that says so.
+    def _allowed(self, makers: Sequence[int]) -> list[Sequence[InplacePair]]:
+        """Per node the pairs of input and output that may share memory at all; the only place that says so.
 
         The node must read the input. Both must have as many elements, of one width, on one device, and neither may be
         the caller's. A pair of different dtypes is no identity. Whether the input is dead by then depends on the order
         of execution and is asked by whoever walks it.
         """
-        inputs, first, work = self.graph.inputs[nid], self.graph.row[nid], self.graph.works[nid]
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
-        allowed = []
-        for pair in work.inplace:
-            source, out = inputs[pair.input], first + pair.output
-            if external[source] or external[out] or nbytes[source] != nbytes[out] or pair.input in work.ignored:
-                continue
-            if device[makers[source]] != device[nid]:
-                continue
-            if dtypes[source] == dtypes[out]:
-                allowed.append(pair)
-            elif dtypes[source].itemsize == dtypes[out].itemsize:
-                allowed.append(pair._replace(identity=False))
-        return tuple(allowed)
+        graph = self.graph
+        found: list[Sequence[InplacePair]] = []
+        for nid, (work, inputs, first) in enumerate(zip(graph.works, graph.inputs, graph.row, strict=False)):
+            allowed: tuple[InplacePair, ...] = ()
+            for pair in work.inplace:
+                source, out = inputs[pair[0]], first + pair[1]
+                if external[source] or external[out] or nbytes[source] != nbytes[out] or pair[0] in work.ignored:
+                    continue
+                if device[makers[source]] != device[nid]:
+                    continue
+                if dtypes[source] is dtypes[out] or dtypes[source] == dtypes[out]:
+                    allowed += (pair,)
+                elif dtypes[source].itemsize == dtypes[out].itemsize:
+                    allowed += (pair._replace(identity=False),)
+            found.append(allowed)
+        return found
 
     @property
     def forward(self) -> list[int]:

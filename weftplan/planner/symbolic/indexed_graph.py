@@ -41,22 +41,21 @@ class IndexedGraph(Graph):
         if order is None:
             order = depth_first_order((entry[0] for entry in heads), PlanError)
         self.nodes, self.nid = nodes, nid = order
-        counts = [1 if (op := node.op) is None else op.num_outputs(node.params) for node in nodes]
+        works, counts = _works(nodes)
         row = dict(zip(nodes, accumulate(counts, initial=0), strict=False))
         inputs = [[row[maker] + index for maker, index, _ in node.inputs] for node in nodes]
+        least = min(counts, default=0)
         for node in nodes:
             for maker, index, _ in node.inputs:
-                if not -1 < index < counts[nid[maker]]:
+                if not -1 < index < least and not -1 < index < counts[nid[maker]]:
                     raise PlanError(_no_such_output(Entry(maker, index), f"node {node.name!r}"))
-            if node.op is None and node.inputs:
-                raise PlanError(f"variable {node.name!r} has inputs: a variable holds data, computes nothing")
         for entry in heads:
             if not 0 <= entry.index < counts[nid[entry.node]]:
                 raise PlanError(_no_such_output(entry, "the list of outputs"))
         none: list[int] = []
         super().__init__(
             names=[node.name for node in nodes],
-            works=_works(nodes),
+            works=works,
             inputs=inputs,
             controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],
             counts=counts,
@@ -75,20 +74,25 @@ class IndexedGraph(Graph):
         return node.op.output_names(node.params)[index]
 
 
-def _works(nodes: Sequence[Node]) -> list[Work]:
-    """What each node does. Repeated layers share one object: the parser gives equal parameters one dictionary."""
-    known: dict[tuple[int, int, bool | None], Work] = {}
+def _works(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
+    """What each node does, and how many outputs it has. Repeated layers share one object: the parser gives equal
+    parameters one dictionary."""
+    known: dict[tuple[int, int, bool | None], tuple[Work, int]] = {}
     works: list[Work] = []
+    counts: list[int] = []
     for node in nodes:
         op = node.op
         if op is None:
+            if node.inputs:
+                raise PlanError(f"variable {node.name!r} has inputs: a variable holds data, computes nothing")
             works.append(VARIABLE)
+            counts.append(1)
             continue
         force = _forced(node) if node.attrs else None
         key = (id(op), id(node.params), force)
         found = known.get(key)
         if found is None:
-            found = known[key] = Work(
+            work = Work(
                 label=op.name,
                 ignored=op.ignored(node.params),
                 inplace=op.inplace_pairs(node.params),
@@ -99,8 +103,10 @@ def _works(nodes: Sequence[Node]) -> list[Work]:
                 asked_twice=bool(force),
                 rules=rules_of(op.name, force),
             )
-        works.append(found)
-    return works
+            found = known[key] = work, op.num_outputs(node.params)
+        works.append(found[0])
+        counts.append(found[1])
+    return works, counts
 
 
 def _no_such_output(entry: Entry, where: str) -> str:
