@@ -47,7 +47,6 @@ def infer_shapes(
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
     numbers: dict[Node, int] | None = None,
-    settled: Sequence[Shape] = (),
 ) -> list[Shape | None]:
     """The shape of every entry; None, or 0 for a dimension, where it stays unknown.
 
@@ -58,12 +57,11 @@ def infer_shapes(
         rows: :func:`entry_rows` of ``nodes``, when the caller has them.
         inputs: entry ids that each node reads, when the caller has them.
         numbers: positions of the nodes in ``nodes``, when the caller has them.
-        settled: what is already known, completely, of the entries of the first nodes: these are not visited.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, numbers, _SHAPES).solve(known, settled)
+    return _Solver(nodes, rows, inputs, numbers, _SHAPES).solve(known)
 
 
 def infer_dtypes(
@@ -73,7 +71,6 @@ def infer_dtypes(
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
     numbers: dict[Node, int] | None = None,
-    settled: Sequence[DType] = (),
     default: DType | None = None,
 ) -> list[DType | None]:
     """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
@@ -83,7 +80,7 @@ def infer_dtypes(
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, numbers, _DTYPES).solve(known, settled, default)
+    return _Solver(nodes, rows, inputs, numbers, _DTYPES).solve(known, default)
 
 
 def infer_rest(
@@ -203,19 +200,19 @@ class _Solver:
         self.values: list[Any] = [None] * self.rows[-1]
         self.memo: dict[tuple[Any, ...], _Learnt] = {}
 
-    def solve(self, known: Known, settled: Sequence[Any], default: Any = None) -> list[Any]:
-        self.values[: len(settled)] = settled
-        everything = range(bisect_left(self.rows, len(settled)), len(self.nodes))
-        self._seed(known, everything)
+    def solve(self, known: Known, default: Any = None) -> list[Any]:
+        everything = range(len(self.nodes))
+        self._seed(known)
         nodes, rows, values = self.nodes, self.rows, self.values
-        if default is None or self._may_learn(everything):
+        learns = default is None or self._may_learn(everything)
+        if learns:
             self._until_still(everything)
         if default is not None:
             unknown = [rows[i] for i in everything if nodes[i].op is None and values[rows[i]] is None]
             for e in unknown:
                 values[e] = default
             if unknown:
-                self._until_still(everything)
+                self._until_still(everything, set(unknown) if learns else None)
         return values
 
     def _may_learn(self, everything: range) -> bool:
@@ -225,20 +222,20 @@ class _Solver:
         alike = {(id(node.op), id(node.params), len(node.inputs)): i for i, node in enumerate(self.nodes) if node.op}
         return bool(self._walk(sorted(alike.values()), None)) or any(fact is not None for fact in self.values)
 
-    def _until_still(self, everything: range) -> None:
-        """Walk forwards and backwards in turn, after the first time only where something has changed."""
-        stale = self._walk(everything, None)
+    def _until_still(self, everything: range, stale: set[int] | None = None) -> None:
+        """Walk forwards and backwards in turn: first everywhere, or where these entries are used, and then only where
+        something has changed."""
+        stale = self._walk(everything, stale)
         forwards = False
         while stale:
             stale = self._walk(everything if forwards else reversed(everything), stale)
             forwards = not forwards
 
-    def _seed(self, known: Known, which: range) -> None:
+    def _seed(self, known: Known) -> None:
         kind = self.kind
         facts: dict[Any, Any] = dict(known)
         parsed: dict[Any, Any] = {}  # attributes are text, and most texts and dtypes are alike
-        for i in which:
-            node = self.nodes[i]
+        for i, node in enumerate(self.nodes):
             if node.op is not None:
                 continue
             fact = facts.get(node)

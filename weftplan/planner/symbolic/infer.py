@@ -6,14 +6,13 @@ nothing may stay unknown, and sizes must fit machine integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from weftplan.errors import DTypeError, MXNetError, ShapeError, shape_text
+from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol.infer import infer_dtypes, infer_rest, infer_shapes
@@ -42,51 +41,37 @@ def complete_graph(
     """
     for name, shape in shapes.items():
         _check_given(name, shape)
-    known: Mapping[Any, Any] = shapes
-    types: Mapping[Any, Any] = dtypes
-    every_shape: list[Any] = []
-    every_dtype: list[Any] = []
     # Nodes are numbered from the heads on, so the forward part is the first nodes.
     forward = max(graph.entry_node[e] for e in heads) + 1
-    for stop in dict.fromkeys((forward, graph.num_nodes)):
-        first = partial(_complete, graph, stop)
-        every_shape = first(known, settled=every_shape, solve=infer_shapes, error=ShapeError)
-        every_dtype = first(types, settled=every_dtype, solve=partial(infer_dtypes, default=FLOAT32), error=DTypeError)
-        if stop < graph.num_nodes:
-            like = {node: (every_shape[e], every_dtype[e]) for node, e in zip(head_grads, heads, strict=True)}
-            rest = infer_rest(
-                graph.nodes, like, rows=graph.row, inputs=graph.inputs, numbers=graph.nid,
-                shapes=every_shape, dtypes=every_dtype,
-            )  # fmt: skip
-            if rest is not None:
-                return rest
-            known = {**known, **{node: shape for node, (shape, _) in like.items()}}
-            types = {**types, **{node: dtype for node, (_, dtype) in like.items()}}
-    return every_shape, every_dtype
+    found = _complete(graph, forward, shapes, dtypes)
+    if forward == graph.num_nodes:
+        return found
+    like = {node: (found[0][e], found[1][e]) for node, e in zip(head_grads, heads, strict=True)}
+    rest = infer_rest(
+        graph.nodes, like, rows=graph.row, inputs=graph.inputs, numbers=graph.nid, shapes=found[0], dtypes=found[1]
+    )
+    if rest is not None:
+        return rest
+    known, types = ({node: facts[k] for node, facts in like.items()} for k in (0, 1))
+    return _complete(graph, graph.num_nodes, {**shapes, **known}, {**dtypes, **types})
 
 
 def _complete(
-    graph: IndexedGraph,
-    stop: int,
-    known: Mapping[Any, Any],
-    *,
-    settled: list[Any],
-    solve: Callable[..., list[Any]],
-    error: type[MXNetError],
-) -> list[Any]:
-    """A fact for every entry of the first ``stop`` nodes, which need no others.
-
-    Args:
-        known: facts about variables, by name or by node.
-        settled: what an earlier call gave for the first nodes; they are not looked at again.
-        error: raised where a fact stays unknown.
-    """
-    nodes, rows = graph.nodes[:stop], graph.row[: stop + 1]
-    facts = solve(nodes, known, rows=rows, inputs=graph.inputs[:stop], numbers=graph.nid, settled=settled)
-    for eid, fact in enumerate(facts[len(settled) :], len(settled)):
-        if fact is None or (fact.__class__ is tuple and 0 in fact):  # as _is_open, without its call
-            raise error(_unknown(graph, eid, facts, "shape" if error is ShapeError else "dtype"))
-    return facts
+    graph: IndexedGraph, stop: int, shapes: Mapping[Any, Any], dtypes: Mapping[Any, Any]
+) -> tuple[list[Any], list[Any]]:
+    """Shapes and dtypes of every entry of the first ``stop`` nodes, which need no others, from those of variables, by
+    name or by node; an error where one stays unknown."""
+    nodes = graph.nodes[:stop]
+    how: dict[str, Any] = {"rows": graph.row[: stop + 1], "inputs": graph.inputs[:stop], "numbers": graph.nid}
+    found = infer_shapes(nodes, shapes, **how)
+    for eid, shape in enumerate(found):
+        if shape is None or 0 in shape:
+            raise ShapeError(_unknown(graph, eid, found, "shape"))
+    types = infer_dtypes(nodes, dtypes, default=FLOAT32, **how)
+    for eid, dtype in enumerate(types):
+        if dtype is None:
+            raise DTypeError(_unknown(graph, eid, types, "dtype"))
+    return found, types
 
 
 def byte_sizes(graph: IndexedGraph, *, shapes: list[Shape], dtypes: list[DType]) -> list[int]:
