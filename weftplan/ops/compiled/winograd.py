@@ -37,7 +37,7 @@ LEAST_TILES = 32
 """Tiles of a batch from which it is faster: with fewer, making u costs more than is saved."""
 WHOLE = 5 << 18
 """Bytes of u that are kept whole."""
-MOST_V = 5 << 19
+MOST_V = 2 << 20
 """Bytes of v of a block, which shortens blocks of many channels."""
 MOST_BYTES = 3 << 20
 """Bytes of scratch that more than two parts may have, who may have no more than a quarter of images and results."""
