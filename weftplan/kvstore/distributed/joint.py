@@ -72,7 +72,7 @@ class JointPart(Part):
         if end is None:
             return False
         try:
-            self._arrive(end)
+            self.arrive(*self._raws(), None, end)  # nothing has failed, or it would not have begun
         except BaseException as error:
             self.arrive((), (), error, end)
         return True
@@ -93,23 +93,29 @@ class JointPart(Part):
             self.arrive((), (), error, on_complete)
 
     def _arrive(self, on_complete: OnComplete) -> None:
-        shares, totals = [], []
-        for result, sources in self._results:
-            total = share = result.raw()
-            if len(sources) == 1:
-                share = sources[0].raw()
-            elif sources:
-                self._add([source.raw() for source in sources], total)
-            shares.append(share)
-            totals.append(total)
-        for row in self._rows:
-            self.also.append([array.raw() for array in row])
+        shares, totals = self._raws()
         failures = [var.failure for var in self._writes if var.failure is not None]
         failed = next((one for one in failures if one.observed_seq is None), None)
         if failed is not None:  # it stays failed until somebody was told
             self.arrive(shares, totals, None, lambda error=None: on_complete(error or failed.exception()))
             return
         self.arrive(shares, totals, None, on_complete)
+
+    def _raws(self) -> tuple[list[Array], list[Array]]:
+        """What is exchanged and where the sums go; ``also`` is filled."""
+        shares, totals = [], []
+        for result, sources in self._results:
+            total = share = result.raw() if result.ready is None else result.ready
+            if len(sources) == 1:
+                source = sources[0]
+                share = source.raw() if source.ready is None else source.ready
+            elif sources:
+                self._add([source.raw() for source in sources], total)
+            shares.append(share)
+            totals.append(total)
+        for row in self._rows:
+            self.also.append([array.raw() for array in row])
+        return shares, totals
 
     def complete(self, error: BaseException | None) -> None:
         self._results = self._rows = ()

@@ -14,7 +14,11 @@ from typing import Any
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.membership import Members, Steps, Watch
 from weftplan.kvstore.distributed.shared import Areas, SharedMemory
-from weftplan.kvstore.distributed.wire import HEADER, SIZE, Kind, Message, clip, decode, digest
+from weftplan.kvstore.distributed.wire import HEADER, SIZE, Kind, Message, clip, decode, digest, encoded
+
+_READY = int(Kind.READY)
+_LOOKS = 8
+"""At messages in shared memory before the driver is asked how to wait: some microseconds."""
 
 mark_of = lru_cache(1024)(digest)
 """Descriptions come again at every step."""
@@ -91,7 +95,7 @@ class Meeting(Members):
         """
         mark = mark_of(description)
         if failure is None:
-            own = Message(Kind.READY, self.sequence, mark, nbytes, payload).encode()
+            own = encoded(_READY, self.sequence, mark, nbytes, payload)
         else:
             own = Message(Kind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
         while True:
@@ -138,7 +142,11 @@ class Meeting(Members):
             found = yield from self._swap_by_mpi(own, what)
             return [found[rank] for rank in self.members]
         shared.send(own)
-        if shared.missing(self.others()):
+        others = self.others()
+        for _ in range(_LOOKS):
+            if not shared.missing(others):
+                break
+        else:
             yield from self._until_none(shared.missing, what)
         return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
 

@@ -296,6 +296,8 @@ class Sequencer:
                     self._lazy = True
                     self._ring()  # it is to look from now on
                 item.tell(error)
+                if not self._items:
+                    return
 
     def _ring(self) -> None:
         with contextlib.suppress(RuntimeError):  # it is open

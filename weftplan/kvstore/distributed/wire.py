@@ -62,13 +62,17 @@ class Message(NamedTuple):
 
     def encode(self) -> bytes:
         """The bytes to send."""
-        head = _LAYOUT.pack(_MAGIC, self.kind, len(self.payload), self.sequence, self.nbytes, self.digest)
-        return head + self.payload
+        return encoded(*self)
 
     @property
     def text(self) -> str:
         """The payload as text."""
         return self.payload.decode(errors="replace")
+
+
+def encoded(kind: int, sequence: int, mark: bytes, nbytes: int = 0, payload: bytes = b"") -> bytes:
+    """What :meth:`Message.encode` returns, without the message: one is sent for every exchange."""
+    return _LAYOUT.pack(_MAGIC, kind, len(payload), sequence, nbytes, mark) + payload
 
 
 def digest(description: str) -> bytes:
