@@ -1,7 +1,8 @@
 """Question: what does a call on a small array cost, from the call to the finished work, beside MXNet 1.9.1?
 
-Arrays of 8 x 16 float32, so that nearly all of it is the library's own share; 1,500 calls one after the other, then a
-wait for everything. Each program runs in a process of its own, in turn; medians over the rounds.
+Arrays of 8 x 16 float32, so that nearly all of it is the library's own share; in a process that has made 30,000 calls
+before, 1,500 calls one after the other, then a wait for everything. Each program runs in a process of its own, in turn;
+medians over the rounds.
 
     python bench/bench_ndarray.py --mxnet-python PATH [--rounds 3]
 """

@@ -20,6 +20,7 @@ def fresh(monkeypatch):
     """Nothing is loaded, an engine with workers, and a small count until it is."""
     monkeypatch.setattr(small_loops, "_compiled", None)
     monkeypatch.setattr(small_loops, "_left", 50)
+    monkeypatch.setattr(small_loops, "_loader", None)
     with engine.using(engine.create("ThreadedEngine")):
         yield
 

@@ -2,8 +2,9 @@
 
 What calls the loops is compiled, and to import the compiler takes longer than thousands of calls. So it begins when a
 process has made that many, in a thread of its own, while calls go on as they are: the bits are the same, so it makes no
-difference when that thread ends. Each kind of work is tried once, on what NumPy has just computed, and leaves NumPy's
-functions only if it found the same.
+difference when that thread ends. A thread that does nothing but small calls would hardly ever let it have the
+interpreter (it took 0.7 s instead of 0.05), so calls make short pauses for it meanwhile. Each kind of work is tried
+once, on what NumPy has just computed, and leaves NumPy's functions only if it found the same.
 
 With ``WEFTPLAN_KERNELS=numpy``, or where nothing can be compiled, nothing of that happens.
 """
@@ -24,7 +25,10 @@ from weftplan.ops.loops import Loops
 
 CALLS = 4096
 """Small calls of a process after which the compiler is worth its 50 ms: they have lost 10 to 20 ms."""
+PAUSE_S, BETWEEN = 0.002, 256
+"""Seconds of a pause, calls from one to the next."""
 _left = CALLS
+_loader: threading.Thread | None = None
 _compiled: Callable[[Loops], Callable[..., object] | None] | None = None
 """What makes the functions, once it is there."""
 _loading = whole_in_children(Lock())
@@ -36,13 +40,19 @@ def replacement(loops: Loops, inputs: Sequence[Any], result: Any) -> Callable[..
     Returns:
         None: not yet known; False: there is none.
     """
-    global _left
+    global _left, _loader
     if _compiled is None:
         _left -= 1
         if _left == 0:
             # Not a daemon: the process must not end while the compiler works.
+            loader = threading.Thread(target=load, name="weftplan loads small kernels")
             with contextlib.suppress(RuntimeError):  # the interpreter ends
-                threading.Thread(target=load, name="weftplan loads small kernels").start()
+                loader.start()
+                _loader = loader
+        elif _left < 0 and not _left % BETWEEN and _loader is not None:
+            _loader.join(PAUSE_S)
+            if not _loader.is_alive():
+                _loader = None
         return None
     call = _compiled(loops)
     if call is None:
