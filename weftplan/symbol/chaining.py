@@ -49,7 +49,7 @@ def chained(
             made = _joined(chain, moved, known)
             moved.update(dict.fromkeys(chain, made))
             continue
-        if any(entry[0] in moved for entry in node.inputs) or any(dep in moved for dep in node.control_deps):
+        if not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
             moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
     return [followed(entry, moved) for entry in entries], moved
 

@@ -353,9 +353,12 @@ class _Solver:
         try:
             made_ins, made_outs = kind.rule(op)(node.params, list(ins), list(outs))
             new_ins = [
-                kind.merge(old, new, f"input {name}") for name, old, new in zip(names, ins, made_ins, strict=True)
+                new if old is None or old is new else kind.merge(old, new, f"input {name}")
+                for name, old, new in zip(names, ins, made_ins, strict=True)
             ]
-            new_outs = [kind.merge(old, new, "output") for old, new in zip(outs, made_outs, strict=True)]
+            new_outs = [
+                new if old is None else kind.merge(old, new, "output") for old, new in zip(outs, made_outs, strict=True)
+            ]
         except ParameterError as error:
             raise ParameterError(f"Error in {_where(node)}: {error}{_made_at(node)}") from own(error)
         except (MXNetError, ValueError, TypeError, IndexError) as error:

@@ -143,7 +143,7 @@ def _rebuilt(
         elif op is not None and before is not None:
             inputs = [*before.inputs, *node.inputs[1:]]
             moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
-        elif any(entry[0] in moved for entry in node.inputs) or any(dep in moved for dep in node.control_deps):
+        elif not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
             moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
     return [followed(entry, moved) for entry in entries]
 

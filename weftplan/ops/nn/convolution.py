@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
@@ -50,10 +51,10 @@ def window(params: Params, what: str) -> tuple[Shape, Shape, Shape, Shape]:
     Raises:
         ParameterError: a length or value that makes no convolution, or a layout with channels last.
     """
-    return _window(what, *(params[name] for name in _WINDOW))
+    return _window(what, *_WINDOW(params))
 
 
-_WINDOW = ("kernel", "stride", "dilate", "pad", "layout", "num_filter", "num_group", "workspace")
+_WINDOW = itemgetter("kernel", "stride", "dilate", "pad", "layout", "num_filter", "num_group", "workspace")
 
 
 @functools.lru_cache(maxsize=1024)
