@@ -106,7 +106,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
     earlier: list[IntArray] = []
     order = buffers.order()
     for index in slab_device.tolist():
-        mine = np.flatnonzero((buffers.device == index) & (buffers.nbytes > 0))
+        mine = ((buffers.device == index) & (buffers.nbytes > 0)).nonzero()[0]
         alignment = buffers.options.alignment or alignment_of(program.contexts[index])
         top = room = 0
         parts = _parts(buffers, mine, color)
@@ -118,7 +118,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
             offset[part] = packed.offsets + top
             top += int(packed.peak)
             pointers, rows = reuse_edges(buffers.first[part], buffers.nbytes[part], packed.offsets)
-            later.append(part[np.repeat(np.arange(len(part)), np.diff(pointers))])
+            later.append(part.repeat(pointers[1:] - pointers[:-1]))
             earlier.append(part[rows])
         slab_nbytes.append(top)
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
@@ -145,7 +145,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
 def _by_device(device: IntArray) -> tuple[IntArray, IntArray]:
     """(devices in use, ascending; for each of these numbers the place of its device among them)."""
     used = np.bincount(device)
-    return np.flatnonzero(used), np.cumsum(used > 0)[device] - 1
+    return used.nonzero()[0], (used > 0).cumsum()[device] - 1
 
 
 def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntArray]:

@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -73,36 +74,45 @@ def pack_outwards(
         most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
         patience: look at so many times more places where a buffer would make somebody wait.
     """
-    lo, hi, size = problem.lo, problem.hi, problem.size
-    load = problem.load()
-    fullest = np.flatnonzero(load == load.max())
-    moment = int(fullest[-1 if variant.late_peak else 0])
-    stack = np.flatnonzero((lo <= moment) & (hi > moment))
-    keys = {
-        "last": (lo[stack], -hi[stack]),
-        "first": (-hi[stack], lo[stack]),
-        "long": (lo[stack], lo[stack] - hi[stack]),
-    }
-    stack = stack[np.lexsort(keys[variant.stack])]
-    tops = np.cumsum(size[stack])
-    placed = np.zeros(len(problem), np.int64)
-    placed[stack] = tops - size[stack]
-    offsets, sizes = placed.tolist(), size.tolist()
-    short = float(np.median(hi - lo)) if variant.short_high else 0.0
-    waits = 0
-    for chosen, begin, end, flip in (
-        (lo > moment, lo, hi, False),
-        (hi <= moment, problem.sections - hi, problem.sections - lo, True),
+    # Lists, and sorts by one key after the other: most graphs have a few dozen buffers, for which arrays take longer.
+    lo, hi, sizes = problem.lo.tolist(), problem.hi.tolist(), problem.size.tolist()
+    buffers = range(len(lo))
+    load = problem.load().tolist()
+    most = max(load)
+    moment = len(load) - 1 - load[::-1].index(most) if variant.late_peak else load.index(most)
+    stack = [i for i in buffers if lo[i] <= moment < hi[i]]
+    if variant.stack == "last":
+        stack.sort(key=lo.__getitem__)
+        stack.sort(key=hi.__getitem__, reverse=True)
+    elif variant.stack == "first":
+        stack.sort(key=hi.__getitem__, reverse=True)
+        stack.sort(key=lo.__getitem__)
+    else:
+        stack.sort(key=lo.__getitem__)
+        stack.sort(key=lambda i: hi[i] - lo[i], reverse=True)
+    tops = list(accumulate(sizes[i] for i in stack))
+    offsets = [0] * len(lo)
+    for i, top in zip(stack, tops, strict=True):
+        offsets[i] = top - sizes[i]
+    spans = sorted(end - begin for begin, end in zip(lo, hi, strict=True)) if variant.short_high else [0]
+    short = (spans[len(spans) // 2] + spans[~(len(spans) // 2)]) / 2  # the median
+    waits, sections = 0, problem.sections
+    for late, born, died, flip in (
+        ([i for i in buffers if lo[i] > moment], lo, hi, False),
+        (
+            [i for i in buffers if hi[i] <= moment],
+            [sections - end for end in hi],
+            [sections - begin for begin in lo],
+            True,
+        ),
     ):
-        late = np.flatnonzero(chosen)
-        late = late[np.lexsort((-size[late], begin[late]))]
-        gone = np.concatenate([stack, late])
-        deaths = gone[np.argsort(end[gone], kind="stable")].tolist()
-        last = LastHolders(stack.tolist(), tops.tolist())
-        space = _Space(floor, last, top=int(tops[-1]), order=order, most=most_holes, patience=patience, flip=flip)
-        born, died = begin.tolist(), end.tolist()
+        late.sort(key=sizes.__getitem__, reverse=True)
+        late.sort(key=born.__getitem__)
+        deaths = sorted([*stack, *late], key=died.__getitem__)
+        last = LastHolders(stack, tops)
+        space = _Space(floor, last, top=tops[-1], order=order, most=most_holes, patience=patience, flip=flip)
         dead = 0
-        for k, i in enumerate(late.tolist()):
+        for k, i in enumerate(late):
             if not k & 255:
                 deadline.check()
             while died[deaths[dead]] <= born[i]:

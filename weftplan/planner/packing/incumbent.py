@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
 from weftplan.planner.packing.problem import MANY, Deadline, Int64, Problem, peak_of
 from weftplan.planner.packing.reuse import Precedence, reuse_edges
@@ -56,7 +54,7 @@ class Incumbent:
         ratio = spending.good_enough if self.is_small else max(spending.good_enough, spending.large_enough)
         self.enough = floor * ratio
         """The peak at which work stops."""
-        self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
+        self.offsets: Int64 = part.size.cumsum() - part.size  # one on the other: valid, and never better than any
         self.peak = int(part.size.sum())
         self._made = False
         """Whether anything else was packed so far."""

@@ -83,7 +83,7 @@ class Problem:
         change = np.zeros(self.sections + 1, np.int64)
         np.add.at(change, self.lo, self.size)
         np.subtract.at(change, self.hi, self.size)
-        return np.cumsum(change[:-1])
+        return change[:-1].cumsum()
 
     def lower_bound(self) -> int:
         """Most live units at once."""
@@ -96,10 +96,9 @@ class Problem:
 
 def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
     """Make a `Problem` of lifetimes on any time axis."""
-    births = np.sort(lower)
     # Not np.unique, whose first call imports NumPy's masked arrays: that takes longer than to bind a small network.
-    births = births[np.concatenate((births[:1] == births[:1], births[1:] != births[:-1]))]
-    return Problem(np.searchsorted(births, lower), np.searchsorted(births, upper), size, len(births), index)
+    births = np.array(sorted(set(lower.tolist())), np.int64)
+    return Problem(births.searchsorted(lower), births.searchsorted(upper), size, len(births), index)
 
 
 def peak_of(problem: Problem, offsets: Int64) -> int:
@@ -121,17 +120,19 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
         return []
     order = np.lexsort((-problem.hi, problem.lo))
     lo, hi, size = problem.lo[order], problem.hi[order], problem.size[order]
-    over = np.arange(len(order)) - np.searchsorted(np.sort(hi), lo, side="right")
+    deaths = hi.copy()
+    deaths.sort()
+    over = np.arange(len(order)) - deaths.searchsorted(lo, side="right")
     over[1:][lo[1:] == lo[:-1]] = -1  # nothing is cut between buffers of one birth
-    by_count = np.argsort(over, kind="stable")
-    bounds = np.searchsorted(over[by_count], np.arange(-1, len(order) + 1))
+    by_count = over.argsort(kind="stable")
+    bounds = over[by_count].searchsorted(np.arange(-1, len(order) + 1))
     begin, end, nbytes = lo.tolist(), hi.tolist(), size.tolist()
     leaves: list[tuple[int, Problem]] = []
     todo = [(0, 0, len(order), 0)]
     while todo:
         base, first, last, below = todo.pop()
         places = by_count[bounds[below + 1] : bounds[below + 2]]
-        cuts = places[np.searchsorted(places, first, side="right") : np.searchsorted(places, last)].tolist()
+        cuts = places[places.searchsorted(first, side="right") : places.searchsorted(last)].tolist()
         for start, stop in pairwise([first, *cuts, last]):
             rest, height = start, 0
             while rest < stop and begin[rest] == begin[start] and end[rest] > begin[stop - 1]:

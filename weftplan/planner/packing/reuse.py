@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -78,20 +79,19 @@ def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64
     """
     first, last = offsets.tolist(), (offsets + size).tolist()
     hold = LastHolders().hold
-    later: list[int] = []
-    earlier: list[int] = []
-    for i in np.argsort(lower, kind="stable").tolist():
+    rows: list[list[int]] = [[]] * len(first)
+    for i in lower.argsort(kind="stable").tolist():
         before = set(hold(i, first[i], last[i]))
         before.discard(-1)
-        later.extend([i] * len(before))
-        earlier.extend(before)
-    return compressed_rows(np.array(later, np.int64), np.array(earlier, np.int64), len(first))
+        rows[i] = sorted(before)
+    pointers = [0, *accumulate(map(len, rows))]
+    return np.array(pointers, np.int64), np.array([k for row in rows for k in row], np.int64)
 
 
 def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]:
     """The pairs (row, value) as (where each of ``count`` rows begins, values row by row, ascending)."""
     pointers = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(row, minlength=count), out=pointers[1:])
+    np.bincount(row, minlength=count).cumsum(out=pointers[1:])
     return pointers, value[np.lexsort((value, row))]
 
 
