@@ -13,7 +13,7 @@ from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, geometry_of
 from tests.ops.convolution_reference import gradients, reference
 from weftplan import cores
 from weftplan.ops import registry
-from weftplan.ops.compiled import pointwise, scratch
+from weftplan.ops.compiled import parts, pointwise, scratch
 from weftplan.ops.compiled.pointwise import Pass
 from weftplan.ops.compiled.sizes import sizes
 from weftplan.ops.compiled.target import Target
@@ -111,6 +111,25 @@ def test_bits_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, four_cores
     for count in (1, 4):
         monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
         assert [one.tobytes() for one in run(geo, *data)] == expected
+
+
+@pytest.mark.parametrize("image", [(5, 10), (20, 30)])
+def test_each_part_has_a_room_for_itself(monkeypatch: pytest.MonkeyPatch, image: tuple[int, int]):
+    """Whoever works in the last of the rooms writes into no other."""
+    chosen = plain(batch=1, channels=100, filters=150, image=image)
+    geo = geometry_of(chosen)
+    x, w, b, dy = arrays(chosen, geo)
+    monkeypatch.setattr(scratch, "FEW", 1 << 12)
+    there = pointwise.forward_pass(sizes(geo))
+    assert there is not None
+    assert there.parts > 1
+    monkeypatch.setattr(
+        parts, "split_in_rooms", lambda work, count: [work(number, there.parts - 1) for number in range(count)]
+    )
+    room, _ = guarded(there.nbytes)
+    pointwise.call(there, x, w, b, np.empty_like(dy), room)()
+    assert (room[: -there.room] == 0xFF).all()
+    assert not (room[-there.room :] == 0xFF).all()
 
 
 def test_what_sums_wait_for_changes_no_bits(monkeypatch: pytest.MonkeyPatch):
