@@ -11,7 +11,8 @@ import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import meter
 from weftplan import blas, cores, device
-from weftplan.ops import products
+from weftplan.ops import products, registry
+from weftplan.ops.schema import OpContext
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +104,37 @@ def test_same_bits_on_every_engine(cuts, cell):
         engine.stop()
     assert cuts
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize(("large", "parts"), [((False, False), []), ((True, False), [3]), ((True, True), [4])])
+def test_several_products_wait_once(cuts, large, parts):
+    """Each has the bits of one that is computed alone; small ones are not handed out by themselves."""
+    rng = np.random.default_rng(1)
+    each = []
+    for is_large in large:
+        a, b = (rng.standard_normal((32, 32 if is_large else 4)).astype(np.float32) for _ in range(2))
+        each.append((a, b.T, np.empty((32, 32), np.float32)))
+    wanted = []
+    for a, b, out in each:
+        products.product(np, a, b, out)
+        wanted.append(out.tobytes())
+        out.fill(0)
+    cuts.clear()
+    products.products(*each)
+    assert [out.tobytes() for _, _, out in each] == wanted
+    assert cuts == parts
+
+
+def test_the_gradient_of_the_data_may_lie_where_the_data_was():
+    """Then it is computed after the gradient of the weight, which reads the data."""
+    op = registry.get("_backward_FullyConnected")
+    params = registry.parse_params(registry.get("FullyConnected"), {"num_hidden": 32})
+    rng = np.random.default_rng(2)
+    ograd, data, weight = (rng.standard_normal((32, 32)).astype(np.float32) for _ in range(3))
+    found = []
+    for shared in (False, True):
+        source = data.copy()
+        outs = [source if shared else np.empty_like(data), np.empty_like(weight), np.empty(32, np.float32)]
+        op.forward(OpContext(np), params, [ograd, source, weight], outs)
+        found.append([out.tobytes() for out in outs])
+    assert found[0] == found[1]

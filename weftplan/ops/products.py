@@ -33,23 +33,40 @@ def matmul(xp: Any, a: Any, b: Any, out: Any) -> None:
 
 def product(xp: Any, a: Any, b: Any, out: Any) -> None:
     """The same, on a host on several cores where that pays."""
+    if xp is not np or out.size * a.shape[1] < 2 * FEW:
+        matmul(xp, a, b, out)
+    else:
+        products((a, b, out))
+
+
+def products(*each: tuple[Any, Any, Any]) -> None:
+    """Several products on a host, of which none reads what another writes: cores wait for each other once."""
+    parts = [part for one in each for part in _parts(*one)]
+
+    def compute(number: int) -> None:
+        a, b, out = parts[number]
+        np.matmul(a, b, out=out)
+
+    if len(parts) > len(each):
+        split(compute, len(parts))
+    else:  # all are small
+        for number in range(len(parts)):
+            compute(number)
+
+
+def _parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
+    """The smaller products in which one is computed."""
     rows, columns = out.shape
     work = rows * columns * a.shape[1]
-    if xp is not np or work < 2 * FEW:
-        matmul(xp, a, b, out)
-        return
+    if work < 2 * FEW:
+        return [(a, b, out)]
     longer = max(rows, columns)
     parts = min(work // FEW, MOST) // 2 * 2  # three would leave one of two cores idle for a third of the time
     step = -(-longer // (parts * STEP)) * STEP
-
-    def part(number: int) -> None:
-        some = slice(number * step, (number + 1) * step)
-        if columns >= rows:
-            np.matmul(a, b[:, some], out=out[:, some])
-        else:
-            np.matmul(a[some], b, out=out[some])
-
-    split(part, -(-longer // step))
+    ranges = [slice(first, first + step) for first in range(0, longer, step)]
+    if columns >= rows:
+        return [(a, b[:, some], out[:, some]) for some in ranges]
+    return [(a[some], b, out[some]) for some in ranges]
 
 
 def stacked_product(xp: Any, a: Any, b: Any, out: Any) -> None:

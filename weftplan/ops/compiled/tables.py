@@ -6,8 +6,10 @@ that it points to; it holds no array of a caller, so that it is made once per ge
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product as every
@@ -297,8 +299,25 @@ def narrow(x: int, y: int, count: int) -> KernelArguments:
     return KernelArguments(NARROW, _words(NARROW, {"x": x, "y": y, "count": count}))
 
 
+_HEAD = object.__basicsize__
+_pointer = ctypes.c_void_p.from_address
+
+
+def _as_in_the_header() -> bool:
+    """Whether the address is an array's first field, as NumPy's header says."""
+    if sys.implementation.name != "cpython":
+        return False
+    array = np.zeros(3)
+    return bool(_pointer(id(array) + _HEAD).value == array.__array_interface__["data"][0])
+
+
+_AS_IN_THE_HEADER = _as_in_the_header()
+
+
 def address(array: Any) -> int:
     """Where an array's bytes begin."""
+    if _AS_IN_THE_HEADER and array.__class__ is np.ndarray:
+        return _pointer(id(array) + _HEAD).value or 0  # a tenth of the time of the general way
     found: int = array.__array_interface__["data"][0]
     return found
 

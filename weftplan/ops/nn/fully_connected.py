@@ -18,7 +18,7 @@ from weftplan.ops.add_n import p_count
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import KernelWithBare, accumulator
 from weftplan.ops.params import p_bool
-from weftplan.ops.products import FEW, product
+from weftplan.ops.products import FEW, product, products
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
@@ -156,6 +156,11 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *ou
     if bgrad is not None:
         xp.sum(rows, axis=0, dtype=acc, out=bgrad)
     if dgrad is None and wgrad is None:
+        return
+    whole = wgrad is not None and dgrad is not None and acc == ograd.dtype and xp is np
+    if whole and data is not None and not np.may_share_memory(dgrad, data):
+        columns = data.reshape(rows.shape[0], -1)
+        products((rows.T, columns, wgrad), (rows, weight, dgrad.reshape(columns.shape)))
         return
     wide_rows = _widen(ctx, rows)
     # The weight's gradient first: the data gradient may take the memory of the data.
