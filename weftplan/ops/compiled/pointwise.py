@@ -131,7 +131,7 @@ def call(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
         room=address(room), **places_of(after),
     )  # fmt: skip
-    parts, function, moves = p.parts, entry(x.dtype, found), {"room": p.room // 4}
+    parts, function, moves = p.parts, entry(x.dtype, found), {"room": p.room}
     if p.by_pixels(parts):
         work = in_parts(function, here, p.batch * p.units, parts, moves=moves)
     else:
