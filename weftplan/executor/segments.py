@@ -25,9 +25,8 @@ from weftplan.ndarray.copying import passing
 WORTH_TELLING = 1 << 16
 """Bytes of gradients that end a segment. An engine takes some 20 microseconds for an operation, in which memory moves
 several times as many."""
-
-
 LONG_NS = 500_000
+"""Nanoseconds from which a run of a segment is long beside the 60 microseconds of :meth:`Engine.give_way`."""
 
 
 class Segment:

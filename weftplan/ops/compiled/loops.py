@@ -101,7 +101,10 @@ def _found(loop: Loop, char: str) -> list[int] | None:
         return None
     functions, data = fields
     number = ufunc.types.index(types)
-    words = [_pointer(functions + 8 * number), _pointer(data + 8 * number), loop.repeats]
+    function = _pointer(functions + 8 * number)
+    if not function:  # NumPy has loops of a newer kind, too, which are not in this table
+        return None
+    words = [function, _pointer(data + 8 * number), loop.repeats]
     for values, room in ((loop.dims, _DIMS), (loop.strides, _STRIDES)):
         words += [*values, *[0] * (room - len(values))]
     for which, offset, step in (*loop.places, *[(_TABLES, 0, 0)] * (_OPERANDS - len(loop.places))):

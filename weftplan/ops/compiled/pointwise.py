@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.ops.compiled import scratch
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
-from weftplan.ops.compiled.pointwise_kernels import POINTWISE, pointwise
+from weftplan.ops.compiled.pointwise_kernels import NEAR, POINTWISE, pointwise
 from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.sizes import PANEL_BYTES, Sizes
 from weftplan.ops.compiled.tables import After, KernelArguments, address, places_of
@@ -65,7 +65,7 @@ class Pass:
     def parts(self) -> int:
         """Ranges that are handed to idle cores."""
         images = self.batch * (self.channels + self.filters) * self.pixels * self.itemsize
-        most = min(MOST, max(2, images // SHARE // self.room))
+        most = min(MOST, max(2, images // SHARE // self.room)) if self.room else MOST
         wanted = count(self.batch * self.channels * self.filters * self.pixels, scratch.FEW, most)
         return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // LEAST_FILTERS)
 
@@ -76,8 +76,8 @@ class Pass:
 
     @property
     def room(self) -> int:
-        """Bytes of one part's scratch."""
-        return aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES))
+        """Bytes of one part's scratch: none for so few channels that they find room on the stack."""
+        return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES))
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +129,7 @@ def call(
     assert isinstance(found, Target)
     here = _arguments(p, found.bits).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
-        room=address(room), **places_of(after),
+        room=address(room) if p.room else 0, **places_of(after),
     )  # fmt: skip
     parts, function, moves = p.parts, entry(x.dtype, found), {"room": p.room}
     if p.by_pixels(parts):

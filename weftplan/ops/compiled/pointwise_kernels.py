@@ -11,7 +11,11 @@ from __future__ import annotations
 from weftplan.ops.compiled.copies import pointer, word
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.target import Target
-from weftplan.ops.compiled.winograd_kernels import runs
+from weftplan.ops.compiled.winograd_kernels import VECTORS, runs
+
+NEAR = 32
+"""Channels of which the pixels that are laid close together find room on the stack, in 3 KB or 6: scratch of the plan
+for the first layers of a network, whose images are its largest, would raise the plan's peak."""
 
 POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "first", "last", "first_out", "last_out", "units",
              "unit", "pixels", "channels", "some", "x_image", "x_plane", "y_image", "y_plane", "w_out", "w_in",
@@ -21,7 +25,7 @@ POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "first", "last", "
 Images are cut into ``units`` of ``unit`` pixels, of which those from ``first`` to ``last`` are computed, for the
 filters ``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may
 ``scale`` and ``shift``: a whole sum is multiplied by the one and added to the other. With ``relu`` not 0 nothing is
-below 0.
+below 0. ``room`` is null for at most :data:`NEAR` channels.
 """
 POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room")
 
@@ -41,6 +45,9 @@ class _Block:
         f.put_scalar("0.0", self.zero)
         self.scaled = f.value(f"icmp ne ptr {get['scale']}, null")
         self.behind = f.compare("ne", get["relu"], 0)
+        given = f.value(f"icmp ne ptr {get['room']}, null")
+        near = f.local(f.vector, NEAR * VECTORS)
+        self.room = f.value(f"select i1 {given}, ptr {get['room']}, ptr {near}")
 
     def compute(self, out: str, w: str, y: str, left: Value, vectors: int, first: str, count: str) -> None:
         """``count`` channels from ``first`` on, for filters from ``out`` on; ``y`` is where the pixels are of filter
@@ -75,7 +82,7 @@ class _Block:
                     f.store(f.load(f.at(place, vector * n * size)), one)
         weights = [f.at(w, f.mul(number, get["w_out"])) for number in numbers]
         with f.loop(0, count) as channel:
-            here = f.at(get["room"], f.mul(channel, vectors * n * size))
+            here = f.at(self.room, f.mul(channel, vectors * n * size))
             values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
             moved = f.mul(channel, get["w_in"])
             for row, weight in zip(sums, weights, strict=True):
@@ -134,7 +141,7 @@ def pointwise(scalar: str, target: Target) -> Function:
                     for condition, masked in ((whole, None), (partly, mask)):
                         with f.when(condition), f.loop(0, channels) as channel:
                             here = f.at(from_, f.mul(channel, get["x_plane"]))
-                            to = f.at(get["room"], f.mul(channel, vectors * n * size))
+                            to = f.at(block.room, f.mul(channel, vectors * n * size))
                             for vector in range(vectors):
                                 there = f.at(here, vector * n * size)
                                 last = masked if vector == vectors - 1 else None
