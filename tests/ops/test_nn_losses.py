@@ -6,7 +6,8 @@ from ops_harness import check_gradient, differentiate, gradients, prepare, run
 from ops_nn_cases import distinct, uniform
 
 from weftplan.errors import ParameterError
-from weftplan.ops import registry
+from weftplan.ops import grain, registry
+from weftplan.ops.nn import softmax_core
 
 F32 = np.float32
 
@@ -123,6 +124,33 @@ def test_softmax_of_large_numbers(op, dtype):
     assert np.isfinite(out).all()
     probability = np.exp(out) if op == "log_softmax" else out
     np.testing.assert_allclose(probability, [[1, 0, 0], [1 / 3] * 3], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "params"),
+    [
+        ("softmax", (13, 40), {"axis": -1, "temperature": 2.0}),
+        ("SoftmaxOutput", (13, 40), {}),
+        ("SoftmaxOutput", (3, 5, 7), {"multi_output": True}),
+    ],
+)
+def test_rows_of_a_large_softmax_are_cut(monkeypatch, op, shape, params):
+    """Parts in any order, each in its own room of the declared scratch, make the bits of one part."""
+    monkeypatch.setattr(grain, "block", lambda: 80)
+    data = uniform(*shape, low=-30, high=30).astype(F32)
+    label = [np.zeros((shape[0], *shape[2:]), F32)] if op == "SoftmaxOutput" else []
+    whole = run(op, [data, *label], params)[0]
+    parts = []
+
+    def backwards(work, count):
+        parts.append(count)
+        for number in reversed(range(count)):
+            work(number, count - 1 - number)
+
+    monkeypatch.setattr(softmax_core, "FEW", 32)
+    monkeypatch.setattr(softmax_core, "split_in_rooms", backwards)
+    assert run(op, [data, *label], params)[0].tobytes() == whole.tobytes()
+    assert parts == [min(4, shape[0])]
 
 
 def test_softmax_lengths():

@@ -1,4 +1,8 @@
-"""Softmax over the middle axis of (outer, classes, inner): forward and backward, block by block."""
+"""Softmax over the middle axis of (outer, classes, inner): forward and backward, block by block.
+
+Rows of a large forward pass are handed to idle cores. How they are cut follows from sizes alone, and each row is
+computed alike in any part.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.cores import split_in_rooms
 from weftplan.ops import loops
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
+from weftplan.ops.products import MOST
 from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import DType, Shape, Workspace
+
+FEW = 1 << 19
+"""Elements of one part, which take about a millisecond."""
 
 
 def as_rows(shape: Shape, axis: int) -> Shape:
@@ -32,7 +41,8 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
     """Workspace of :func:`softmax`."""
     acc = compute_dtype(source, target)
     step = rows_per_block(shape)
-    taken: list[tuple[Shape, DType]] = [((step, 1, shape[2]), acc)]
+    parts = _parts(shape, plain=acc == target and not log and not masked)
+    taken: list[tuple[Shape, DType]] = [((parts * step, 1, shape[2]), acc)]
     if acc != target:
         taken.append(((step, *shape[1:]), acc))
     if log:
@@ -40,6 +50,11 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
     if masked:
         taken.append(((step, *shape[1:]), np.dtype(bool)))
     return take_bytes(*taken)
+
+
+def _parts(shape: Shape, *, plain: bool) -> int:
+    """Parts of a forward pass: several only where each needs no other scratch than a number for each row."""
+    return max(1, min(MOST, math.prod(shape) // FEW, shape[0])) if plain else 1
 
 
 def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None) -> None:
@@ -51,14 +66,16 @@ def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: boo
     shape = data.shape
     step = rows_per_block(shape)
     acc = compute_dtype(data.dtype, out.dtype)
-    reduced = ctx.take((step, 1, shape[2]), acc)
+    parts = _parts(shape, plain=acc == out.dtype and not log and length is None)
+    reduced = ctx.take((parts * step, 1, shape[2]), acc)
     wide = ctx.take((step, *shape[1:]), acc) if acc != out.dtype else None
     powers = ctx.take((step, *shape[1:]), acc) if log else None
     hidden = ctx.take((step, *shape[1:]), np.dtype(bool)) if length is not None else None
     places = xp.arange(shape[1]).reshape(1, -1, 1) if length is not None else None
-    for here in row_blocks(shape):
+
+    def block(here: slice, most: Any) -> None:
         x, y = data[here], out[here]
-        most, z = reduced[: x.shape[0]], y if wide is None else wide[: x.shape[0]]
+        most, z = most[: x.shape[0]], y if wide is None else wide[: x.shape[0]]
         if scale != 1.0 or hidden is not None:
             xp.multiply(x, scale, out=z, dtype=acc)
             x = z
@@ -82,6 +99,18 @@ def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: boo
             xp.copyto(z, 0, where=mask)
         if wide is not None:
             y[...] = z
+
+    blocks = list(row_blocks(shape))
+
+    def part(number: int, room: int) -> None:
+        for here in blocks[number::parts]:
+            block(here, reduced[room * step : (room + 1) * step])
+
+    if parts > 1 and xp is np:
+        split_in_rooms(part, parts)
+    else:
+        for here in blocks:
+            block(here, reduced)
 
 
 def softmax_bare(shape: Shape, dtype: DType) -> Any:
