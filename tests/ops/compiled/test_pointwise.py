@@ -116,7 +116,7 @@ def test_bits_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, four_cores
 @pytest.mark.parametrize("image", [(5, 10), (20, 30)])
 def test_each_part_has_a_room_for_itself(monkeypatch: pytest.MonkeyPatch, image: tuple[int, int]):
     """Whoever works in the last of the rooms writes into no other."""
-    chosen = plain(batch=1, channels=100, filters=150, image=image)
+    chosen = plain(batch=1, channels=200, filters=150, image=image)
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
@@ -134,7 +134,7 @@ def test_each_part_has_a_room_for_itself(monkeypatch: pytest.MonkeyPatch, image:
 
 def test_what_sums_wait_for_changes_no_bits(monkeypatch: pytest.MonkeyPatch):
     """Few channels at a time or all at once: the same bits."""
-    chosen = plain(channels=90, filters=40, image=(6, 7))
+    chosen = plain(channels=190, filters=40, image=(6, 7))
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
     expected = [one.tobytes() for one in run(geo, *data)]

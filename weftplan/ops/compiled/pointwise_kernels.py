@@ -13,8 +13,8 @@ from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.compiled.winograd_kernels import VECTORS, runs
 
-NEAR = 32
-"""Channels of which the pixels that are laid close together find room on the stack, in 3 KB or 6: scratch of the plan
+NEAR = 128
+"""Channels of which the pixels that are laid close together find room on the stack, in 12 KB or 24: scratch of the plan
 for the first layers of a network, whose images are its largest, would raise the plan's peak."""
 
 POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "first", "last", "first_out", "last_out", "units",
