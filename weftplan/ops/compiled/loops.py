@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +22,13 @@ import numpy as np
 
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import library
+from weftplan.ops.compiled.tables import ADDRESS_FIRST, HEAD
 from weftplan.ops.compiled.target import host
 from weftplan.ops.loops import MOST_ARRAYS, MOST_SCRATCH, Loop, Loops, start_of_sums
 
 Call = Callable[..., object]
-_HEAD = object.__basicsize__
-"""Bytes before an object's own fields: an array's first is its address, those of a ufunc follow."""
+_HEAD = HEAD
+"""Behind it are an array's address and the fields of a ufunc."""
 _BYTES_HEAD = bytes.__basicsize__ - 1
 _OPERANDS, _DIMS, _STRIDES = 3, 4, 9
 _FASTCALL = 0x80
@@ -51,14 +51,11 @@ class _Definition(ctypes.Structure):
 @functools.cache
 def refusal() -> str:
     """Why there is no such function here; empty where there is."""
-    if sys.implementation.name != "cpython":
-        return f"{sys.implementation.name} lays out its objects in its own way"
     found = host()
     if isinstance(found, str):
         return found
-    array = np.zeros(3, np.float32)
-    if ctypes.c_void_p.from_address(id(array) + _HEAD).value != array.__array_interface__["data"][0]:
-        return "this NumPy lays out its arrays in an unknown way"
+    if not ADDRESS_FIRST:
+        return "this Python or NumPy lays out its arrays in an unknown way"
     if any(_fields(ufunc) is None for ufunc in (np.positive, np.add, np.matmul)):
         return "this NumPy lays out its functions in an unknown way"
     return ""

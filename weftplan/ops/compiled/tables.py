@@ -299,25 +299,26 @@ def narrow(x: int, y: int, count: int) -> KernelArguments:
     return KernelArguments(NARROW, _words(NARROW, {"x": x, "y": y, "count": count}))
 
 
-_HEAD = object.__basicsize__
+HEAD = object.__basicsize__
+"""Bytes of an object before its own fields."""
 _pointer = ctypes.c_void_p.from_address
 
 
-def _as_in_the_header() -> bool:
-    """Whether the address is an array's first field, as NumPy's header says."""
+def _address_first() -> bool:
     if sys.implementation.name != "cpython":
         return False
     array = np.zeros(3)
-    return bool(_pointer(id(array) + _HEAD).value == array.__array_interface__["data"][0])
+    return bool(_pointer(id(array) + HEAD).value == array.__array_interface__["data"][0])
 
 
-_AS_IN_THE_HEADER = _as_in_the_header()
+ADDRESS_FIRST = _address_first()
+"""Whether the first field of an array is its address, as NumPy's header says."""
 
 
 def address(array: Any) -> int:
     """Where an array's bytes begin."""
-    if _AS_IN_THE_HEADER and array.__class__ is np.ndarray:
-        return _pointer(id(array) + _HEAD).value or 0  # a tenth of the time of the general way
+    if ADDRESS_FIRST and array.__class__ is np.ndarray:
+        return _pointer(id(array) + HEAD).value or 0  # a tenth of the time of the general way
     found: int = array.__array_interface__["data"][0]
     return found
 
