@@ -42,14 +42,14 @@ def replacement(loops: Loops, inputs: Sequence[Any], result: Any) -> Callable[..
     """
     global _left, _loader
     if _compiled is None:
-        _left -= 1
-        if _left == 0:
+        left = _left = _left - 1  # two threads may see the same number, but none passes over 0
+        if left == 0:
             # Not a daemon: the process must not end while the compiler works.
             loader = threading.Thread(target=load, name="weftplan loads small kernels")
             with contextlib.suppress(RuntimeError):  # the interpreter ends
                 loader.start()
                 _loader = loader
-        elif _left < 0 and not _left % BETWEEN and _loader is not None:
+        elif left < 0 and not left % BETWEEN and _loader is not None:
             _loader.join(PAUSE_S)
             if not _loader.is_alive():
                 _loader = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,16 @@ def place(array: Any, shift: int) -> Any:
     room = np.empty(array.size + shift, array.dtype)
     room[shift:] = array.reshape(-1)
     return room[shift:].reshape(array.shape)
+
+
+def check_widths(run: Callable[..., list[Any]], given_case: dict[str, Any]) -> None:
+    """``run(geometry, *arrays, target)`` gives the bits of this machine's width for every other one."""
+    geo = geometry_of(given_case)
+    data = arrays(given_case, geo)
+    mine = run(geo, *data)
+    for target in OTHER:
+        for got, want in zip(run(geo, *data, target), mine, strict=True):
+            assert got.tobytes() == want.tobytes(), (target.bits, given_case)
 
 
 def guarded(nbytes: int) -> tuple[Any, Any]:
@@ -171,12 +182,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @example(case(channels=300, image=(24, 24)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
     """Code for 128 and for 512 bits gives the bits of this machine's width."""
-    geo = geometry_of(given_case)
-    data = arrays(given_case, geo)
-    mine = run(geo, *data)
-    for target in OTHER:
-        for got, want in zip(run(geo, *data, target), mine, strict=True):
-            assert got.tobytes() == want.tobytes(), (target.bits, given_case)
+    check_widths(run, given_case)
 
 
 def test_not_a_number_and_infinity_arrive():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, geometry_of, guarded
+from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, check_widths, geometry_of, guarded
 from tests.ops.convolution_reference import gradients, reference
 from weftplan import cores
 from weftplan.ops import registry
@@ -87,12 +87,7 @@ def test_against_the_definition(given_case: dict[str, Any]):
 @example(plain(batch=2, channels=128, filters=1500, image=(5, 5)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
     """Code for 128 and for 512 bits gives the bits of this machine's width."""
-    geo = geometry_of(given_case)
-    data = arrays(given_case, geo)
-    mine = run(geo, *data)
-    for target in OTHER:
-        for got, want in zip(run(geo, *data, target), mine, strict=True):
-            assert got.tobytes() == want.tobytes(), (target.bits, given_case)
+    check_widths(run, given_case)
 
 
 @pytest.mark.parametrize("image", [(5, 10), (20, 30)])

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import weftplan as mx
-from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, geometry_of, guarded
+from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, check_widths, geometry_of, guarded
 from tests.ops.compiled.test_dense import run as run_directly
 from tests.ops.convolution_reference import gradients, reference
 from weftplan import cores
@@ -115,12 +115,7 @@ def test_noise_is_that_of_the_direct_kernels():
 @example(case(batch=2, channels=200, filters=160, image=(14, 14)))
 def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
     """Code for 128 and for 512 bits gives the bits of this machine's width."""
-    geo = geometry_of(given_case)
-    data = arrays(given_case, geo)
-    mine = run(geo, *data)
-    for target in OTHER:
-        for got, want in zip(run(geo, *data, target), mine, strict=True):
-            assert got.tobytes() == want.tobytes(), (target.bits, given_case)
+    check_widths(run, given_case)
 
 
 @pytest.mark.parametrize("kept", [True, False])
