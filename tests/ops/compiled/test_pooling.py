@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weftplan import cores
 from weftplan.ops import implementations, registry
 from weftplan.ops.compiled import pooling, pooling_kernels
-from weftplan.ops.compiled.tables import address
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.schema import OpContext, TensorSpec
 

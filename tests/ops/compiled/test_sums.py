@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from weftplan.ops.compiled import sums
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.target import host
 
 pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=str(host()))
@@ -115,3 +116,29 @@ def test_what_is_left_to_numpy(count, dtype):
     """One array, very many, and other dtypes have no compiled sum."""
     xs = [np.zeros(10, dtype) for _ in range(count)]
     assert sums.compiled_sum(xs, np.zeros(10, dtype), grouped=False) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("terms", "targets"), [(1, 1), (1, 3), (2, 1), (5, 2)])
+def test_pieces(terms, targets, dtype):
+    """Pieces of any length and place are added from left to right into every target, and nothing else is written."""
+    size, ranges = 1003, [(0, 1), (3, 20), (20, 21), (40, 1000)]
+    xs = arrays(terms, size, dtype)
+    rooms = arrays(targets, size, dtype)
+    want = [room.copy() for room in rooms]
+    with np.errstate(all="ignore"):
+        for room in want:
+            for first, end in ranges:
+                room[first:end] = added(xs, grouped=False)[first:end]
+    pieces = [
+        ((end - first) * xs[0].itemsize, *(address(one[first:]) for one in (*xs, *rooms))) for first, end in ranges
+    ]
+    sums.compiled_pieces(pieces, terms, np.dtype(dtype))()
+    np.testing.assert_array_equal(rooms, want)
+
+
+def test_pieces_that_are_left_to_numpy():
+    """None at all, other dtypes and very many terms have no compiled loop."""
+    assert sums.compiled_pieces([], 1, np.dtype("float32")) is None
+    assert sums.compiled_pieces([(4, 0, 0)], 1, np.dtype("int32")) is None
+    assert sums.compiled_pieces([(4, *range(40))], 33, np.dtype("float32")) is None

@@ -12,25 +12,25 @@ All waiting is bounded: after ``stall_s`` a warning names the ranks that have no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.kvstore.buckets import even_range
-from weftplan.kvstore.distributed.joining import cuts, flat, pieces, side_by_side
+from weftplan.kvstore.distributed.joining import flat, pieces, side_by_side
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
+from weftplan.kvstore.distributed.moving import Mover, Operand, Row, Span
 from weftplan.kvstore.distributed.shared import SharedMemory
 from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode
-from weftplan.kvstore.reduce import Array, filler, sum_as_one_block, sum_sequential_block
+from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
 
 
 class Group(Meeting):
     """The members of a store, and what they exchange.
 
-    ``add(sums)`` makes, for each (terms, total), the total the sum of the terms from left to right; ``filler`` is that
-    of ``reduce.py``.
+    ``mover`` copies and adds.
     """
 
     def __init__(
@@ -40,11 +40,10 @@ class Group(Meeting):
         *,
         stall_s: float,
         timeout_s: float,
-        add: Callable[..., None],
-        filler: Callable[[int], Callable[[Array, Array], object]] = filler,
+        mover: Mover,
     ) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
-        self._add, self._filler = add, filler
+        self._mover = mover
         self._scratch = np.empty(0, np.uint8)
         self.joined = 0
         """Bytes copied so far to join arrays of one exchange."""
@@ -154,14 +153,11 @@ class Group(Meeting):
     def _show(self, shares: Sequence[Array], nbytes: int, own: tuple[int, int]) -> Array:
         """Put ``shares`` in a row where the others read them, but for the range that this process adds up itself."""
         assert self._shared is not None
-        area = self._shared.own.shares
+        area, sources = self._shared.own.shares, flat(shares)
         area.reach(nbytes)
         row: Array = area.room[:nbytes].view(shares[0].dtype)
-        fill, sources = self._filler(nbytes), flat(shares)
-        sizes = tuple([source.size for source in sources])
-        for first, end in ((0, own[0]), (own[1], row.size)):
-            for which, low, high, place in cuts(sizes, first, end):
-                fill(sources[which][low:high], row[place : place + high - low])
+        spans = [Span(*edges, (sources,), (Row(row),)) for edges in ((0, own[0]), (own[1], row.size))]
+        self._mover.move(_sizes(sources), row.dtype, spans)
         self._shown = max(self._shown, nbytes)
         return row
 
@@ -180,23 +176,20 @@ class Group(Meeting):
         another still reads: shares are shown again only after all have said that they have added, sums only after all
         have come to the next exchange. ``totals`` and ``also`` change when nothing can fail any more.
         """
-        dtype, nbytes = row.dtype, row.nbytes
-        ranges = self._ranges(row.size)
+        dtype, nbytes, sources = row.dtype, row.nbytes, flat(shares)
+        ranges, sizes = self._ranges(row.size), _sizes(sources)
         first, end = ranges[self.rank]
-        sizes = tuple([share.size for share in shares])
         told = Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes)
         try:
-            rows = {rank: shared.shares(rank, nbytes)[:nbytes].view(dtype) for rank in self.others()}
+            terms: list[Operand] = [
+                sources if rank == self.rank else Row(shared.shares(rank, nbytes)[:nbytes].view(dtype))
+                for rank in self.members
+            ]
             area, length = shared.own.sums, (end - first) * dtype.itemsize
             area.reach(length)
             self._summed = max(self._summed, length)
-            sums = area.room[:length].view(dtype)
-            sources, wanted = flat(shares), []
-            for which, low, high, start in cuts(sizes, first, end):
-                stop, own_piece = start + high - low, sources[which][low:high]
-                terms = [own_piece if rank == self.rank else rows[rank][start:stop] for rank in self.members]
-                wanted.append((terms, sums[start - first : stop - first]))
-            self._add(wanted)
+            summed = Row(area.room[:length].view(dtype), first)
+            self._mover.move(sizes, dtype, [Span(first, end, terms, (summed,))])
         except Exception as error:  # the others wait for this range, and must be told
             told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
         own = told.encode()
@@ -204,15 +197,12 @@ class Group(Meeting):
         if told.kind is Kind.FAILED or not alike(own, every):
             self.sequence += 1
             raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
-        fill, taking = self._filler(nbytes), [flat(results) for results in (totals, *also)]
-        for rank, (start, end) in ranges.items():
-            length = (end - start) * dtype.itemsize
+        taking, spans = [flat(results) for results in (totals, *also)], []
+        for rank, (start, stop) in ranges.items():
+            length = (stop - start) * dtype.itemsize
             room = shared.own.sums.room if rank == self.rank else shared.sums(rank, length)
-            summed = room[:length].view(dtype)
-            for which, low, high, place in cuts(sizes, start, end):
-                piece = summed[place - start : place - start + high - low]
-                for results in taking:  # one piece after the other, since the sums of it are in the cache then
-                    fill(piece, results[which][low:high])
+            spans.append(Span(start, stop, (Row(room[:length].view(dtype), start),), taking))
+        self._mover.move(sizes, dtype, spans)
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""
@@ -260,7 +250,7 @@ class Group(Meeting):
         # Rank order. What is summed in place must be whole until all is added, so that sum goes into the row that
         # nobody sent.
         mine = rows[me] if total is share or np.may_share_memory(total, share) else part(total, me)
-        self._add([([part(share, me) if rank == me else rows[rank] for rank in members], mine)])
+        self._mover.add([([part(share, me) if rank == me else rows[rank] for rank in members], mine)])
         yield from self._move(
             dict.fromkeys(others, _bytes(mine)),
             {rank: _bytes(part(total, rank)) for rank in others},
@@ -283,6 +273,10 @@ class Group(Meeting):
         if self._scratch.nbytes < nbytes:
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch[:nbytes].view(dtype).reshape(shape)
+
+
+def _sizes(arrays: Sequence[Array]) -> tuple[int, ...]:
+    return tuple([array.size for array in arrays])
 
 
 def _bytes(array: Array) -> memoryview:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from weftplan.kvstore.reduce import Array
+from weftplan.ops.compiled.addresses import address
 
 
 def side_by_side(arrays: Sequence[Array]) -> Array | None:
@@ -18,9 +19,9 @@ def side_by_side(arrays: Sequence[Array]) -> Array | None:
     arrays = [array for array in arrays if array.size]
     if not arrays:
         return None
-    place, size = _address(arrays[0]), 0
+    place, size = address(arrays[0]), 0
     for array in arrays:
-        if _address(array) != place or array.dtype != arrays[0].dtype:
+        if address(array) != place or array.dtype != arrays[0].dtype:
             return None
         place += array.nbytes
         size += array.size
@@ -57,8 +58,3 @@ def pieces(arrays: Sequence[Array], first: int, end: int) -> Iterator[tuple[int,
     """
     for which, low, high, place in cuts(tuple([array.size for array in arrays]), first, end):
         yield place, arrays[which].reshape(-1)[low:high]
-
-
-def _address(array: Array) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,11 @@ from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.joint import JointPart
 from weftplan.kvstore.distributed.membership import Steps
+from weftplan.kvstore.distributed.moving import Mover
 from weftplan.kvstore.distributed.sequencer import Sequencer, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
+from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, empty
 
 _EXIT_S = 30.0
@@ -49,8 +49,7 @@ class KVStoreDist(KVStoreLocal):
             library.COMM_WORLD.Dup(),
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
-            add=partial(reduce_each, block_sum=sum_sequential_block, **self._sharing),
-            filler=partial(filler, compiled=self._sharing["compiled"]),
+            mover=Mover(**self._sharing),
         )
         self._sequencer = Sequencer(self._group, name)
         helpers.append(self._sequencer.help)

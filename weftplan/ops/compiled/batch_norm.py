@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, one_after_other
-from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.rules import take_bytes

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.sums import LINE, MOST, PAST
@@ -50,7 +51,7 @@ def compiled_unpack(packed: Sequence[Array], out: Array, bits: int, threshold: f
         lambda target: [_unpack(bits, count, _looks_up(target), past=past) for past in (False, True)],
         ("unpack", "unpack_past"),
     )
-    past = out.nbytes >= PAST and _address(out) % LINE == 0
+    past = out.nbytes >= PAST and address(out) % LINE == 0
     return _work(entries["unpack_past" if past else "unpack"], threshold, [out, *packed])
 
 
@@ -59,21 +60,16 @@ def _fits(*arrays: Array) -> bool:
 
 
 def _work(entry: Entry, threshold: float, arrays: Sequence[Array]) -> Work:
-    words = np.array([0, 0, 0, *map(_address, arrays)], np.int64)
+    words = np.array([0, 0, 0, *map(address, arrays)], np.int64)
     words[2:3].view(np.float32)[0] = threshold
 
     def work(first: int, last: int) -> None:
         assert first % STEP == last % STEP == 0, (first, last)
         own = words.copy()
         own[:2] = first, last
-        entry(_address(own))
+        entry(address(own))
 
     return work
-
-
-def _address(array: Array) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 _INTS = f"<{STEP} x i32>"

@@ -17,6 +17,7 @@ import numpy as np
 
 from weftplan.cores import split, split_in_rooms
 from weftplan.ops.compiled import product, tables
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, holding, nothing, one_after_other
@@ -35,7 +36,6 @@ from weftplan.ops.compiled.scratch import (
     weight_scratch,
 )
 from weftplan.ops.compiled.sizes import Bands, Sizes, data_bands, forward_bands
-from weftplan.ops.compiled.tables import address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.schema import DType
 

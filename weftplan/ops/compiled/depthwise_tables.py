@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled import depthwise
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.copies import PAD
 from weftplan.ops.compiled.depthwise import PASS, SLACK, VECTOR_BYTES
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.sizes import Sizes
-from weftplan.ops.compiled.tables import After, KernelArguments, address, places_of
+from weftplan.ops.compiled.tables import After, KernelArguments, places_of
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.schema import DType
 

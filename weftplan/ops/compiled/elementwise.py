@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count
 from weftplan.ops.compiled.sums import LINE
-from weftplan.ops.compiled.tables import address
 from weftplan.ops.compiled.target import host
 from weftplan.ops.formulas import TRUTHS, Formula, Recorded
 from weftplan.ops.schema import DType

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.compiled.addresses import ADDRESS_FIRST, HEAD
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import library
-from weftplan.ops.compiled.tables import ADDRESS_FIRST, HEAD
 from weftplan.ops.compiled.target import host
 from weftplan.ops.loops import MOST_ARRAYS, MOST_SCRATCH, Loop, Loops, start_of_sums
 

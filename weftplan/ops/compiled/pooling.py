@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.pooling_kernels import VECTOR_BYTES, WORDS, backward, forward
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding
-from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.nn.pooling import grid_of, window

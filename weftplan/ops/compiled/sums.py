@@ -8,11 +8,14 @@ kept but the functions. A kernel is compiled for one number of arrays, when that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled.ir import Function
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
 
@@ -76,17 +79,46 @@ def copy_past(source: Array, target: Array) -> bool:
 
     Both are contiguous, of one dimension, one size and one dtype, and share no memory; they begin anywhere.
     """
-    address, itemsize = _address(target), target.itemsize
-    head = -address % LINE
+    start, itemsize = address(target), target.itemsize
+    head = -start % LINE
     whole = (target.nbytes - head) // LINE * LINE
     if whole <= 0 or head % itemsize or isinstance(host(), str):
         return False
     first, end = head // itemsize, (head + whole) // itemsize
     target[:first] = source[:first]
     target[end:] = source[end:]
-    words = np.array([0, whole, _address(source) + head, address + head], np.int64)
-    _spreads("float", 1)["spread_past"](_address(words))
+    words = np.array([0, whole, address(source) + head, start + head], np.int64)
+    _spreads("float", 1)["spread_past"](address(words))
     return True
+
+
+def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Callable[[], None] | None:
+    """What makes, piece by piece, every target the sum of its terms from left to right; None where there is no compiled
+    kernel for it.
+
+    One call moves many pieces: where they are small, calls for each of them take longer than they do themselves.
+
+    Args:
+        pieces: of each (bytes, address of each term, address of each target), the same number of targets in all. A
+            target is one of the terms itself or shares no memory with them. The arrays must live as long as the result
+            is called.
+        terms: how many; with one of them it is a copy.
+    """
+    scalar = _SCALARS.get(dtype)
+    if scalar is None or not pieces or isinstance(host(), str):
+        return None
+    targets = len(pieces[0]) - 1 - terms
+    if terms + targets > MOST:
+        return None
+    name = f"pieces-{terms}-{targets}-{scalar}"
+    entry = library(name, lambda target: [_pieces(scalar, terms, targets)], ("pieces",))["pieces"]
+    words = np.array([len(pieces), *chain.from_iterable(pieces)], np.int64)
+    return partial(_call, entry, address(words), words)
+
+
+def _call(entry: Entry, start: int, words: Array) -> None:
+    del words  # whoever holds the call keeps them
+    entry(start)
 
 
 def _spreads(scalar: str, count: int) -> dict[str, Entry]:
@@ -99,44 +131,52 @@ def _spreads(scalar: str, count: int) -> dict[str, Entry]:
 
 def _goes_past(results: Sequence[Array]) -> bool:
     """True when results are large enough for that, and lie on borders of lines."""
-    return sum(result.nbytes for result in results) >= PAST and all(_address(r) % LINE == 0 for r in results)
+    return sum(result.nbytes for result in results) >= PAST and all(address(r) % LINE == 0 for r in results)
 
 
 def _work(entry: Entry, arrays: Sequence[Array], itemsize: int) -> Work:
-    words = np.array([0, 0, *map(_address, arrays)], np.int64)
+    words = np.array([0, 0, *map(address, arrays)], np.int64)
 
     def work(first: int, last: int) -> None:
         # Ranges begin on borders of lines, or stores past the caches would fault.
         assert first * itemsize % LINE == 0, first
         own = words.copy()
         own[:2] = first * itemsize, last * itemsize
-        entry(_address(own))
+        entry(address(own))
 
     return work
-
-
-def _address(array: Array) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
     f, first, last = _begin("sum_past" if past else "sum", scalar)
     out, *sources = (f.pointer("%words", 2 + i) for i in range(count + 1))
 
+    _each_line(f, first, last, _total(f, sources, 4 if grouped else 1), [out], past=past)
+    return f
+
+
+def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Callable[[str], str]], str]:
     def total(load: Callable[[str], str]) -> str:
-        terms = iter(sources)
-        found = load(next(terms))
-        rest = list(terms)
-        for start in range(0, len(rest), 4 if grouped else 1):
-            share, *more = rest[start : start + (4 if grouped else 1)]
+        found, rest = load(sources[0]), sources[1:]
+        for start in range(0, len(rest), bracketed):
+            share, *more = rest[start : start + bracketed]
             bracket = load(share)
             for term in more:
                 bracket = f.binary("fadd", bracket, load(term))
             found = f.binary("fadd", found, bracket)
         return found
 
-    _each_line(f, first, last, total, out, past=past)
+    return total
+
+
+def _pieces(scalar: str, terms: int, targets: int) -> Function:
+    """The first word is the number of pieces, each of which has (bytes, addresses…)."""
+    f = Function("pieces", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
+    width = 1 + terms + targets
+    with f.loop(0, f.word("%words", 0)) as number:
+        piece = f.at("%words", f.add(f.mul(number, 8 * width), 8))
+        nbytes, *places = f.word(piece), *(f.pointer(piece, 1 + i) for i in range(terms + targets))
+        _each_line(f, 0, nbytes, _total(f, places[:terms], 1), places[terms:], past=False)
     return f
 
 
@@ -163,7 +203,7 @@ def _spread(scalar: str, count: int, *, past: bool) -> Function:
     return f
 
 
-def _lines(f: Function, first: str, last: str) -> tuple[str, str]:
+def _lines(f: Function, first: Value, last: str) -> tuple[str, str]:
     """Where the last whole line of a range of bytes ends, and how many elements are left behind it."""
     length = f.sub(last, first)
     whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
@@ -177,15 +217,24 @@ def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
 
 
 def _each_line(
-    f: Function, first: str, last: str, value: Callable[[Callable[[str], str]], str], out: str, *, past: bool
+    f: Function,
+    first: Value,
+    last: str,
+    value: Callable[[Callable[[str], str]], str],
+    outs: Sequence[str],
+    *,
+    past: bool,
 ) -> None:
-    """Store ``value`` of every line to ``out``; what is left at the end goes through a mask."""
+    """Store ``value`` of every line to all ``outs``; what is left at the end goes through a mask."""
     whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
-        (f.store_past if past else f.store)(value(lambda pointer: f.load(f.at(pointer, offset))), f.at(out, offset))
+        found = value(lambda pointer: f.load(f.at(pointer, offset)))
+        for out in outs:
+            (f.store_past if past else f.store)(found, f.at(out, offset))
     with f.when(f.compare("sgt", left, 0)):
         mask = f.mask_below(left)
         found = value(lambda pointer: f.load_masked(f.at(pointer, whole), mask))
-        f.store_masked(found, f.at(out, whole), mask)
+        for out in outs:
+            f.store_masked(found, f.at(out, whole), mask)
     if past:
         f.fence()

@@ -6,10 +6,8 @@ that it points to; it holds no array of a caller, so that it is made once per ge
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product as every
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.copies import PACK, PAD
 from weftplan.ops.compiled.product import GATHER, NARROW, PRODUCT, WEIGHTS
 from weftplan.ops.compiled.sizes import CHUNK, Bands, Sizes, Triple, data_bands, forward_bands, reach_of, runs_of
@@ -89,10 +88,6 @@ def packing(of: KernelArguments, first: int, rows: int, *, row_bytes: int, lanes
 
 def _words(names: Sequence[str], values: dict[str, int]) -> Words:
     return np.array([values.get(name, 0) for name in names], dtype=np.int64)
-
-
-def _address(array: Words) -> int:
-    return int(array.ctypes.data)
 
 
 def _pairs(pairs: Iterable[tuple[int, int]], scale: int, other: int) -> Words:
@@ -177,10 +172,10 @@ def _gather(
     pad = _pad_words(s, source, bands.extents, bands.lead)
     for words in products:  # the tables have the rows of several images
         words[PRODUCT.index("rows")] //= s.side_by_side
-    table = np.array([_address(words) for words in products], dtype=np.int64)
+    table = np.array([address(words) for words in products], dtype=np.int64)
     words = _words(GATHER, {
-        "last": s.batch, "groups": s.groups, "packs": s.groups, "copies": int(bands.copies), "pad": _address(pad),
-        "pack": _address(pack), "phases": len(products) // 2, "phase_table": _address(table),
+        "last": s.batch, "groups": s.groups, "packs": s.groups, "copies": int(bands.copies), "pad": address(pad),
+        "pack": address(pack), "phases": len(products) // 2, "phase_table": address(table),
         "together": s.side_by_side, "bands": bands.count, "lead": bands.lead[1], "lead_step": bands.step, **values,
     })  # fmt: skip
     return words, [*products, pack, pad, table]
@@ -195,7 +190,7 @@ def _product(
     size = s.itemsize
     held = [_pairs(outer, size, panel), _pairs(inner, size, panel), _pairs(rows, size, out),
             _pairs(columns, size, out)]  # fmt: skip
-    tables = dict(zip(("outer_table", "inner_table", "row_table", "column_table"), map(_address, held), strict=True))
+    tables = dict(zip(("outer_table", "inner_table", "row_table", "column_table"), map(address, held), strict=True))
     words = _words(PRODUCT, {
         "panel_step": panel_step, "channels": channels, "channel_step": channel_step * out, "inner": len(inner),
         "rows": len(rows), "columns": len(columns), "outer": len(outer), **tables,
@@ -288,8 +283,8 @@ def weight(s: Sizes, lanes: int) -> KernelArguments:
         "images": s.batch, "together": together, "x_image": s.groups * s.channels * image * stored,
         "dy_image": whole * s.pixels * stored, "groups": s.groups, "x_group": s.channels * plane * size,
         "dy_group": s.filters * s.pixels * stored, "dw_group": s.filters * s.channels * taps * size,
-        "copies": int(s.copied), "pad": _address(pad), "planes": s.groups * s.channels, "lead": s.pad[1],
-        "pack": _address(pack), "product": _address(product), "outer": len(per_image), "chunk": chunk,
+        "copies": int(s.copied), "pad": address(pad), "planes": s.groups * s.channels, "lead": s.pad[1],
+        "pack": address(pack), "product": address(product), "outer": len(per_image), "chunk": chunk,
     })  # fmt: skip
     return KernelArguments(WEIGHTS, words, [*held, product, pack, pad])
 
@@ -297,30 +292,6 @@ def weight(s: Sizes, lanes: int) -> KernelArguments:
 def narrow(x: int, y: int, count: int) -> KernelArguments:
     """Numbers at ``x`` rounded to float16 at ``y``."""
     return KernelArguments(NARROW, _words(NARROW, {"x": x, "y": y, "count": count}))
-
-
-HEAD = object.__basicsize__
-"""Bytes of an object before its own fields."""
-_pointer = ctypes.c_void_p.from_address
-
-
-def _address_first() -> bool:
-    if sys.implementation.name != "cpython":
-        return False
-    array = np.zeros(3)
-    return bool(_pointer(id(array) + HEAD).value == array.__array_interface__["data"][0])
-
-
-ADDRESS_FIRST = _address_first()
-"""Whether the first field of an array is its address, as NumPy's header says."""
-
-
-def address(array: Any) -> int:
-    """Where an array's bytes begin."""
-    if ADDRESS_FIRST and array.__class__ is np.ndarray:
-        return _pointer(id(array) + HEAD).value or 0  # a tenth of the time of the general way
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 After = tuple[Any, Any]

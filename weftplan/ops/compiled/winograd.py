@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled import scratch, winograd_kernels
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, holding, one_after_other
 from weftplan.ops.compiled.sizes import Sizes
-from weftplan.ops.compiled.tables import After, KernelArguments, address, places_of
+from weftplan.ops.compiled.tables import After, KernelArguments, places_of
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.compiled.winograd_kernels import PLACES, WINOGRAD
 from weftplan.ops.products import MOST

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled import scratch, winograd_weight_kernels
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, holding
-from weftplan.ops.compiled.tables import KernelArguments, address
+from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.compiled.winograd import APART, LANES, MOST_BYTES, Pass
 from weftplan.ops.compiled.winograd_kernels import PLACES

@@ -1,0 +1,120 @@
+"""How arrays that travel as one are copied and added: all pieces of them in one call, where a compiled loop can do it.
+
+A bucket of a megabyte is moved in less time than it takes to cut its arrays into pieces and to call NumPy for each of
+them. So the addresses of the pieces are worked out once, and kept for the next time that all arrays are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weftplan.kvstore.distributed.joining import cuts
+from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.sums import PAST, compiled_pieces
+
+
+class Row(NamedTuple):
+    """Elements of a row of arrays, in one array of one dimension: those from place ``origin`` on."""
+
+    array: Array
+    origin: int = 0
+
+
+Operand = Row | Sequence[Array]
+"""Elements of a row of arrays: the flat arrays themselves, or a copy."""
+
+_Place = int | tuple[int, ...]
+"""Where the elements of an operand are: the first one of the row, or those of each array."""
+
+
+class Span(NamedTuple):
+    """Elements ``first`` to ``end`` of a row of arrays: the targets become the sum of the terms, from left to right.
+
+    A target is one of the terms itself or shares no memory with them.
+    """
+
+    first: int
+    end: int
+    terms: Sequence[Operand]
+    targets: Sequence[Operand]
+
+
+class Mover:
+    """Makes spans; ``threads``, ``bound`` and ``compiled`` are as for :func:`weftplan.kvstore.reduce.reduce_arrays`."""
+
+    def __init__(self, *, threads: int = 1, bound: int = 0, compiled: bool = True) -> None:
+        self._threads, self._bound, self._compiled = threads, bound, compiled
+
+    def add(self, sums: Sequence[tuple[Sequence[Array], Array]]) -> None:
+        """Make, for each (terms, total), the total the sum of the terms from left to right."""
+        reduce_each(
+            sums,
+            block_sum=sum_sequential_block,
+            threads=self._threads,
+            bound=self._bound,
+            compiled=self._compiled,
+        )
+
+    def move(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> None:
+        """Make spans of arrays of these sizes; all of them have as many terms, and as many targets."""
+        size = sum(sizes)
+        in_caches = size * dtype.itemsize < PAST
+        if self._compiled and in_caches and (self._threads <= 1 or size < self._bound):
+            item = dtype.itemsize
+            work = _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
+            if work is not None:
+                work()
+                return
+        fill, sums = filler(size * dtype.itemsize, compiled=self._compiled), []
+        for span in spans:
+            for which, low, high, place in cuts(sizes, span.first, span.end):
+                terms = [_piece(operand, which, low, high, place) for operand in span.terms]
+                targets = [_piece(operand, which, low, high, place) for operand in span.targets]
+                if len(terms) > 1:
+                    sums.append((terms, targets[0]))
+                    assert len(targets) == 1, "a sum has one target"
+                    continue
+                for target in targets:  # one after the other, since the piece is in the cache then
+                    fill(terms[0], target)
+        if sums:
+            self.add(sums)
+
+
+def _piece(operand: Operand, which: int, low: int, high: int, place: int) -> Array:
+    if isinstance(operand, Row):
+        start = place - operand.origin
+        return operand.array[start : start + high - low]
+    return operand[which][low:high]
+
+
+def _placed(span: Span, item: int) -> tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]]:
+    first, end, terms, targets = span
+    return first, end, tuple([_place(one, item) for one in terms]), tuple([_place(one, item) for one in targets])
+
+
+def _place(operand: Operand, item: int) -> _Place:
+    if operand.__class__ is Row:
+        return address(operand.array) - operand.origin * item
+    return tuple([address(array) for array in operand])
+
+
+@lru_cache(1024)
+def _pieces(
+    sizes: tuple[int, ...],
+    dtype: np.dtype[Any],
+    spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
+) -> Callable[[], None] | None:
+    """What moves spans that are at these places; it follows from numbers alone, so it is right whenever they are."""
+    item, pieces = dtype.itemsize, []
+    for first, end, terms, targets in spans:
+        for which, low, high, place in cuts(sizes, first, end):
+            piece = [(high - low) * item]
+            for operand in (*terms, *targets):
+                piece.append(operand + place * item if isinstance(operand, int) else operand[which] + low * item)
+            pieces.append(piece)
+    return compiled_pieces(pieces, len(spans[0][2]), dtype)
