@@ -213,15 +213,12 @@ def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: p
     """The words and the tables they point to are not freed before the call, even if another thread has made others of
     the same sizes and those are remembered in place of these."""
     taken: list[weakref.ref[Any]] = []
-    originals = {name: getattr(tables, name) for name in ("address", "_address")}
+    original = tables.address
     makers = (tables.forward, tables.data, tables.weight)
 
-    def noting(name: str) -> Any:
-        def address(array: Any) -> int:
-            taken.append(weakref.ref(array))
-            return int(originals[name](array))
-
-        return address
+    def noting(array: Any) -> int:
+        taken.append(weakref.ref(array))
+        return original(array)
 
     def call(place: int) -> None:
         for make in makers:
@@ -229,8 +226,7 @@ def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: p
         assert len(taken) > 5
         assert all(one() is not None for one in taken)
 
-    for name in originals:
-        monkeypatch.setattr(tables, name, noting(name))
+    monkeypatch.setattr(tables, "address", noting)
     monkeypatch.setattr(dense, "entries", lambda *_: {"gather": call, "weights": call})
     three, none = (3, 3), (0, 0)
     s = sizes.sizes(geometry((1, 2, 6, 6), 4, three, (1, 1), (1, 1), none, (4, 4), 1, np.dtype(np.float32), 1024))
