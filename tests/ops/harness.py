@@ -9,12 +9,14 @@ Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, 
 * :func:`run`, :func:`gradients`: forward outputs; gradients by the operator's rule, node by node;
 * :func:`check_gradient`: the rule against central differences in float64;
 * :func:`check_contract`: in-place pairs, unwanted outputs, exact workspace, replay, hidden allocations; forward and
-  backward.
+  backward;
+* :class:`SideBySide`: parts of one call that run at the same time.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -458,3 +460,45 @@ def check_contract(
         if hidden_limit is not None:
             check_hidden(call, hidden_limit)
     return tried
+
+
+class SideBySide:
+    """Stands in for ``split_in_rooms``: each part on a thread of its own, which :meth:`meet` holds until all are there.
+
+    A test calls :meth:`meet` where each part has written its scratch and none has read it; parts that share a room
+    then read what another has written.
+    """
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self._barrier: threading.Barrier | None = None
+        self._mine = threading.local()
+
+    def __call__(self, work: Callable[[int, int], None], parts: int) -> None:
+        self.counts.append(parts)
+        self._barrier = barrier = threading.Barrier(parts, timeout=60)
+        errors: list[BaseException] = []
+
+        def run(number: int) -> None:
+            self._mine.waits = True
+            try:
+                work(number, parts - 1 - number)
+                self.meet()  # had it nothing to do, the others do not wait for ever
+            except BaseException as error:
+                errors.append(error)
+                barrier.abort()
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(parts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def meet(self) -> None:
+        """Wait for the other parts; at once the second time, and outside of parts."""
+        if getattr(self._mine, "waits", False):
+            self._mine.waits = False
+            assert self._barrier is not None
+            self._barrier.wait()

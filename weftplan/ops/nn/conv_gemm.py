@@ -2,18 +2,20 @@
 
 For each tile the windows of the input are laid out as the columns of a matrix (im2col), one product does the work, and
 the buffers are used again for the next tile. float16 data is widened to float32 in the buffers and rounded when a tile
-is finished.
+is finished. Large convolutions are worked on in parts, each with buffers of its own, by the cores that are idle.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from weftplan.ops.nn.conv_geometry import Geometry
+from weftplan.cores import split_in_rooms
+from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes
 from weftplan.ops.products import stacked_product
 from weftplan.ops.schema import Workspace
 
@@ -72,11 +74,26 @@ def _windows(geo: Geometry, part: Any) -> Any:
 
 
 def _widened(ctx: Workspace, geo: Geometry, weight: Any) -> Any:
-    if geo.acc != geo.dtype:
-        wide = ctx.take(weight.shape, geo.acc)
-        wide[...] = weight
-        weight = wide
+    if geo.acc == geo.dtype:
+        return weight
+    wide = ctx.take(weight.shape, geo.acc)
+    wide[...] = weight
+    return wide
+
+
+def _matrices(geo: Geometry, weight: Any) -> Any:
+    """A weight, or its gradient, as a matrix for each group."""
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
+
+
+def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None], *, weight: bool) -> None:
+    """``work`` on all parts of a pass, each in scratch of its own."""
+    found = parts(geo, weight=weight)
+    if len(found) == 1:
+        work(ctx, found[0])
+        return
+    rooms = ctx.take((len(found), room_nbytes(found, weight=weight)), np.uint8)
+    split_in_rooms(lambda part, room: work(Workspace(ctx.xp, rooms[room]), found[part]), len(found))
 
 
 def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool = False) -> Any:
@@ -139,18 +156,32 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: Any, first_row: int, image
 
 def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, out: Any) -> None:
     """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
-    xp = ctx.xp
-    per_filter = (1, geo.filters, *(1 for _ in geo.grid))
     if geo.pointwise:
+        xp = ctx.xp
         size = math.prod(geo.grid)
-        kernel = weight.reshape(geo.groups, geo.filters // geo.groups, -1)
+        kernel = _matrices(geo, weight)
         shaped = data.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size)
         stacked_product(xp, kernel, shaped, out.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size))
         if bias is not None:
-            xp.add(out, bias.reshape(per_filter), out=out)
+            xp.add(out, _per_filter(geo, bias), out=out)
         return
+    kernel = _matrices(geo, _widened(ctx, geo, weight))
+    _each(
+        ctx,
+        geo,
+        lambda inner, part: _correlate(inner, part.geo, data[part.data], kernel, bias, out[part.grid]),
+        weight=False,
+    )
+
+
+def _per_filter(geo: Geometry, bias: Any) -> Any:
+    return bias.reshape((1, geo.filters, *(1 for _ in geo.grid)))
+
+
+def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: Any, bias: Any, out: Any) -> None:
+    """:func:`correlate` of one part."""
+    xp = ctx.xp
     buffers = _Buffers(ctx, geo)
-    kernel = _widened(ctx, geo, weight)
     image = None
     for first, last, top, bottom in geo.tiles():
         if top == 0:
@@ -167,7 +198,7 @@ def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, 
         )
         turned = result if geo.direct else _windows(geo, result).swapaxes(0, 1)
         if bias is not None:
-            xp.add(turned, bias.reshape(per_filter), out=part, casting="same_kind")
+            xp.add(turned, _per_filter(geo, bias), out=part, casting="same_kind")
         elif not geo.direct:
             part[...] = turned
 
@@ -180,7 +211,7 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
     xp = ctx.xp
     if geo.pointwise and dgrad is not None:
         size = math.prod(geo.grid)
-        kernel = weight.reshape(geo.groups, geo.filters // geo.groups, -1).swapaxes(1, 2)
+        kernel = _matrices(geo, weight).swapaxes(1, 2)
         if geo.turns:
             turned = ctx.take(kernel.shape, geo.dtype)
             xp.copyto(turned, kernel)
@@ -190,8 +221,28 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
         dgrad = None
     if dgrad is None and wgrad is None:
         return
+    if dgrad is not None:
+        weight = _widened(ctx, geo, weight)
+
+    def work(inner: Workspace, part: Part) -> None:
+        _adjoint(
+            inner,
+            part.geo,
+            None if wgrad is None else data[part.data],
+            ograd[part.grid],
+            None if dgrad is None else weight[part.weight],
+            None if dgrad is None else dgrad[part.data],
+            None if wgrad is None else wgrad[part.weight],
+        )
+
+    _each(ctx, geo, work, weight=wgrad is not None)
+
+
+def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
+    """:func:`adjoint` of one part, with ``weight`` of the dtype in which it is computed."""
+    xp = ctx.xp
     buffers = _Buffers(ctx, geo)
-    kernel = None if dgrad is None else _widened(ctx, geo, weight).swapaxes(1, 2)
+    kernel = None if dgrad is None else _matrices(geo, weight).swapaxes(1, 2)
     sums, term = _weight_sums(ctx, geo, wgrad)
     image = None
     for count, (first, last, top, bottom) in enumerate(geo.tiles()):
@@ -244,7 +295,7 @@ def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
     if wgrad is None:
         return None, None
     shape = (geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
-    sums = wgrad.reshape(shape) if geo.acc == geo.dtype else ctx.take(shape, geo.acc)
+    sums = _matrices(geo, wgrad) if geo.acc == geo.dtype else ctx.take(shape, geo.acc)
     return sums, ctx.take(shape, geo.acc)
 
 

@@ -1,0 +1,159 @@
+"""NumPy's convolutions in parts: right, of the same bits with any number of cores, each in a room of its own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from ops_harness import SideBySide
+
+import weftplan as mx
+from tests.ops.convolution_reference import gradients, reference
+from weftplan import cores
+from weftplan.ops.nn import conv_gemm, conv_geometry
+from weftplan.ops.nn.conv_gemm import adjoint, correlate
+from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent, parts
+from weftplan.ops.schema import OpContext
+from weftplan.planner import PlanOptions
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> Any:
+    """Work of test size is cut, into tiles of a few columns, on four cores."""
+    monkeypatch.setattr(conv_geometry, "FEW", 1 << 10)
+    monkeypatch.setattr(conv_geometry, "LEAST_ROWS", 4)
+    monkeypatch.setattr(conv_geometry, "SHARE", 1)
+    monkeypatch.setattr("weftplan.ops.grain.tile_bytes", lambda: 1 << 12)
+    parts.cache_clear()
+    yield
+    parts.cache_clear()
+
+
+def layer(seed: int) -> Geometry:
+    """A random convolution of one to three axes, in one group or in several, depthwise too."""
+    rng = random.Random(seed)
+    axes = rng.choice((1, 2, 2, 2, 3))
+    kernel, dilate, stride, pad = (
+        tuple(rng.randint(*ends) for _ in range(axes)) for ends in ((1, 3), (1, 2), (1, 2), (0, 2))
+    )
+    groups = rng.choice((1, 1, 1, 2, 5))
+    channels, filters = groups * rng.choice((1, 3, 8, 13)), groups * rng.choice((1, 5, 12))
+    most = {1: 30, 2: 9, 3: 5}[axes]
+    image = tuple(rng.randint((k - 1) * d + 1, most + (k - 1) * d) for k, d in zip(kernel, dilate, strict=True))
+    grid = tuple(output_extent(*each) for each in zip(image, kernel, stride, pad, dilate, strict=True))
+    shape = rng.choice((1, 2, 5, 8, 16)), channels, *image
+    dtype = np.dtype(rng.choice(("float16", "float32", "float64")))
+    return geometry(shape, filters, kernel, stride, dilate, pad, grid, groups, dtype, 1024)
+
+
+def arrays(geo: Geometry) -> tuple[Any, Any, Any]:
+    """Data, weight and the gradient of the result."""
+    rng = np.random.default_rng(3)
+    shapes: list[tuple[int, ...]] = [
+        (geo.batch, geo.channels, *geo.image),
+        (geo.filters, geo.channels // geo.groups, *geo.kernel),
+        (geo.batch, geo.filters, *geo.grid),
+    ]
+    x, w, dy = (rng.uniform(-1, 1, shape).astype(geo.dtype) for shape in shapes)
+    return x, w, dy
+
+
+def passes(geo: Geometry) -> list[Any]:
+    """Result, both gradients, and each of the two alone, in exactly the declared scratch."""
+    x, w, dy = arrays(geo)
+
+    def context(nbytes: int) -> OpContext:
+        return OpContext(np, workspace=np.full(nbytes, 0xFF, np.uint8))
+
+    out, both, dx, dw = np.empty_like(dy), (np.empty_like(x), np.empty_like(w)), np.empty_like(x), np.empty_like(w)
+    correlate(context(geo.forward_nbytes()), geo, x, w, None, out)
+    adjoint(context(geo.backward_nbytes()), geo, x, dy, w, *both)
+    adjoint(context(geo.backward_nbytes(weight=False)), geo, None, dy, w, dx, None)
+    adjoint(context(geo.backward_nbytes(data=False)), geo, x, dy, None, None, dw)
+    adjoint(context(geo.backward_nbytes()), geo, x, dy, w, np.empty_like(x), None)  # less than was declared for
+    return [out, *both, dx, dw]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Random layers, against the definition in float64; each part has its scratch for itself while all are at work."""
+    together, lay_out, scatter = SideBySide(), conv_gemm._lay_out, conv_gemm._scatter
+
+    def laid_out(*each: Any) -> None:
+        lay_out(*each)
+        together.meet()
+
+    def scattered(*each: Any) -> None:
+        together.meet()
+        scatter(*each)
+
+    monkeypatch.setattr(conv_gemm, "split_in_rooms", together)
+    monkeypatch.setattr(conv_gemm, "_lay_out", laid_out)
+    monkeypatch.setattr(conv_gemm, "_scatter", scattered)
+    geo = layer(seed)
+    x, w, dy = arrays(geo)
+    want = reference(geo, x, w), *gradients(geo, x, w, dy)
+    for got, one in zip(passes(geo), (*want, *want[1:]), strict=True):
+        eps = np.finfo(geo.dtype).eps
+        most = max(1.0, np.abs(one).max(initial=0))
+        grows = 1 if geo.dtype == np.float16 else one.size**0.5  # sums of float16 are of float32
+        assert np.abs(got - one).max(initial=0) <= 4 * eps * most * grows, geo
+    cuts = {len(parts(geo, weight=weight)) for weight in (False, True)} - {1}
+    assert set(together.counts) <= cuts
+    assert set(together.counts) == cuts or geo.pointwise  # other products
+
+
+def test_random_layers_are_cut_and_not_cut() -> None:
+    """What the seeds above choose covers one to four parts, of images, channels and groups."""
+    found = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
+             for geo in map(layer, range(40)) for weight in (False, True)}  # fmt: skip
+    for weight in (False, True):
+        assert {(weight, False, count) for count in (1, 2, 4)} <= found
+        assert {(weight, True, count) for count in (2, 4)} <= found
+
+
+def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training steps on every engine, with one to four cores; what is allocated is what was planned."""
+    split, counts = cores.split, []
+
+    def noting(work: Any, count: int) -> None:
+        counts.append(count)
+        split(work, count)
+
+    monkeypatch.setattr(cores, "split", noting)
+    found = []
+    for kind, count in (("NaiveEngine", 4), *(("ThreadedEnginePerDevice", count) for count in (1, 2, 3, 4))):
+        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        engine = mx.engine.create(kind)
+        with mx.engine.using(engine):
+            found.append([_step(make) for make in (mx.sym.Convolution, mx.sym.Deconvolution)])
+        engine.stop()
+    assert max(counts) == 4
+    assert all(one == found[0] for one in found)
+
+
+def _step(make: Any) -> bytes:
+    """The bytes of the result and the gradients of one layer."""
+    net = make(mx.sym.Variable("data"), kernel=(3, 3), num_filter=12, pad=(1, 1), no_bias=False, name="c")
+    bound = net.simple_bind(mx.cpu(), data=(7, 9, 11, 10), plan_options=PlanOptions(kernels="numpy"))
+    rng = np.random.default_rng(5)
+    for array in bound.arg_arrays:
+        array[:] = rng.standard_normal(array.shape)
+    out = bound.forward(is_train=True)[0]
+    bound.backward([mx.nd.array(rng.standard_normal(out.shape))])
+    assert bound.allocated_bytes == bound.memory_plan.peak
+    return b"".join(one.asnumpy().tobytes() for one in (out, *bound.grad_arrays))
+
+
+@pytest.mark.parametrize("kind", ["Convolution", "Deconvolution"])
+def test_one_image_needs_no_more_scratch(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """An inference plan for one image is what it is without parts."""
+    net = getattr(mx.sym, kind)(mx.sym.Variable("data"), kernel=(3, 3), num_filter=12, name="c")
+    found = []
+    for few in (1 << 10, 1 << 60):
+        monkeypatch.setattr(conv_geometry, "FEW", few)
+        parts.cache_clear()
+        found.append(net.plan({"data": (1, 16, 30, 30)}, grad_req="null", options=PlanOptions(kernels="numpy")).peak)
+    assert found[0] == found[1]
