@@ -91,7 +91,9 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
 
 
 @pytest.mark.parametrize("image", [(5, 10), (20, 30)])
-def test_bits_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, four_cores: None, image: tuple[int, int]):
+def test_bits_do_not_depend_on_parts(
+    monkeypatch: pytest.MonkeyPatch, four_cores: None, always_cut: None, image: tuple[int, int]
+):
     """Uncut, and cut by pixels or by filters, on one core or four: the same bits."""
     chosen = plain(batch=1, channels=100, filters=150, image=image)
     geo = geometry_of(chosen)
@@ -109,7 +111,7 @@ def test_bits_do_not_depend_on_parts(monkeypatch: pytest.MonkeyPatch, four_cores
 
 
 @pytest.mark.parametrize("image", [(5, 10), (20, 30)])
-def test_each_part_has_a_room_for_itself(monkeypatch: pytest.MonkeyPatch, image: tuple[int, int]):
+def test_each_part_has_a_room_for_itself(monkeypatch: pytest.MonkeyPatch, always_cut: None, image: tuple[int, int]):
     """Whoever works in the last of the rooms writes into no other."""
     chosen = plain(batch=1, channels=200, filters=150, image=image)
     geo = geometry_of(chosen)

@@ -121,7 +121,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, always_cut: None) -> None:
     """Cut into parts on two cores, each with scratch of its own: values are those of NumPy still."""
     monkeypatch.setattr(pooling, "FEW", 1 << 8)
     parts = []

@@ -119,7 +119,9 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_bits_do_not_depend_on_blocks_and_parts(monkeypatch: pytest.MonkeyPatch, four_cores: None, kept: bool):
+def test_bits_do_not_depend_on_blocks_and_parts(
+    monkeypatch: pytest.MonkeyPatch, four_cores: None, always_cut: None, kept: bool
+):
     """Uncut, and in parts on one core or four, with long blocks and short ones: the same bits."""
     chosen = case(batch=3, channels=70, filters=90, image=(13, 17))
     geo = geometry_of(chosen)
@@ -148,7 +150,7 @@ def test_bits_do_not_depend_on_blocks_and_parts(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, kept: bool):
+def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, always_cut: None, kept: bool):
     """No two parts of a pass, each in its room, write the same bytes of scratch: they may run at the same time."""
     geo = geometry_of(case(batch=3, channels=70, filters=90, image=(13, 17)))
     s, (x, w, b, dy) = sizes(geo), arrays(case(batch=3), geo)

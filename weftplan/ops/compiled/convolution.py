@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops import joined
-from weftplan.ops.compiled import batch_norm, dense, depthwise_tables, pointwise, winograd, winograd_weights
+from weftplan.ops.compiled import (
+    batch_norm,
+    dense,
+    depthwise_tables,
+    pointwise,
+    pointwise_weights,
+    winograd,
+    winograd_weights,
+)
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
 from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
 from weftplan.ops.compiled.sizes import Sizes, sizes
@@ -94,6 +102,12 @@ def _data_scratch(s: Sizes) -> Scratch:
     return Scratch(0, 0) if _plain(s) else data_scratch(s)
 
 
+def _weight_scratch(s: Sizes) -> Scratch:
+    """Scratch of the weight's gradient in :func:`_adjoint`."""
+    turned = pointwise_weights.weight_pass(s)
+    return weight_scratch(s) if turned is None else Scratch(turned.nbytes, 0)
+
+
 def _sum_to_bias(ograd: Any, target: Any) -> Call:
     return partial(np.sum, ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=target)
 
@@ -134,7 +148,7 @@ def _correlate(
 
 def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
     """Gradients of :func:`_correlate` for data and weight, unless None."""
-    single, small = depthwise_tables.takes(s), pointwise.data_pass(s)
+    single, small, turned = depthwise_tables.takes(s), pointwise.data_pass(s), pointwise_weights.weight_pass(s)
     calls: list[Call] = []
     if dgrad is not None and single:
         calls.append(depthwise_tables.data_call(s, ograd, weight, dgrad, room))
@@ -150,6 +164,8 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
         calls.append(dense.data_gradient(s, ograd, weight, dgrad, packed, padded))
     if wgrad is not None and single:
         calls.append(depthwise_tables.weight_call(s, data, ograd, wgrad, room))
+    elif wgrad is not None and turned is not None:
+        calls.append(pointwise_weights.call(turned, data, ograd, wgrad, room))
     elif wgrad is not None:
         packed, padded, widened = _buffers(room, weight_scratch(s))
         calls.append(dense.weight_gradient(s, data, ograd, wgrad, packed, padded, widened=widened))
@@ -217,7 +233,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
         if outputs[1] is not None:
             calls.append(winograd_weights.call(winograd.forward_pass(s), data, ograd, outputs[1], room))
     else:
-        room = _room(ctx, s, _data_scratch(s), weight_scratch(s))
+        room = _room(ctx, s, _data_scratch(s), _weight_scratch(s))
         calls = _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
     if not params["no_bias"] and outputs[2] is not None:
         calls.append(_sum_to_bias(ograd, outputs[2]))
@@ -243,7 +259,7 @@ def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays)
 def _transposed_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, data, weight = inputs
     s = sizes(_deconvolution_backward(params, [_spec(ograd), _spec(data)], []))
-    room = _room(ctx, s, _forward_scratch(s), weight_scratch(s))
+    room = _room(ctx, s, _forward_scratch(s), _weight_scratch(s))
     calls = _adjoint(s, ograd, data, None, None, outputs[1], room)
     if outputs[0] is not None:
         calls.append(_correlate(s, ograd, weight, None, outputs[0], room))
@@ -311,7 +327,7 @@ _provide(
     _backward,
     _convolution_backward,
     1,
-    lambda s: [_data_scratch(s), weight_scratch(s)],
+    lambda s: [_data_scratch(s), _weight_scratch(s)],
     (partial(_backward, fast=True), _fast_backward_nbytes),
 )
 _provide("Deconvolution", _transposed, _deconvolution, 0, lambda s: [_data_scratch(s)])
@@ -320,5 +336,5 @@ _provide(
     _transposed_backward,
     _deconvolution_backward,
     1,
-    lambda s: [_forward_scratch(s), weight_scratch(s)],
+    lambda s: [_forward_scratch(s), _weight_scratch(s)],
 )

@@ -1,15 +1,15 @@
 """A compiled function on ranges of what it works on, on the calling thread and on idle cores.
 
-How many ranges there are follows from sizes alone (``cores.py`` has the rule), and every element is computed alike in
-any range, so neither the number of cores nor that of ranges is part of a result's bits.
+How many ranges there are follows from sizes alone, or there is one where no core is idle (``cores.py`` has the rule).
+Every element is computed alike in any range, so neither the number of cores nor that of ranges is part of a result's
+bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from weftplan.cores import split_in_rooms
+from weftplan.cores import idle_cores, split_in_rooms
 from weftplan.ops.compiled.jit import Entry
 from weftplan.ops.compiled.replay import Call
 from weftplan.ops.compiled.tables import KernelArguments
@@ -49,4 +49,13 @@ def in_parts(
             call = made[number, room] = here.ready(entry)
         call()
 
-    return partial(split_in_rooms, part, -(-size // step))
+    ranges = -(-size // step)
+    whole = arguments.filled(**{f"first{kind}": 0, f"last{kind}": size}).ready(entry)
+
+    def work() -> None:
+        if idle_cores():
+            split_in_rooms(part, ranges)
+        else:  # what ranges share is made once
+            whole()
+
+    return work if ranges > 1 else whole

@@ -44,7 +44,9 @@ class _Block:
         self.zero = f.local(f.scalar)
         f.put_scalar("0.0", self.zero)
         self.scaled = f.value(f"icmp ne ptr {get['scale']}, null")
-        self.behind = f.compare("ne", get["relu"], 0)
+        behind = f.compare("ne", get["relu"], 0)
+        self.changed = f.value(f"or i1 {self.scaled}, {behind}")
+        self.least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
         given = f.value(f"icmp ne ptr {get['room']}, null")
         near = f.local(f.vector, NEAR * VECTORS)
         self.room = f.value(f"select i1 {given}, ptr {get['room']}, ptr {near}")
@@ -58,6 +60,10 @@ class _Block:
         numbers = [f.smaller(f.add(out, r), most) for r in range(self.rows)]
         sums = [[f.local(f.vector) for _ in range(vectors)] for _ in numbers]
         results = [f.at(y, f.mul(number, get["y_plane"])) for number in numbers]
+        for number in numbers:
+            there = f.at(y, f.mul(f.add(number, self.rows), get["y_plane"]))
+            for byte in [*range(0, vectors * n * size, 64), vectors * n * size - 1]:
+                f.prefetch(f.at(there, byte), writes=True)
         begins = f.compare("eq", first, 0)
         ends = f.compare("eq", f.add(first, count), get["channels"])
         whole = f.compare("sge", left, vectors * n)
@@ -89,23 +95,42 @@ class _Block:
                 factor = f.broadcast(f.at(weight, moved))
                 for one, value in zip(row, values, strict=True):
                     f.store(f.fma(factor, value, f.load(one)), one)
-        with f.when(f.value(f"and i1 {ends}, {self.scaled}")):
-            for number, row in zip(numbers, sums, strict=True):
-                scale, shift = (f.broadcast(f.at(get[name], f.mul(number, size))) for name in ("scale", "shift"))
-                for one in row:
-                    f.store(f.fma(f.load(one), scale, shift), one)
-        floors = f.value(f"and i1 {ends}, {self.behind}")
-        least = f.splat(f.value(f"select i1 {floors}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
-        found = [[f.floored(f.load(one), least) for one in row] for row in sums]
-        for row, place in zip(found, results, strict=True):
-            for vector, value in enumerate(row[:-1]):
-                f.store(value, f.at(place, vector * n * size))
+        for row, place in zip(sums, results, strict=True):
+            for vector, one in enumerate(row[:-1]):
+                f.store(f.load(one), f.at(place, vector * n * size))
         with f.when(whole):
-            for row, place in zip(found, results, strict=True):
-                f.store(row[-1], f.at(place, (vectors - 1) * n * size))
+            for row, place in zip(sums, results, strict=True):
+                f.store(f.load(row[-1]), f.at(place, (vectors - 1) * n * size))
         with f.when(partly):
-            for row, place in zip(found, results, strict=True):
-                f.store_masked(row[-1], f.at(place, (vectors - 1) * n * size), mask)
+            for row, place in zip(sums, results, strict=True):
+                f.store_masked(f.load(row[-1]), f.at(place, (vectors - 1) * n * size), mask)
+        with f.when(f.value(f"and i1 {ends}, {self.changed}")):
+            self._change(out, y, vectors, whole, partly, mask)
+
+    def _change(self, out: str, y: str, vectors: int, whole: str, partly: str, mask: str) -> None:
+        """Scale and floor whole sums, which are in the nearest cache: in registers it would cost those who do not."""
+        f, get = self.f, self.get
+        n, size = f.lanes, f.size
+        with f.loop(out, f.smaller(f.add(out, self.rows), get["last_out"])) as number:
+            place = f.at(y, f.mul(number, get["y_plane"]))
+            factor, shift = f.local(f.vector), f.local(f.vector)
+            f.store(f.constant("1.0"), factor)
+            f.store(f.constant("-0.0"), shift)  # x * 1 - 0 is x, also where x is -0
+            with f.when(self.scaled):
+                for given, name in ((factor, "scale"), (shift, "shift")):
+                    f.store(f.broadcast(f.at(get[name], f.mul(number, size))), given)
+
+            def changed(value: str) -> str:
+                return f.floored(f.fma(value, f.load(factor), f.load(shift)), self.least)
+
+            for vector in range(vectors - 1):
+                here = f.at(place, vector * n * size)
+                f.store(changed(f.load(here)), here)
+            last = f.at(place, (vectors - 1) * n * size)
+            with f.when(whole):
+                f.store(changed(f.load(last)), last)
+            with f.when(partly):
+                f.store_masked(changed(f.load_masked(last, mask)), last, mask)
 
 
 def pointwise(scalar: str, target: Target) -> Function:
@@ -115,6 +140,7 @@ def pointwise(scalar: str, target: Target) -> Function:
     get = {name: (pointer if name in POINTERS else word)(f, "%how", POINTWISE, name) for name in POINTWISE}
     n, size, rows = f.lanes, f.size, rows_of(target)
     block = _Block(f, get, rows)
+    ahead = f.local("i64")
     begin = f.value(f"udiv i64 {get['first']}, {get['units']}")
     end = f.value(f"udiv i64 {f.add(get['last'], f.sub(get['units'], 1))}, {get['units']}")
     with f.loop(begin, end) as image:
@@ -125,10 +151,12 @@ def pointwise(scalar: str, target: Target) -> Function:
         source = f.at(f.at(get["x"], f.mul(image, get["x_image"])), f.mul(low, size))
         target_ = f.at(f.at(get["y"], f.mul(image, get["y_image"])), f.mul(low, size))
         blocks = runs(f, count)
+        outs = f.add(f.sub(get["last_out"], get["first_out"]), rows - 1)
         with f.loop(0, get["channels"], get["some"]) as first:
             channels = f.smaller(f.sub(get["channels"], first), get["some"])
             w = f.at(get["w"], f.mul(first, get["w_in"]))
             begins = f.at(source, f.mul(first, get["x_plane"]))
+            each = f.add(f.value(f"udiv i64 {f.mul(channels, rows)}, {outs}"), 1)
             done: Value = 0
             for vectors, until in blocks:
                 with f.loop(done, until, vectors * n) as pixel:
@@ -147,7 +175,16 @@ def pointwise(scalar: str, target: Target) -> Function:
                                 last = masked if vector == vectors - 1 else None
                                 value = f.load(there) if last is None else f.load_masked(there, last)
                                 f.store(value, f.at(to, vector * n * size))
+                    f.keep(0, ahead)
                     with f.loop(get["first_out"], get["last_out"], rows) as out:
+                        later = f.word(ahead)
+                        until_row = f.smaller(channels, f.add(later, each))
+                        with f.loop(later, until_row) as row:
+                            there = f.at(from_, f.add(f.mul(row, get["x_plane"]), vectors * n * size))
+                            for byte in range(63, vectors * n * size, 64):
+                                f.prefetch(f.at(there, byte))
+                            f.prefetch(f.at(there, vectors * n * size - 1))
+                        f.keep(until_row, ahead)
                         block.compute(out, w, f.at(target_, moved), left, vectors, first, channels)
                 done = until
     return f

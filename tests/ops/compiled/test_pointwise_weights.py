@@ -1,0 +1,141 @@
+"""Gradients of the weight of 1x1 convolutions: the definition, bits, scratch, who computes what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.ops.compiled.test_dense import HOST, OTHER, arrays, check_widths, geometry_of, guarded
+from tests.ops.compiled.test_pointwise import plain
+from tests.ops.convolution_reference import gradients
+from weftplan.ops.compiled import convolution, parts, pointwise_weights, scratch
+from weftplan.ops.compiled.pointwise_weights import Pass, weight_pass
+from weftplan.ops.compiled.sizes import sizes
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.nn.conv_geometry import Geometry
+
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+
+
+def pass_of(geo: Geometry) -> Pass:
+    """The pass that takes this geometry."""
+    found = weight_pass(sizes(geo))
+    assert found is not None
+    return found
+
+
+def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
+    """The gradient of the weight, with exactly the declared scratch."""
+    there = pass_of(geo)
+    room, guard = guarded(there.nbytes)
+    held = np.full(w.size + 64, np.nan, x.dtype)
+    out = held[32:-32].reshape(w.shape)
+    pointwise_weights.call(there, x, dy, out, room, target)()
+    assert np.isnan(held[:32]).all(), "something was written in front of the gradient"
+    assert np.isnan(held[-32:]).all(), "something was written behind the gradient"
+    assert (guard == 0xFF).all(), "something was written behind the scratch"
+    return [out]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """A 1x1 convolution of any size that is taken."""
+    return plain(
+        batch=draw(st.integers(1, 6)),
+        channels=draw(st.integers(16, 130)),
+        filters=draw(st.integers(8, 40)),
+        image=(draw(st.integers(1, 20)), draw(st.integers(1, 20))),
+        dtype=draw(st.sampled_from((np.float32, np.float32, np.float64))),
+        shift=draw(st.integers(0, 3)),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+@example(plain(batch=3, channels=49, filters=9, image=(23, 37)))  # four chunks of an image, the last one short
+@example(plain(batch=7, channels=16, filters=8, image=(7, 11)))  # three images in a chain, and one that is left over
+@example(plain(batch=2, channels=25, filters=11, image=(16, 16)))  # a chain that is as long as they get
+def test_against_the_definition(given_case: dict[str, Any]):
+    """It is that of a float64 sum to within float noise."""
+    geo = geometry_of(given_case)
+    x, w, b, dy = arrays(given_case, geo)
+    want = gradients(geo, x, w, dy)[1]
+    eps = np.finfo(given_case["dtype"]).eps
+    assert np.abs(run(geo, x, w, b, dy)[0] - want).max() <= eps * (8 + geo.batch * sizes(geo).pixels), given_case
+
+
+@pytest.mark.skipif(not OTHER, reason="one width only")
+@settings(max_examples=25, deadline=None)
+@given(cases())
+@example(plain(batch=3, channels=49, filters=9, image=(23, 37)))
+def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
+    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    check_widths(run, given_case)
+
+
+@pytest.mark.parametrize(("channels", "filters"), [(150, 40), (40, 150)])
+def test_parts_have_the_bits_of_the_whole_and_rooms_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, always_cut: None, channels: int, filters: int
+):
+    """Cut by channels or by filters: the same bits, and whoever works in the last room writes into no other."""
+    chosen = plain(batch=2, channels=channels, filters=filters, image=(20, 30))
+    geo = geometry_of(chosen)
+    x, w, b, dy = arrays(chosen, geo)
+    monkeypatch.setattr(scratch, "FEW", 1 << 60)
+    assert pass_of(geo).parts == 1
+    want = run(geo, x, w, b, dy)[0]
+    monkeypatch.setattr(scratch, "FEW", 1 << 12)
+    there = pass_of(geo)
+    assert there.parts > 1
+    counts = []
+
+    def in_the_last(work: Any, count: int) -> None:
+        counts.append(count)
+        for number in reversed(range(count)):
+            work(number, there.parts - 1)
+
+    monkeypatch.setattr(parts, "split_in_rooms", in_the_last)
+    room, _ = guarded(there.nbytes)
+    got = np.empty_like(w)
+    pointwise_weights.call(there, x, dy, got, room)()
+    assert max(counts) > 1
+    assert got.tobytes() == want.tobytes()
+    assert (room[: -there.room] == 0xFF).all()
+    assert not (room[-there.room :] == 0xFF).all()
+
+
+def test_a_chain_is_a_sum_in_the_order_of_pixels():
+    """What is lost in float32 shows the order: chunks of pixels in turn, image by image."""
+    chosen = plain(batch=2, channels=16, filters=8, image=(24, 24))
+    geo = geometry_of(chosen)
+    x, w, b, dy = (np.ones_like(one) for one in arrays(chosen, geo))
+    there = pass_of(geo)
+    assert there.chunk == 192
+    x[...] = np.random.default_rng(4).uniform(0, 1e4, x.shape)
+    total = None
+    for image in range(2):
+        for first in range(0, 576, 192):
+            chunk = np.zeros(16, np.float32)
+            for pixel in range(first, first + 192):
+                chunk += x[image].reshape(16, -1)[:, pixel]
+            total = chunk if total is None else total + chunk
+    got = run(geo, x, w, b, dy)[0].reshape(8, 16)
+    assert (got == total).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [({}, True), ({"channels": 15}, False), ({"filters": 7}, False), ({"groups": 2}, False), ({"pad": (1, 0)}, False),
+     ({"dtype": np.float16}, False)],
+)  # fmt: skip
+def test_who_computes(changes: dict[str, Any], taken: bool):
+    """One group with enough channels and filters, without padding; the scratch of both gradients has room for it."""
+    geo = geometry_of(plain(**{"channels": 64, "filters": 64, "image": (9, 9), **changes}))
+    found = weight_pass(sizes(geo))
+    assert (found is not None) == taken
+    assert found is None or convolution._weight_scratch(sizes(geo)).nbytes == found.nbytes
