@@ -154,7 +154,7 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
     from weftplan.planner.strategies import plan_graph
 
     shapes = {"h": (4, 16), "c": (4, 16), **{f"x{i}": (4, 16) for i in range(12)}}
-    made = training(nets.lstm(12), shapes)
+    made = training(nets.lstm(12), shapes, fusion=False)  # gathered gradients leave shorter sums
     assert made.assignment.skipped
     tape = made.tape()
     assert tape.price(()).peak == made.planned.memory.lower_bound

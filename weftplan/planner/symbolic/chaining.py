@@ -1,7 +1,9 @@
-"""Which elementwise nodes of a sized graph become one: those on a host whose arrays are worth it.
+"""Which nodes of a sized graph become one: elementwise ones on a host whose arrays are worth it, and gradients of
+FullyConnected layers with one weight.
 
-Small arrays stay in the cache between two nodes anyway, and a graph of them is bound in less time as it is. Nothing is
-kept; any thread may call this.
+Small elementwise arrays stay in the cache between two nodes anyway, and a graph of them is bound in less time as it is.
+Layers of few rows are worth gathering: their products are small, and each has a sum behind it. Nothing is kept; any
+thread may call this.
 """
 
 from __future__ import annotations
@@ -9,17 +11,28 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from weftplan.ops import chains
 from weftplan.ops.schema import DType, Shape, TensorSpec
+from weftplan.planner.labels import Pass
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import joined_chains
+from weftplan.planner.symbolic.passes import gathered_gradients, joined_chains
 from weftplan.symbol.chaining import chained
+from weftplan.symbol.gathering import gathered
 from weftplan.symbol.joining import alike
 from weftplan.symbol.node import Node
 
 LEAST = 1 << 14
 """Elements of an array: smaller ones are not worth joining."""
+ROWS = 256
+"""Rows of the layers of one node, and no more than a weight has columns: what waits for the last of these layers, and
+the scratch beside each other, are about as large as the weight then."""
+MOST_LAYERS = 32
+"""Layers of one node, however few rows each has."""
+FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+"""Dtypes whose products need no wider copies."""
 
 
 def with_chains(
@@ -47,15 +60,67 @@ def with_chains(
     if not moved:
         return replace(found, passes=(*found.passes, joined_chains(0))), shapes, dtypes
     joined = IndexedGraph(entries)
-    before = {new: old for old, new in moved.items()}  # of a chain the last node, whose output it makes
-    numbers = [nid[before.get(node, node)] for node in joined.nodes]
-    kept = [e for number in numbers for e in range(row[number], row[number + 1])]
     less = len(graph.nodes) - len(joined.nodes)
-    made = replace(
+    before = {new: old for old, new in moved.items()}  # of a chain the last node, whose output it makes
+    return _with(found, joined, before, {}, joined_chains(less), shapes=shapes, dtypes=dtypes)
+
+
+def with_gathered(
+    found: Differentiated, *, shapes: list[Shape], dtypes: list[DType]
+) -> tuple[Differentiated, list[Shape], list[DType]]:
+    """The same with gradients of shared weights gathered, and shapes and dtypes of its entries."""
+    graph, devices = found.graph, found.devices
+    nid, row = graph.nid, graph.row
+
+    def most(node: Node) -> int:
+        number = nid[node]
+        ograd, data, weight = graph.inputs[number]
+        rows = prod(shapes[ograd]) // shapes[weight][0]
+        kinds = {dtypes[e] for e in (ograd, data, weight)}
+        if not devices[number].is_host or not rows or len(kinds) > 1 or kinds.pop() not in FLOATS:
+            return 0
+        return min(-(-min(ROWS, shapes[weight][1]) // rows), MOST_LAYERS)
+
+    def together(a: Node, b: Node) -> bool:
+        one, other = nid[a], nid[b]
+        same = devices[one] == devices[other] and a.params == b.params and alike(a, b)
+        return same and all(shapes[e] == shapes[f] for e, f in zip(graph.inputs[one], graph.inputs[other], strict=True))
+
+    gathering = gathered([graph.entry(eid) for eid in graph.outputs], graph.nodes, most, together)
+    note = gathered_gradients(gathering.layers)
+    if not gathering.layers:
+        return replace(found, passes=(*found.passes, note)), shapes, dtypes
+    made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in gathering.made.items()}
+    return _with(found, IndexedGraph(gathering.entries), gathering.copies, made, note, shapes=shapes, dtypes=dtypes)
+
+
+def _with(
+    found: Differentiated, graph: IndexedGraph, copies: dict[Node, Node], made: dict[Node, list[int]], note: Pass,
+    *, shapes: list[Shape], dtypes: list[DType],
+) -> tuple[Differentiated, list[Shape], list[DType]]:  # fmt: skip
+    """What is known of a graph in the place of another one.
+
+    Args:
+        copies: the given node of each that was made again.
+        made: of each node that stands for several, the given entries like its outputs.
+    """
+    nid, row, nodes = found.graph.nid, found.graph.row, found.graph.nodes
+    numbers: list[int] = []
+    kept: list[int] = []
+    for node in graph.nodes:
+        like = made.get(node)
+        if like is None:
+            number = nid[copies.get(node, node)]
+            kept += range(row[number], row[number + 1])
+        else:
+            number = found.graph.entry_node[like[0]]
+            kept += like
+        numbers.append(number)
+    remade = replace(
         found,
-        graph=joined,
-        devices=[devices[number] for number in numbers],
-        joined=found.joined + less,
-        passes=(*found.passes, joined_chains(less)),
+        graph=graph,
+        devices=[found.devices[number] for number in numbers],
+        joined=found.joined + len(nodes) - len(graph.nodes),
+        passes=(*found.passes, note),
     )
-    return made, [shapes[e] for e in kept], [dtypes[e] for e in kept]
+    return remade, [shapes[e] for e in kept], [dtypes[e] for e in kept]

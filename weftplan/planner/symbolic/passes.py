@@ -50,6 +50,12 @@ def joined_chains(count: int) -> Pass:
     return Pass("chains joined", changed, _FUSION)
 
 
+def gathered_gradients(count: int) -> Pass:
+    """The gradients of so many layers were gathered in fewer nodes."""
+    changed = f"gathered gradients of {counted(count, 'layer')} with shared weights" if count else ""
+    return Pass("gradients of shared weights gathered", changed, _FUSION)
+
+
 def dropped(memory: MemoryPlan, nbytes: Sequence[int]) -> Pass:
     """What nobody reads in a plan whose entries have these sizes."""
     dead = np.flatnonzero((memory.entry_kind == Kind.UNUSED) & (memory.entry_storage < 0))

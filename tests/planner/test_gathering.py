@@ -1,0 +1,154 @@
+"""Gradients of shared FullyConnected weights, a few layers at a time in one node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
+from weftplan.planner import PlanOptions, plan_symbol, validate
+from weftplan.planner.symbolic.chaining import MOST_LAYERS, ROWS
+
+BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
+
+
+def recurrent(steps: int = STEPS, *, hidden: int = HIDDEN, no_bias: bool = False) -> tuple[Any, dict[str, Any]]:
+    """An unrolled layer over slices of one array, the weights of all steps the same, and shapes."""
+    kinds = ("weight",) if no_bias else ("weight", "bias")
+    x_weights, h_weights = ([mx.sym.Variable(f"{name}_{kind}") for kind in kinds] for name in "xh")
+    h = mx.sym.Variable("begin")
+    for x in mx.sym.SliceChannel(mx.sym.Variable("data"), num_outputs=steps, axis=1, squeeze_axis=True):
+        of_x = mx.sym.FullyConnected(x, *x_weights, num_hidden=hidden, no_bias=no_bias)
+        h = mx.sym.tanh(of_x + mx.sym.FullyConnected(h, *h_weights, num_hidden=hidden, no_bias=no_bias))
+    return mx.sym.MakeLoss(mx.sym.sum(h * h)), {"data": (BATCH, steps, WIDTH), "begin": (BATCH, hidden)}
+
+
+def towers(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
+    """Layers side by side, each with data of its own, which wants a gradient; one has rows of three axes."""
+    weight, bias = mx.sym.Variable("weight"), mx.sym.Variable("bias")
+    sources = [mx.sym.Variable(f"data{k}") for k in range(count)]
+    outs = [mx.sym.FullyConnected(source, weight, bias, num_hidden=HIDDEN) for source in sources]
+    return mx.sym.MakeLoss(mx.sym.sum(mx.sym.add_n(*(mx.sym.tanh(out) for out in outs)))), {
+        f"data{k}": (BATCH, 2, WIDTH // 2) for k in range(count)
+    }
+
+
+def stacked(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
+    """Each layer reads the one before it, through one weight that the loss reads, too."""
+    weight = mx.sym.Variable("weight", shape=(HIDDEN, HIDDEN))
+    net = mx.sym.Variable("data")
+    for _ in range(count):
+        net = mx.sym.tanh(mx.sym.FullyConnected(net, weight, num_hidden=HIDDEN, no_bias=True))
+    return mx.sym.MakeLoss(mx.sym.sum(net) + mx.sym.sum(weight * weight)), {"data": (BATCH, HIDDEN)}
+
+
+def two_shapes(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
+    """Layers with one weight and other numbers of rows: they are left alone."""
+    weight = mx.sym.Variable("weight")
+    sources = [mx.sym.Variable(f"data{k}") for k in range(count)]
+    outs = [mx.sym.FullyConnected(source, weight, num_hidden=HIDDEN, no_bias=True) for source in sources]
+    net = mx.sym.add_n(*(mx.sym.sum(mx.sym.tanh(out)) for out in outs))
+    return mx.sym.MakeLoss(net), {f"data{k}": (BATCH + k % 2, WIDTH) for k in range(count)}
+
+
+def groups(net: Any, shapes: Any, grad_req: Any = "write", **options: Any) -> list[Any]:
+    """The nodes that stand for several layers; the plan is checked."""
+    planned = plan_symbol(net, shapes, grad_req=grad_req, options=PlanOptions(**options))
+    validate(planned)
+    return [node for node in planned.graph.nodes if node.op is SHARED_GRADIENT]
+
+
+def run(net: Any, shapes: Any, grad_req: str = "write", dtype: str = "float64") -> tuple[dict[str, Any], Any]:
+    """Gradients by name, and the executor; "add" adds to random numbers."""
+    rng = np.random.default_rng(3)
+    names = net.list_arguments()
+    exe = net.simple_bind(mx.cpu(), grad_req=grad_req, type_dict=dict.fromkeys(names, dtype), **shapes)
+    for name in names:
+        exe.arg_dict[name][:] = 0.3 * rng.standard_normal(exe.arg_dict[name].shape)
+        if grad_req == "add":
+            exe.grad_dict[name][:] = rng.standard_normal(exe.grad_dict[name].shape)
+    exe.forward(is_train=True)
+    exe.backward()
+    found = {name: array.asnumpy() for name, array in exe.grad_dict.items()}
+    assert exe.allocated_bytes == exe.memory_plan.peak
+    return found, exe
+
+
+def test_a_recurrent_layer_is_gathered():
+    """Of the weight that reads the data the data's gradients come along; those of the other are needed step by step."""
+    net, shapes = recurrent()
+    found = groups(net, shapes)
+    assert {node.params["whole"] for node in found} == {True, False}
+    for whole, most in ((True, -(-WIDTH // BATCH)), (False, HIDDEN // BATCH)):
+        counts = [node.params["count"] for node in found if node.params["whole"] is whole]
+        assert sum(counts) == STEPS
+        assert max(counts) <= most
+        assert max(counts) - min(counts) <= 1
+    notes = plan_symbol(net, shapes, grad_req="write").memory.notes
+    assert any(f"gathered gradients of {2 * STEPS} layers" in note for note in notes)
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("made", [recurrent, lambda: recurrent(no_bias=True), towers, stacked, two_shapes])
+@pytest.mark.shows("MXNET_USE_FUSION")
+def test_gradients_are_those_without_the_pass(made, grad_req, monkeypatch):
+    """But for the rounding of sums; a plan is what is allocated."""
+    net, shapes = made()
+    found, _ = run(net, shapes, grad_req)
+    monkeypatch.setenv("MXNET_USE_FUSION", "0")
+    wanted, exe = run(net, shapes, grad_req)
+    assert not any(node.op is SHARED_GRADIENT for node in exe.planned.graph.nodes)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("wanted", [["h_weight"], ["x_weight", "h_bias"], ["x_bias", "data"], ["begin"]])
+def test_gradients_of_some_arguments(wanted):
+    """Whatever else nobody wants."""
+    net, shapes = recurrent()
+    every, _ = run(net, shapes)
+    request = {name: "write" if name in wanted else "null" for name in net.list_arguments()}
+    exe = net.simple_bind(mx.cpu(), grad_req=request, type_dict=dict.fromkeys(request, "float64"), **shapes)
+    rng = np.random.default_rng(3)
+    for name in net.list_arguments():
+        exe.arg_dict[name][:] = 0.3 * rng.standard_normal(exe.arg_dict[name].shape)
+    exe.forward(is_train=True)
+    exe.backward()
+    for name in wanted:
+        np.testing.assert_allclose(exe.grad_dict[name].asnumpy(), every[name], rtol=1e-12, atol=1e-13)
+    assert exe.allocated_bytes == exe.memory_plan.peak
+
+
+def test_what_is_left_alone():
+    """Short sums, many rows, halves, and plans that are to be another framework's."""
+    net, shapes = recurrent()
+    assert not groups(*recurrent(steps=7))
+    assert not groups(net, {**shapes, "data": (WIDTH, STEPS, WIDTH), "begin": (WIDTH, HIDDEN)})
+    assert groups(net, {**shapes, "data": (WIDTH - 1, STEPS, WIDTH), "begin": (WIDTH - 1, HIDDEN)})
+    for options in ({"fusion": False}, {"compat": "mxnet"}, {"compat": "paddle"}, {"drop_dead_outputs": False}):
+        assert not groups(net, shapes, **options)
+    halves = plan_symbol(net, shapes, dict.fromkeys(net.list_arguments(), "float16"), grad_req="write")
+    assert not any(node.op is SHARED_GRADIENT for node in halves.graph.nodes)
+    assert not groups(*two_shapes())
+
+
+def test_the_largest_groups():
+    """No more rows than a product gains from, and no more layers than a node may read."""
+    net, shapes = recurrent(steps=40, hidden=2 * ROWS)
+    counts = [node.params["count"] for node in groups(net, shapes, {"h_weight": "write"})]
+    assert max(counts) == 20
+    assert MOST_LAYERS < ROWS // BATCH
+
+
+def test_same_bits_on_any_number_of_cores(monkeypatch, four_cores):
+    """How a product is cut follows from its size."""
+    net, shapes = recurrent(hidden=512)
+    found = []
+    for engine in ("NaiveEngine", "ThreadedEnginePerDevice"):
+        with mx.engine.using(mx.engine.create(engine)):
+            found.append(run(net, {**shapes, "data": (32, STEPS, 256), "begin": (32, 512)}, dtype="float32")[0])
+    for name, array in found[0].items():
+        assert array.tobytes() == found[1][name].tobytes()
