@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
 
 import numpy as np
 
@@ -81,15 +82,10 @@ def pack_outwards(
     most = max(load)
     moment = len(load) - 1 - load[::-1].index(most) if variant.late_peak else load.index(most)
     stack = [i for i in buffers if lo[i] <= moment < hi[i]]
-    if variant.stack == "last":
-        stack.sort(key=lo.__getitem__)
-        stack.sort(key=hi.__getitem__, reverse=True)
-    elif variant.stack == "first":
-        stack.sort(key=hi.__getitem__, reverse=True)
-        stack.sort(key=lo.__getitem__)
-    else:
-        stack.sort(key=lo.__getitem__)
-        stack.sort(key=lambda i: hi[i] - lo[i], reverse=True)
+    early = [-end for end in hi]
+    minor_and_major = {"last": (lo, early), "first": (early, lo), "long": (lo, list(map(sub, lo, hi)))}
+    for values in minor_and_major[variant.stack]:
+        stack.sort(key=values.__getitem__)
     tops = list(accumulate(sizes[i] for i in stack))
     offsets = [0] * len(lo)
     for i, top in zip(stack, tops, strict=True):
