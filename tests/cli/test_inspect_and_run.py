@@ -116,14 +116,18 @@ def test_built_in_networks_have_usual_shapes() -> None:
         assert "type for example --shape data=N,C,H,W, such as --shape data=1,1,28,28" in words(result)
 
 
-def test_shapes_that_an_onnx_file_says(tmp_path: Path) -> None:
-    """They are those of inspect and plan, unless others are given; no message names a line of the commands' library."""
+def test_shapes_that_an_onnx_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of inspect and plan, unless others are given; no message names a line of the commands' library,
+    and the file is parsed once."""
     onnx = pytest.importorskip("onnx")
+    parse, parsed = onnx.load_model_from_string, []
+    monkeypatch.setattr(onnx, "load_model_from_string", lambda content: parsed.append(1) or parse(content))
     args, aux = parameters()
     model = mx.onnx.export_model(network(), {**args, **aux}, [(2, 3, 8, 8)], onnx_file_path=tmp_path / "net.onnx")
     sizes = [json.loads(call("inspect", model, "--json", *more).stdout)["inputs"][0]["shape"]
              for more in ((), ("--shape", "data=5,3,8,8"))]  # fmt: skip
     assert sizes == [[2, 3, 8, 8], [5, 3, 8, 8]]
+    assert len(parsed) == 2
     assert "batch 2" in words(call("plan", model))
     assert "batch 7" in words(call("plan", model, "--batch", 7))
     changed = onnx.load(model)

@@ -214,3 +214,13 @@ def test_the_rules_name_their_sources():
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
     assert len(rows) > 20
     assert all("cupy/" in row.split("|")[3] or "CUDA C++" in row.split("|")[3] for row in rows)
+
+
+def test_whose_work_it_is_is_asked_where_faults_are_noted(xp):
+    """What an operation is called costs nothing on a host and on a GPU, of whose work nothing is noted."""
+    asked = []
+    for context in (mx.cpu(), mx.gpu(0), mx.sim(0)):
+        stream = device.get(context).new_stream()
+        with stream, stream.work(lambda context=context: asked.append(context)):
+            pass
+    assert asked == [mx.sim(0)]

@@ -12,7 +12,7 @@ import click
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
-from weftplan.convert.onnx_in import Params, declared_shapes, import_model
+from weftplan.convert.onnx_in import OnnxFile, Params
 from weftplan.errors import FormatError, PlanError, ShapeError, did_you_mean
 from weftplan.planner.batch import with_batch
 from weftplan.report.input_forms import advice
@@ -89,9 +89,10 @@ def load_network(model: str) -> Network:
 
 def onnx_network(path: Path) -> tuple[Network, Params, Params]:
     """The network in an ONNX file with the shapes that it says, and its parameters."""
-    symbol, args, aux = import_model(path)
+    file = OnnxFile(path)
+    symbol, args, aux = file.read()
     used = symbol.list_arguments()
-    declared = {key: dims for key, dims in declared_shapes(path)[0].items() if key in used and dims and 0 not in dims}
+    declared = {key: dims for key, dims in file.declared_shapes()[0].items() if key in used and dims and 0 not in dims}
     return Network(path.name, _nobodys(symbol), built_in=False, declared=declared), args, aux
 
 

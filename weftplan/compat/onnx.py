@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftplan.convert.onnx_in import declared_shapes, import_model
+from weftplan.convert.onnx_in import OnnxFile, import_model
 from weftplan.convert.onnx_out import export_model as _export
 from weftplan.files import replacing
 from weftplan.symbol import Symbol, load
@@ -27,7 +27,7 @@ def get_model_metadata(model_file: str | os.PathLike[str]) -> dict[str, list[tup
         FormatError: the file is damaged, or no ONNX model.
         MXNetError: ``onnx`` is not installed.
     """
-    inputs, outputs = declared_shapes(model_file)
+    inputs, outputs = OnnxFile(model_file).declared_shapes()
     return {"input_tensor_data": list(inputs.items()), "output_tensor_data": list(outputs.items())}
 
 

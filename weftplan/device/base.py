@@ -68,8 +68,9 @@ class Stream(Protocol):
         cannot say whose they are has none, and raises an error as :meth:`synchronize` does."""
         ...
 
-    def work(self, owner: Any) -> Work:
-        """The work of one operation, to come on this stream; ``owner`` is what a fault of it carries."""
+    def work(self, owner: Callable[[], Any]) -> Work:
+        """The work of one operation, to come on this stream; ``owner()`` is what a fault of it carries, where
+        faults are noted at all."""
         ...
 
     def __enter__(self) -> Stream: ...

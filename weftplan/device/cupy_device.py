@@ -118,7 +118,7 @@ class CupyStream:
         self.synchronize()
         return ()
 
-    def work(self, owner: Any) -> NoWork:
+    def work(self, owner: Callable[[], Any]) -> NoWork:
         """Nothing is noted of an operation: its errors come at once or concern the whole device."""
         return NO_WORK
 

@@ -61,7 +61,7 @@ class HostStream:
         self.synchronize()
         return ()
 
-    def work(self, owner: Any) -> NoWork:
+    def work(self, owner: Callable[[], Any]) -> NoWork:
         """Nothing is noted of an operation: its errors come at once."""
         return NO_WORK
 

@@ -119,9 +119,9 @@ class SimStream:
                 end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._next)
             self._append("run", lambda: _copy(dst, src), end)
 
-    def work(self, owner: Any) -> SimWork:
-        """The work of one operation; ``owner`` is what its faults carry."""
-        return SimWork(owner)
+    def work(self, owner: Callable[[], Any]) -> SimWork:
+        """The work of one operation; ``owner()`` is what its faults carry."""
+        return SimWork(owner())
 
     def record(self, work: SimWork | None = None) -> SimEvent:
         """An event that completes when the work enqueued so far has run; that of ``work`` knows its fault."""

@@ -17,7 +17,7 @@ from weftplan.device.stream import pop_work, push_work
 class Fault:
     """An error of simulated work.
 
-    ``owner`` is what :meth:`weftplan.device.base.Stream.work` was given, or None if nobody said whose the work was;
+    ``owner`` is what :meth:`weftplan.device.base.Stream.work` was told, or None if nobody said whose the work was;
     ``kept`` is what the first who was told has made of the fault, and says whom it still ``blocks``.
     """
 

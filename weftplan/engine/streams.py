@@ -251,7 +251,7 @@ class StreamWorker:
             late = self._wait_for_others(core, op, stream, before)
             if late is not None and op.prop is not FnProperty.NO_SKIP:
                 return late
-            work = stream.work((op.label, op.site, op.seq))
+            work = stream.work(lambda: (op.label, op.site, op.seq))
             with stream, work:
                 failure = core._execute_carefully(op, on_stream=True)
             self._mark(op, stream, work, before, failure)
@@ -264,7 +264,7 @@ class StreamWorker:
 
         stream = self._pool.choose(op)
         before = list(marks_before(op))
-        work = stream.work((op.label, op.site, op.seq))
+        work = stream.work(lambda: (op.label, op.site, op.seq))
 
         def complete(failure: Any) -> None:
             try:

@@ -48,51 +48,52 @@ def import_model(
         UnknownOperatorError: operators that are not read; names all of them.
         MXNetError: ``onnx`` is not installed.
     """
-    onnx, model, opset = _loaded(path)
-    where = os.fspath(path)
-    try:
-        return _read(onnx, model.graph, shapes or {}, opset, where)
-    except MXNetError:
-        raise
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
-        raise FormatError(f"{where}: damaged, or beyond what is read: {error}") from error
+    return OnnxFile(path).read(shapes)
 
 
-def declared_shapes(path: str | os.PathLike[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Shapes of (the inputs that are no parameters, the outputs) as an ONNX file says them; 0 where it leaves one open.
+class OnnxFile:
+    """An ONNX file in memory.
 
     Raises:
         FormatError: the file is damaged, or no ONNX model.
         MXNetError: ``onnx`` is not installed.
     """
-    _, model, _ = _loaded(path)
-    graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    inputs = {value.name: _dims(value) for value in graph.input if value.name not in constants}
-    return inputs, {value.name: _dims(value) for value in graph.output}
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._where = os.fspath(path)
+        self._onnx = onnx_module()
+        with open(path, "rb") as file:
+            content = file.read()
+        try:
+            model = self._onnx.load_model_from_string(content)
+            self._opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0)
+            if not model.graph.node and not model.graph.output:
+                raise FormatError(f"{self._where}: no ONNX model: it has no nodes and no outputs")
+        except FormatError:
+            raise
+        except Exception as error:  # protobuf's own classes, which differ between its versions
+            what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
+            raise FormatError(f"{self._where}: {what}") from error
+        self._graph = model.graph
+
+    def read(self, shapes: Mapping[str, Shape] | None = None) -> tuple[Symbol, Params, Params]:
+        """What :func:`import_model` returns, and raises of the model."""
+        try:
+            return _read(self._onnx, self._graph, shapes or {}, self._opset, self._where)
+        except MXNetError:
+            raise
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
+            raise FormatError(f"{self._where}: damaged, or beyond what is read: {error}") from error
+
+    def declared_shapes(self) -> tuple[dict[str, Shape], dict[str, Shape]]:
+        """Shapes of (the inputs that are no parameters, the outputs) as the file says them; 0 where one is open."""
+        constants = {tensor.name for tensor in self._graph.initializer}
+        inputs = {value.name: _dims(value) for value in self._graph.input if value.name not in constants}
+        return inputs, {value.name: _dims(value) for value in self._graph.output}
 
 
 def _dims(value: Any) -> Shape:
     return tuple(dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim)
-
-
-def _loaded(path: str | os.PathLike[str]) -> tuple[Any, Any, int]:
-    """(the module ``onnx``, the model in a file, its version of ONNX's operators)."""
-    onnx = onnx_module()
-    where = os.fspath(path)
-    with open(path, "rb") as file:
-        content = file.read()
-    try:
-        model = onnx.load_model_from_string(content)
-        opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0)
-        if not model.graph.node and not model.graph.output:
-            raise FormatError(f"{where}: no ONNX model: it has no nodes and no outputs")
-    except FormatError:
-        raise
-    except Exception as error:  # protobuf's own classes, which differ between its versions
-        what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
-        raise FormatError(f"{where}: {what}") from error
-    return onnx, model, opset
 
 
 def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str) -> tuple[Symbol, Params, Params]:
