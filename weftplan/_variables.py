@@ -318,6 +318,13 @@ _EXECUTOR = (
         effect="in force for kernels that a later bind is the first to need",
     ),
     _executor(
+        name="WEFTPLAN_PLAN_CACHE",
+        default=True,
+        meaning="Keep plans in the user's cache folder, where nobody else can write, so that a later process need not "
+        "plan the same network again.",
+        effect=_BIND_NOW,
+    ),
+    _executor(
         name="MXNET_CUDNN_AUTOTUNE_DEFAULT",
         default=0,
         low=0,

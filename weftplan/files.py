@@ -38,12 +38,13 @@ def other_kind(start: bytes) -> str:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[BinaryIO]:
     """A binary file to write in a ``with`` block; it takes the place of ``path`` when the block ends.
 
     When the block raises, or the process ends in it, what was at ``path`` is still there. As with a plain ``open``, a
     link leads on to its file, an existing file keeps its permissions and a new one has those that the umask allows, and
-    what is no regular file (a pipe, ``/dev/null``) is written directly.
+    what is no regular file (a pipe, ``/dev/null``) is written directly. A loss of power soon after may damage a file
+    that is not ``durable``.
 
     Raises:
         OSError: the folder does not exist, or it or the file cannot be written; names ``path``.
@@ -70,12 +71,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         if before is not None:
             with contextlib.suppress(OSError):  # of another owner
                 os.chmod(temporary, stat.S_IMODE(before.st_mode))
         os.replace(temporary, target)
-        _keep_name(folder)
+        if durable:
+            _keep_name(folder)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

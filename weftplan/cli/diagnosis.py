@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from weftplan import __version__, blas, config
+from weftplan import __version__, blas, config, user_cache
 from weftplan.blas import usable_cpus
 from weftplan.cli import blas_speed, gpu_libraries
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
 from weftplan.errors import ConfigError, MXNetError
 from weftplan.ops import implementations
-from weftplan.ops.compiled import cache, target
+from weftplan.ops.compiled import target
 
 
 def diagnose() -> dict[str, Any]:
@@ -61,8 +61,8 @@ def diagnose() -> dict[str, Any]:
 def _kernels() -> dict[str, Any]:
     """Whether there are compiled kernels on this machine, for which operators, and where they are kept."""
     found = target.host()
-    place = cache.folder() if _value("WEFTPLAN_KERNEL_CACHE") else None
-    refused = cache.refusal(place) if place is not None and place.exists() else None
+    place = user_cache.folder("kernels") if _value("WEFTPLAN_KERNEL_CACHE") else None
+    refused = user_cache.refusal(place) if place is not None and place.exists() else None
     missing = isinstance(found, str)
     return {
         "target": None if isinstance(found, str) else f"{found.name} ({found.cpu})",

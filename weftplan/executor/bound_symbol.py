@@ -82,7 +82,7 @@ class Binding:
             "groups": self.group2ctx or {},
             "contexts": places,
         }
-        planned = planned_once(self.symbol, facts, (self.ctx, self.options, budget), plan, order=order)
+        planned = planned_once(self.symbol, self.options, facts, (self.ctx, budget), plan, order=order)
         if any(context.device_type == "file" for context in planned.memory.contexts):
             device.name_folders(planned.memory.options.homes)
         return planned

@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from weftplan import config
+from weftplan.executor.plan_files import PlanFile
 from weftplan.ops import implementations
-from weftplan.planner import PlannedGraph
+from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Node
 from weftplan.symbol.traversal import Order, depth_first_order
@@ -54,15 +55,18 @@ def _description(nodes: list[Node], entries: list[Any]) -> list[tuple[Any, ...]]
 
 def planned_once(
     symbol: Symbol,
+    options: PlanOptions,
     facts: Mapping[str, Mapping[str, Hashable]],
     more: Hashable,
     plan: Callable[[Order], PlannedGraph],
     *,
     order: Order | None = None,
 ) -> PlannedGraph:
-    """``plan`` of the depth-first order, or what it gave before for the same graph, facts and environment.
+    """``plan`` of the depth-first order, or what it gave before for the same graph, facts and environment: in this
+    process, or in an earlier one (:mod:`weftplan.executor.plan_files`).
 
     Args:
+        options: how to plan.
         facts: what the caller says of variables (shapes, dtypes, …), by kind and name.
         more: everything else that the plan depends on.
         order: the depth-first order of the symbol, when the caller has it.
@@ -75,19 +79,16 @@ def planned_once(
     kept = symbol.kept
     if kept is None or not kept.is_of(nodes, symbol.entries):
         kept = symbol.kept = _Kept(_description(nodes, symbol.entries))
-    key = (more, *[(kind, *by_name.items()) for kind, by_name in facts.items()], _settings())
+    question = (more, *[(kind, *by_name.items()) for kind, by_name in facts.items()], config.in_force())
+    key = (options, question, *[tuple(implementations.provided(where).items()) for where in ("host", "gpu")])
     found: PlannedGraph | None = kept.plans.pop(key, None)
     if found is None:
-        found = plan(order)
+        file = PlanFile(symbol, order, options, question)
+        found = file.load()
+        if found is None:
+            found = plan(order)
+            file.keep(found)
         while len(kept.plans) >= MOST:
             kept.plans.pop(next(iter(kept.plans)), None)
     kept.plans[key] = found  # the one used last goes last
     return found
-
-
-def _settings() -> Hashable:
-    """What planning reads beside its arguments: variables of the environment, and who provides kernels."""
-    return (
-        config.in_force(),
-        *[tuple(implementations.provided(where).items()) for where in ("host", "gpu")],
-    )

@@ -18,9 +18,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from weftplan import user_cache
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ops import grain
-from weftplan.ops.compiled import cache, jit
+from weftplan.ops.compiled import jit
 from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import Choice, Implementation, Specs, numpy_of, provided
 from weftplan.ops.schema import Op, OpContext, Params
@@ -72,10 +73,10 @@ def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: lis
         found = _known.get(name)
         if found is None:
             place = jit.place()
-            found = _read(cache.load(place, name), choices)
+            found = _read(user_cache.load(place, name), choices)
             if found is None:
                 found = _measured(op, params, inputs, outputs, choices=choices)
-                cache.keep(place, name, json.dumps(found).encode())
+                user_cache.keep(place, name, json.dumps(found).encode())
             _known[name] = found
     return found
 
@@ -85,7 +86,7 @@ def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
     where = machine if isinstance(machine, str) else f"{machine.cpu} {machine.bits} {machine.compiler}"
     settings = sorted((name, repr(value)) for name, value in params.items() if name not in ("cudnn_tune", "workspace"))
     specs = [(spec.shape, str(spec.dtype)) for spec in (*inputs, *outputs)]
-    return cache.key("time 1", where, np.__version__, op.name, repr(settings), repr(specs))
+    return user_cache.key("time 1", where, np.__version__, op.name, repr(settings), repr(specs))
 
 
 def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, float] | None:

@@ -6,14 +6,13 @@ would take longer than planning them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from weftplan.ops.schema import DType, Shape
-from weftplan.planner.inplace import Assignment
-from weftplan.planner.program import Program
+from weftplan.planner.graph import Graph
 
 CALLER = "(caller)"
 """Last reader of an output of the graph."""
@@ -35,11 +34,20 @@ class Labels:
     """Node that makes each entry."""
     node_names: Sequence[str]
 
-    def __init__(self, program: Program, assignment: Assignment) -> None:
-        graph = self._graph = program.graph
-        self.steps, self.shapes, self.dtypes = program.order, program.shapes, program.dtypes
+    def __init__(
+        self,
+        graph: Graph,
+        steps: Sequence[int],
+        *,
+        shapes: Sequence[Shape],
+        dtypes: Sequence[DType],
+        inplace: Sequence[int],
+        skipped: Collection[int],
+    ) -> None:
+        """``inplace`` and ``skipped`` as in :class:`~weftplan.planner.inplace.Assignment`."""
+        self._graph, self.steps, self.shapes, self.dtypes = graph, steps, shapes, dtypes
         self.makers, self.node_names = graph.entry_node, graph.names
-        self._assignment = assignment
+        self._inplace, self._skipped = inplace, skipped
 
     def name(self, eid: int) -> str:
         """Name of an entry."""
@@ -51,7 +59,7 @@ class Labels:
 
     def source(self, eid: int) -> int:
         """Entry whose memory an in-place or added-to entry takes over; -1 for others."""
-        index = self._assignment.inplace[eid]
+        index = self._inplace[eid]
         if index >= 0:
             return self._graph.inputs[self.makers[eid]][index]
         return self._totals.get(eid, -1)
@@ -60,7 +68,7 @@ class Labels:
     def _totals(self) -> dict[int, int]:
         """Added term -> the partial sum that it is added to."""
         inputs = self._graph.inputs
-        return {inputs[nid][1]: inputs[nid][0] for nid in self._assignment.skipped}
+        return {inputs[nid][1]: inputs[nid][0] for nid in self._skipped}
 
 
 class Pass(NamedTuple):

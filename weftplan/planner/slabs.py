@@ -208,6 +208,13 @@ def _common(buffers: Buffers) -> dict[str, Any]:
         "workspace_nbytes": workspace_nbytes,
         "lower_bound": buffers.lower_bound,
         "unshared_bytes": buffers.unshared(),
-        "labels": Labels(program, assignment),
+        "labels": Labels(
+            program.graph,
+            program.order,
+            shapes=program.shapes,
+            dtypes=program.dtypes,
+            inplace=assignment.inplace,
+            skipped=assignment.skipped,
+        ),
         "external_bytes": program.external_bytes,
     }

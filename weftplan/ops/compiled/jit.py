@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weftplan import user_cache
 from weftplan.errors import MXNetError
 from weftplan.locks import Lock, whole_in_children
-from weftplan.ops.compiled import cache, ir
+from weftplan.ops.compiled import ir
 from weftplan.ops.compiled.target import Target, binding, host
 
 Entry = Callable[[int], None]
@@ -53,7 +54,7 @@ def keep_objects(wanted: bool) -> None:
 
 def place() -> Path | None:
     """Where this process looks for what earlier ones have kept, and keeps it itself; None: nowhere."""
-    return cache.folder() if _keeps else None
+    return user_cache.folder("kernels") if _keeps else None
 
 
 def library(
@@ -91,14 +92,14 @@ def library(
 def _object(text: str, target: Target) -> bytes:
     """The object of a module, from the cache or compiled."""
     where = place()
-    name = cache.key(target.compiler, target.cpu, target.features, text)
-    found = cache.load(where, name)
+    name = user_cache.key(target.compiler, target.cpu, target.features, text)
+    found = user_cache.load(where, name)
     if found is not None:
         statistics.loaded += 1
         return found
     made = compiled(text, target)
     statistics.compiled += 1
-    cache.keep(where, name, made)
+    user_cache.keep(where, name, made)
     return made
 
 

@@ -1,9 +1,11 @@
-"""Compiled objects kept in the user's cache folder, so that a second process compiles nothing.
+"""Files in the user's cache folder: compiled kernels, measured times, plans; so a second process makes none anew.
 
-What is loaded from here is run, so a folder is used only when nobody else could have written to it: it is a real folder
-of this user's with permissions for this user alone, and no folder above it lets others replace it. A file carries the
-hash of its content; one that does not match is compiled again. A folder that cannot be used or written costs compile
-time and nothing else.
+What is loaded from here is run, or says where arrays lie, so a folder is used only when nobody else could have written
+to it: it is a real folder of this user's with permissions for this user alone, and no folder above it lets others
+replace it. A file carries the hash of its content; what does not match is made again. A folder that cannot be used or
+written costs that time and nothing else.
+
+Any process and thread may load and keep at any time: a file appears whole, and the later of two writers wins.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from pathlib import Path
 
 from weftplan.files import replacing
 
-_MAGIC = b"weftplan kernel 1\n"
+_MAGIC = b"weftplan cache 1\n"
 
 
-def folder(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Where compiled objects are kept; None where the system offers no way to tell who may write."""
+def folder(kind: str, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Where files of a kind (``kernels``, ``plans``) are kept; None where the system offers no way to tell who may
+    write."""
     environment = os.environ if environment is None else environment
     if os.name != "posix":
         return None
@@ -32,7 +35,7 @@ def folder(environment: Mapping[str, str] | None = None) -> Path | None:
         if not os.path.isabs(home):
             return None
         given = os.path.join(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
-    return Path(given, "weftplan", "kernels")
+    return Path(given, "weftplan", kind)
 
 
 def refusal(place: Path) -> str | None:
@@ -86,8 +89,9 @@ def load(place: Path | None, name: str) -> bytes | None:
     return content
 
 
-def keep(place: Path | None, name: str, content: bytes) -> bool:
-    """Store an object; False where that is not possible."""
+def keep(place: Path | None, name: str, content: bytes, *, most: int = 0) -> bool:
+    """Store an object; False where that is not possible. With ``most``, now and then all but that many of the folder's
+    files are removed, the eldest."""
     if place is None:
         return False
     try:
@@ -96,9 +100,26 @@ def keep(place: Path | None, name: str, content: bytes) -> bool:
             place.mkdir(mode=0o700)
         if refusal(place) is not None:
             return False
-        with replacing(place / name) as file:
+        # What a loss of power leaves of a file does not match its hash.
+        with replacing(place / name, durable=False) as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(_MAGIC + hashlib.sha256(content).digest() + content)
+        if most and name.startswith("0"):  # names are hashes: one in sixteen
+            _drop_eldest(place, most)
     except OSError:
         return False
     return True
+
+
+def _drop_eldest(place: Path, most: int) -> None:
+    """Remove files until ``most`` are left."""
+    with os.scandir(place) as found:
+        files = [entry.path for entry in found]
+    if len(files) > most:
+        written: list[tuple[int, str]] = []
+        for path in files:
+            with contextlib.suppress(FileNotFoundError):  # another process drops them, too
+                written.append((os.stat(path).st_mtime_ns, path))
+        for _, path in sorted(written)[: len(files) - most]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
