@@ -53,6 +53,7 @@ def diagnose() -> dict[str, Any]:
         "variables": variables,
         "unknown_variables": [{"name": name, "nearest": config.nearest(name)} for name in config.strangers()],
         "kernels": _kernels(),
+        "plans": _kept("plans", "WEFTPLAN_PLAN_CACHE"),
         "warnings": blas_speed.warnings(),
         "problems": problems,
     }
@@ -61,16 +62,20 @@ def diagnose() -> dict[str, Any]:
 def _kernels() -> dict[str, Any]:
     """Whether there are compiled kernels on this machine, for which operators, and where they are kept."""
     found = target.host()
-    place = user_cache.folder("kernels") if _value("WEFTPLAN_KERNEL_CACHE") else None
-    refused = user_cache.refusal(place) if place is not None and place.exists() else None
     missing = isinstance(found, str)
     return {
         "target": None if isinstance(found, str) else f"{found.name} ({found.cpu})",
         "note": found if isinstance(found, str) else found.compiler,
         "operators": [] if missing else sorted(implementations.provided()),
-        "cache": None if place is None else str(place),
-        "cache_note": refused or "",
+        **_kept("kernels", "WEFTPLAN_KERNEL_CACHE"),
     }
+
+
+def _kept(kind: str, variable: str) -> dict[str, Any]:
+    """Where files of a kind are kept for later processes, and why not."""
+    place = user_cache.folder(kind) if _value(variable) else None
+    refused = user_cache.refusal(place) if place is not None and place.exists() else None
+    return {"cache": None if place is None else str(place), "cache_note": refused or ""}
 
 
 def _variables() -> tuple[list[dict[str, Any]], list[str]]:

@@ -138,16 +138,22 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
     yield "optional", "; ".join([*[there] * bool(there), *[f"not installed: {absent}"] * bool(absent)])
     yield "engine", str(found["engine"])
     yield "kernels", _kernels(found["kernels"])
+    yield "plans", f"kept {_place(found['plans'], otherwise='made in each process')}"
 
 
 def _kernels(kernels: dict[str, Any]) -> str:
     if kernels["target"] is None:
         return f"NumPy's alone: {kernels['note']}"
-    place = kernels["cache"] or "nowhere: compiled in each process"
-    if kernels["cache_note"]:
-        place = f"nowhere: {kernels['cache_note']}"
+    place = _place(kernels, otherwise="compiled in each process")
     forward = ", ".join(name for name in kernels["operators"] if not name.startswith("_backward"))
-    return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept in {place}"
+    return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept {place}"
+
+
+def _place(kept: dict[str, Any], *, otherwise: str) -> str:
+    """Where files are kept."""
+    if kept["cache_note"]:
+        return f"nowhere: {kept['cache_note']}"
+    return f"in {kept['cache']}" if kept["cache"] else f"nowhere: {otherwise}"
 
 
 def _gib(nbytes: int | None) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from weftplan.ops.compiled import cache, ir, jit
+from weftplan.ops.compiled import ir, jit
 from weftplan.ops.compiled.target import Target, choose, host
 
 HOST = host()
@@ -112,61 +112,6 @@ def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Sta
     """A file where the folder should be: everything works, and nothing is said."""
     (tmp_path / "cache").write_text("in the way")
     assert start()[1] == (1, 0)
-
-
-@posix
-def test_folders_that_others_can_write_are_refused(tmp_path: Path):
-    """Permissions of the folder, a link in its place, and a writable folder above it are each a reason."""
-    place = tmp_path.resolve() / "above" / "kernels"
-    place.mkdir(parents=True, mode=0o700)
-    assert cache.refusal(place) is None
-    assert cache.keep(place, "one", b"content")
-    assert cache.load(place, "one") == b"content"
-    for mode in (0o770, 0o707, 0o702, 0o750):
-        place.chmod(mode)
-        assert "permissions for others" in str(cache.refusal(place))
-        assert cache.load(place, "one") is None
-        assert not cache.keep(place, "two", b"content")
-    place.chmod(0o700)
-    place.parent.chmod(0o777)
-    assert "can be written by others" in str(cache.refusal(place))
-    assert cache.load(place, "one") is None
-    place.parent.chmod(0o1777)  # as /tmp: others cannot rename what is not theirs
-    assert cache.load(place, "one") == b"content"
-    place.parent.chmod(0o755)
-    link = place.parent / "link"
-    link.symlink_to(place)
-    assert "no folder" in str(cache.refusal(link))
-    assert cache.load(link, "one") is None
-    (place / "linked").symlink_to(place / "one")
-    assert cache.load(place, "linked") is None
-
-
-@posix
-@pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give folders away")
-def test_folders_of_other_users_are_refused(tmp_path: Path):
-    """A folder or an object that belongs to somebody else is not loaded from, whatever its permissions."""
-    place = tmp_path.resolve() / "kernels"
-    place.mkdir(mode=0o700)
-    assert cache.keep(place, "one", b"content")
-    os.chown(place / "one", 12345, 12345)
-    assert cache.load(place, "one") is None
-    os.chown(place / "one", 0, 0)
-    os.chown(place, 12345, 12345)
-    assert "belongs to another user" in str(cache.refusal(place))
-    assert cache.load(place, "one") is None
-
-
-@posix
-def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
-    """XDG's cache folder where it is absolute, else the home folder's, else nowhere."""
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert cache.folder({"XDG_CACHE_HOME": "/a", "HOME": "/h"}) == Path("/a/weftplan/kernels")
-    assert cache.folder({"XDG_CACHE_HOME": "a", "HOME": "/h"}) == Path("/h/.cache/weftplan/kernels")
-    assert cache.folder({"HOME": "relative"}) is None
-    assert cache.folder({}) is None
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert cache.folder({"HOME": "/h"}) == Path("/h/Library/Caches/weftplan/kernels")
 
 
 def test_processors():

@@ -75,10 +75,10 @@ def flat(planned: PlannedGraph, nodes: Sequence[Node], options: PlanOptions) -> 
     def one(node: Node) -> Any:
         if node in own:
             return own[node]
-        if node.op is None or (node.mirror_of is not None and node.mirror_of not in nid):
+        if node.mirror_of is not None and node.mirror_of not in nid:
             raise NotPlainError(f"node {node.name!r}")
         return (
-            tables.op(node.op),
+            None if node.op is None else tables.op(node.op),
             node.name,
             list(node.attrs.items()),
             tables.params(node.params),
@@ -93,8 +93,7 @@ def flat(planned: PlannedGraph, nodes: Sequence[Node], options: PlanOptions) -> 
     def choice(at: int) -> Any:
         op, made, where = graph.nodes[at].op, planned.kernels[at], _where(planned.devices[at])
         assert op is not None
-        kernel = made.implementation.kernel
-        if _implementation(op, where, made.implementation.name).kernel is not kernel or not _is_ours(kernel):
+        if _implementation(op, where, made.implementation.name).kernel is not made.implementation.kernel:
             raise NotPlainError(f"implementation {made.implementation.name} of {op.name}")
         return tables.op(op), where, made.implementation.name, made.reason, made.several
 
@@ -148,7 +147,7 @@ def restored(content: Mapping[str, Any], nodes: Sequence[Node], options: PlanOpt
             continue
         op, name, attrs, place, inputs, controls, line, version = given
         node = Node(
-            ops[op],
+            None if op is None else ops[op],
             name,
             attrs=dict(attrs),
             params=params[place],
@@ -219,7 +218,7 @@ class _Tables:
     def op(self, op: Op) -> int:
         """The number of an operator."""
         if op.name not in self._ops:
-            if _op(op.name) is not op or not _is_ours(op.forward):
+            if _op(op.name) is not op:
                 raise NotPlainError(f"operator {op.name}")
             self._ops[op.name] = len(self._ops)
         return self._ops[op.name]
@@ -262,11 +261,6 @@ def _read_tables(content: Mapping[str, Any]) -> tuple[list[Op], list[dict[str, A
     for values in content["params"]:
         params.append({name: value(given) for name, given in values})
     return ops, params
-
-
-def _is_ours(kernel: Any) -> bool:
-    """Whether its code is this package's, whose changes are noticed."""
-    return str(getattr(kernel, "__module__", "")).startswith("weftplan.")
 
 
 def _op(name: str) -> Op:

@@ -1,0 +1,359 @@
+"""A plan that an earlier process has kept is the one that planning gives, and is used only where it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import planner
+from weftplan.executor import plan_files
+from weftplan.ops import implementations
+from weftplan.planner import PlannedGraph, PlanOptions, stopping
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder needs permissions of POSIX")
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of plans, empty; the other tests keep none."""
+    home = tmp_path.resolve()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.setattr(plan_files, "_CODE", plan_files._state_of_code())
+    return home / "weftplan" / "plans"
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows by one with each plan that is made."""
+    made: list[None] = []
+    true = planner.size_symbol
+
+    def counting(*args: Any, **more: Any) -> Any:
+        made.append(None)
+        return true(*args, **more)
+
+    monkeypatch.setattr(planner, "size_symbol", counting)
+    return made
+
+
+def network(hidden: int = 8) -> Any:
+    """A classifier with moving statistics."""
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")
+    x = mx.sym.BatchNorm(x, name="norm")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="b"), name="softmax")
+
+
+def chains() -> Any:
+    """Elementwise nodes on arrays so large that they are joined."""
+    x = mx.sym.Variable("data")
+    for _ in range(3):
+        x = mx.sym.tanh(x * 2 + 1)
+    return mx.sym.MakeLoss(mx.sym.sum(x))
+
+
+def on_two() -> Any:
+    """Layers of two groups."""
+    with mx.AttrScope(ctx_group="one"):
+        x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="a")
+    with mx.AttrScope(ctx_group="two"):
+        return mx.sym.MakeLoss(mx.sym.FullyConnected(x, num_hidden=3, name="b"))
+
+
+def deep(count: int = 12) -> Any:
+    """Layers whose results are worth computing again, or sending elsewhere."""
+    x = mx.sym.Variable("data")
+    for k in range(count):
+        x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=64, name=f"f{k}"), act_type="sigmoid", name=f"s{k}")
+    x = mx.sym.Dropout(x, p=0.3)
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="last"), name="softmax")
+
+
+def of(name: str) -> Callable[[], Any]:
+    """A built-in network."""
+    return lambda: mx.models.get(name)
+
+
+def within(share: float, ctx: mx.Context) -> dict[str, Any]:
+    """A budget that takes so much of what ``deep`` plans."""
+    plan = deep().plan(data=(256, 64), context=ctx)
+    return {"ctx": ctx, "data": (256, 64), "budget": plan.total - int(plan.peak * (1 - share))}
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
+    "small": (network, lambda: {"data": (6, 5)}),
+    "inference": (network, lambda: {"data": (6, 5), "grad_req": "null"}),
+    "added gradients": (network, lambda: {"data": (6, 5), "grad_req": "add"}),
+    "mixed gradients": (network, lambda: {"data": (6, 5), "grad_req": {"a_weight": "write", "b_bias": "add"}}),
+    "float64": (network, lambda: {"data": (6, 5), "type_dict": {"data": "float64"}}),
+    "chains": (chains, lambda: {"data": (64, 4096)}),
+    "two devices": (on_two, lambda: {"data": (4, 5), "group2ctx": {"one": mx.cpu(1), "two": mx.cpu(2)}}),
+    "simulated": (network, lambda: {"ctx": mx.sim(0), "data": (6, 5)}),
+    "computed again": (deep, lambda: within(0.6, mx.cpu())),
+    "sent elsewhere": (deep, lambda: within(0.6, mx.sim(0))),
+    "echo": (deep, lambda: {"data": (32, 64), "options": PlanOptions(recompute="echo")}),
+    "whole blocks": (network, lambda: {"data": (6, 5), "options": PlanOptions(strategy="match_range")}),
+    "another order": (of("resnet"), lambda: {"data": (4, 3, 32, 32), "options": PlanOptions(reorder=True)}),
+    "mlp": (of("mlp"), lambda: mx.models.input_shapes("mlp", 4)),
+    "lenet": (of("lenet"), lambda: mx.models.input_shapes("lenet", 4)),
+    "joined batch norms": (of("resnet18"), lambda: {**mx.models.input_shapes("resnet18", 1), "grad_req": "null"}),
+    "joined gradients": (of("mobilenet"), lambda: mx.models.input_shapes("mobilenet", 1)),
+    "lstm": (of("lstm"), lambda: mx.models.input_shapes("lstm", 2)),
+}
+
+
+def bind(symbol: Any, ctx: mx.Context | None = None, **more: Any) -> Any:
+    """Bound; and what it was bound with."""
+    return symbol.simple_bind(ctx or mx.cpu(), **more)
+
+
+def plan_of(symbol: Any) -> PlannedGraph:
+    """The one plan that a symbol has."""
+    (found,) = symbol.kept.plans.values()
+    return found
+
+
+def same(a: Any, b: Any, at: str) -> None:
+    """Equal values of equal types, all the way down."""
+    assert type(a) is type(b), at
+    if isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype, at
+        assert np.array_equal(a, b), at
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), at
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{at}[{k}]")
+    elif isinstance(a, dict):
+        assert list(a) == list(b), at
+        for key in a:
+            same(a[key], b[key], f"{at}[{key!r}]")
+    else:
+        assert a == b, at
+
+
+def facts(plan: PlannedGraph) -> dict[str, Any]:
+    """Everything in a planned graph that is comparable."""
+    graph, memory = plan.graph, plan.memory
+    labels = memory.labels
+    numbers = {"names", "inputs", "controls", "row", "entry_node", "is_variable", "outputs"}
+    return {
+        **{name: value for name, value in vars(plan).items() if name not in ("graph", "memory", "kernels")},
+        **{name: list(getattr(graph, name)) for name in numbers},
+        "nodes": [
+            (
+                node.name, None if node.op is None else node.op.name, dict(node.attrs),
+                {name: repr(value) for name, value in node.params.items()},
+                [(graph.nid[entry[0]], *entry[1:]) for entry in node.inputs],
+                [graph.nid[dep] for dep in node.control_deps],
+                node.created_at, node.version, None if node.mirror_of is None else graph.nid[node.mirror_of],
+            )
+            for node in graph.nodes
+        ],
+        "kernels": {k: (one.text, one.several, one.implementation.name) for k, one in plan.kernels.items()},
+        "memory": {
+            field.name: dict(value) if field.name in ("kernels", "external_bytes") else value
+            for field in fields(memory)
+            if field.name not in ("labels", "again")
+            for value in [getattr(memory, field.name)]
+        },
+        "labels": [(labels.name(e), labels.source(e), labels.makers[e]) for e in range(len(labels.makers))],
+        "makers": [(labels.node_op(n), labels.node_names[n]) for n in range(graph.num_nodes)],
+        "steps": (list(labels.steps), list(labels.shapes), list(labels.dtypes)),
+    }  # fmt: skip
+
+
+def trained(executor: Any) -> list[np.ndarray]:
+    """Everything that two steps make from given values."""
+    random = np.random.RandomState(3)
+    mx.random.seed(5)
+    for array in executor.arg_arrays:
+        array[:] = random.randint(0, 3, array.shape) / 2
+    for array in executor.aux_arrays:
+        array[:] = 1
+    for _ in range(2):
+        executor.forward(is_train=True)
+        if any(grad is not None for grad in executor.grad_arrays):
+            executor.backward()
+    arrays = (*executor.outputs, *executor.grad_arrays, *executor.aux_arrays)
+    return [array.asnumpy().copy() for array in arrays if array is not None]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_read_is_what_was_planned(kept: Path, planned: list[None], case: str):
+    """To the last number and type; and a step has the same bits, in the bytes that are planned."""
+    make, arguments = CASES[case]
+    given = arguments()
+    text = make().tojson()
+    first, second = mx.sym.load_json(text), mx.sym.load_json(text)
+    del planned[:]
+    executor = bind(first, **given)
+    assert len(planned) == 1
+    assert len(list(kept.iterdir())) == 1
+    again = bind(second, **given)
+    assert len(planned) == 1, "read, not planned"
+    same(facts(plan_of(first)), facts(plan_of(second)), case)
+    for graph in (plan_of(first), plan_of(second)):
+        planner.validate(graph)
+    assert again.allocated_bytes == executor.allocated_bytes == again.memory_plan.peak
+    for a, b in zip(trained(executor), trained(again), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_nodes_are_those_of_the_symbol(kept: Path):
+    """The nodes of whoever reads a plan stand in it, with the lines at which he made them."""
+    first = network()
+    bind(first, data=(6, 5))
+    second = network()
+    bind(second, data=(6, 5))
+    plan = plan_of(second)
+    own = {entry[0] for entry in second.get_internals().entries}
+    assert own <= set(plan.graph.nodes)
+    lines = {node.name: node.created_at for node in plan.graph.nodes}
+    backward = next(node for node in plan.graph.nodes if node.op is not None and node.op.backward_of == "BatchNorm")
+    assert backward not in own
+    assert backward.created_at == lines["norm"] is not None
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "shape": {"data": (7, 5)},
+    "dtype": {"type_dict": {"data": "float64"}},
+    "gradients": {"grad_req": "null"},
+    "one gradient": {"grad_req": {"a_weight": "add"}},
+    "device": {"ctx": mx.sim(0)},
+    "options": {"options": PlanOptions(strategy="none")},
+    "budget": {"budget": 1 << 20},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_caller_says_counts(kept: Path, planned: list[None], change: str):
+    """Any other argument is another file, and the same one again is not."""
+    bind(network(), data=(6, 5))
+    for _ in range(2):
+        bind(network(), **{"data": (6, 5), **CHANGES[change]})
+    assert len(planned) == len(list(kept.iterdir())) == 2
+
+
+def test_the_graph_and_its_surroundings_count(kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
+    """Another size or name or attribute, another setting, another provider, other code: each is planned."""
+    bind(network(), data=(6, 5))
+    bind(network(9), data=(6, 5))
+    renamed = mx.sym.load_json(network().tojson().replace('"norm', '"other'))
+    bind(renamed, data=(6, 5))
+    hinted = network()
+    hinted.get_internals()["data"]._set_attr(__force_mirroring__="0")
+    bind(hinted, data=(6, 5))
+    assert len(planned) == 4
+    monkeypatch.setenv("MXNET_EXEC_NUM_TEMP", "2")
+    bind(network(), data=(6, 5))
+    assert len(planned) == 5
+    monkeypatch.delenv("MXNET_EXEC_NUM_TEMP")
+    way = replace(implementations.numpy_of(mx.ops.registry.get("FullyConnected")), name="other")
+    monkeypatch.setitem(implementations._PROVIDED["host"], "FullyConnected", way)
+    bind(network(), data=(6, 5))
+    assert len(planned) == 6
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept.parents[1]))
+    monkeypatch.setattr(plan_files, "_CODE", "other code")
+    before = len(list(kept.iterdir()))
+    bind(network(), data=(6, 5))
+    assert len(list(kept.iterdir())) == before + 1
+
+
+def test_another_compiler_plans_anew(kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
+    """Who computes a convolution was decided by what could compile then; a network without one does not ask."""
+
+    def convolution() -> Any:
+        return mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
+
+    bind(convolution(), data=(1, 3, 8, 8))
+    monkeypatch.setattr(plan_files, "host", lambda: "nothing compiles")
+    bind(convolution(), data=(1, 3, 8, 8))
+    assert len(planned) == 2
+    bind(convolution(), data=(1, 3, 8, 8))
+    assert len(planned) == 2, "the new one has taken its place"
+    monkeypatch.setattr(plan_files, "host", pytest.fail)
+    for _ in range(2):
+        bind(mx.sym.MakeLoss(mx.sym.Variable("data"), name="loss"), data=(6, 5))
+    assert len(planned) == 3
+
+
+@pytest.mark.shows("WEFTPLAN_PLAN_CACHE")
+def test_damage_is_mended_and_nothing_is_kept_where_nobody_wants_it(
+    kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch
+):
+    """A damaged file, one of a folder that others can read, and a switch: planned anew each time, and nothing said."""
+    bind(network(), data=(6, 5))
+    (only,) = kept.iterdir()
+    whole = only.read_bytes()
+    only.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    bind(network(), data=(6, 5))
+    assert len(planned) == 2
+    assert only.read_bytes() == whole
+    bind(network(), data=(6, 5))
+    assert len(planned) == 2
+    kept.chmod(0o755)
+    bind(network(), data=(6, 5))
+    assert len(planned) == 3
+    kept.chmod(0o700)
+    monkeypatch.setenv("WEFTPLAN_PLAN_CACHE", "0")
+    bind(network(), data=(6, 5))
+    assert len(planned) == 4
+    assert list(kept.iterdir()) == [only]
+
+
+def test_what_is_not_the_librarys_own_is_not_kept(kept: Path):
+    """An operator of the user's may change without notice, and so may one that was put in another's place."""
+
+    class Same(mx.operator.CustomOp):
+        def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+            self.assign(out_data[0], req[0], in_data[0])
+
+    @mx.operator.register("kept_nowhere")
+    class Described(mx.operator.CustomOpProp):
+        def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> Any:
+            return Same()
+
+    bind(mx.sym.Custom(mx.sym.Variable("data"), op_type="kept_nowhere"), data=(2,), grad_req="null")
+    assert not kept.exists()
+    op = mx.ops.registry.get("FullyConnected")
+    symbol = network()
+    symbol.get_internals()["a_output"].entries[0].node.op = replace(op, doc="mine")
+    bind(symbol, data=(6, 5))
+    assert not kept.exists()
+
+
+def test_a_search_that_was_ended_is_not_kept(kept: Path):
+    """The next one may find more."""
+    with stopping.stoppable():
+        stopping.stop()
+        bind(network(), data=(6, 5))
+    assert not kept.exists()
+
+
+def test_a_second_process_reads(tmp_path: Path):
+    """What says that nothing has changed is the same in every process."""
+    script = (
+        "import weftplan as mx\nfrom weftplan import planner\n"
+        "made, true = [], planner.size_symbol\n"
+        "planner.size_symbol = lambda *args, **more: made.append(1) or true(*args, **more)\n"
+        "x = mx.sym.FullyConnected(mx.sym.Variable('data'), num_hidden=3)\n"
+        "print(mx.sym.MakeLoss(x).simple_bind(mx.cpu(), data=(2, 3)).memory_plan.peak, len(made))\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path.resolve()), "PYTHONHASHSEED": "random"}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert [text.split()[1] for text in found] == ["1", "0"]
+    assert found[0].split()[0] == found[1].split()[0]

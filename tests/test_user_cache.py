@@ -1,0 +1,79 @@
+"""Files in the user's cache folder: found again, and never trusted when others could have written them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from weftplan import user_cache
+
+posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+
+
+@posix
+def test_folders_that_others_can_write_are_refused(tmp_path: Path):
+    """Permissions of the folder, a link in its place, and a writable folder above it are each a reason."""
+    place = tmp_path.resolve() / "above" / "kernels"
+    place.mkdir(parents=True, mode=0o700)
+    assert user_cache.refusal(place) is None
+    assert user_cache.keep(place, "one", b"content")
+    assert user_cache.load(place, "one") == b"content"
+    for mode in (0o770, 0o707, 0o702, 0o750):
+        place.chmod(mode)
+        assert "permissions for others" in str(user_cache.refusal(place))
+        assert user_cache.load(place, "one") is None
+        assert not user_cache.keep(place, "two", b"content")
+    place.chmod(0o700)
+    place.parent.chmod(0o777)
+    assert "can be written by others" in str(user_cache.refusal(place))
+    assert user_cache.load(place, "one") is None
+    place.parent.chmod(0o1777)  # as /tmp: others cannot rename what is not theirs
+    assert user_cache.load(place, "one") == b"content"
+    place.parent.chmod(0o755)
+    link = place.parent / "link"
+    link.symlink_to(place)
+    assert "no folder" in str(user_cache.refusal(link))
+    assert user_cache.load(link, "one") is None
+    (place / "linked").symlink_to(place / "one")
+    assert user_cache.load(place, "linked") is None
+
+
+@posix
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give folders away")
+def test_folders_of_other_users_are_refused(tmp_path: Path):
+    """A folder or an object that belongs to somebody else is not loaded from, whatever its permissions."""
+    place = tmp_path.resolve() / "kernels"
+    place.mkdir(mode=0o700)
+    assert user_cache.keep(place, "one", b"content")
+    os.chown(place / "one", 12345, 12345)
+    assert user_cache.load(place, "one") is None
+    os.chown(place / "one", 0, 0)
+    os.chown(place, 12345, 12345)
+    assert "belongs to another user" in str(user_cache.refusal(place))
+    assert user_cache.load(place, "one") is None
+
+
+@posix
+def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
+    """XDG's cache folder where it is absolute, else the home folder's, else nowhere."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "/a", "HOME": "/h"}) == Path("/a/weftplan/kernels")
+    assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "a", "HOME": "/h"}) == Path("/h/.cache/weftplan/kernels")
+    assert user_cache.folder("kernels", {"HOME": "relative"}) is None
+    assert user_cache.folder("kernels", {}) is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert user_cache.folder("kernels", {"HOME": "/h"}) == Path("/h/Library/Caches/weftplan/kernels")
+
+
+@posix
+def test_the_eldest_go(tmp_path: Path):
+    """Where a folder is to keep so many files, those written last stay; who sets no number loses none."""
+    place = tmp_path.resolve() / "plans"
+    for k in range(6):
+        assert user_cache.keep(place, f"{k}{k}", b"content")
+        os.utime(place / f"{k}{k}", ns=(k, k))
+    assert user_cache.keep(place, "00", b"content", most=3)  # written anew, so the newest
+    assert sorted(os.listdir(place)) == ["00", "44", "55"]
