@@ -1,9 +1,10 @@
-"""Question: how long does the first bind of a process take, with nothing cached and with kernels from the cache?
+"""Question: how long does the first bind of a process take, with nothing cached and with plans and kernels cached?
 
-Every figure is of a process of its own, in turn: weftplan with an empty folder of compiled kernels, weftplan with what
-that process has left there, and MXNet 1.9.1. A process imports its framework, binds a network for training, and makes
-two steps. A call of a kernel is prepared by the first step, and a kernel is compiled or loaded then, so that what the
-first step takes longer than the second belongs to the bind. Medians, in milliseconds of processor time of all threads.
+Every figure is of a process of its own, in turn: weftplan with an empty folder of plans and compiled kernels, weftplan
+with what that process has left there, and MXNet 1.9.1. A process imports its framework, binds a network for training,
+and makes two steps. A call of a kernel is prepared by the first step, and a kernel is compiled or loaded then, so that
+what the first step takes longer than the second belongs to the bind. Medians, in milliseconds of processor time of all
+threads.
 
     python bench/bench_first_bind.py [--mxnet-python PATH] [--networks resnet18 lenet] [--rounds 9]
 """
@@ -78,7 +79,7 @@ def main():
             text = Path(folder, f"{name}-symbol.json")
             text.write_text(mx.models.get(name).tojson())
             shapes = mx.models.input_shapes(name, given.batch)
-            rows = {"weftplan, nothing cached": [], "weftplan, kernels cached": []}
+            rows = {"weftplan, nothing cached": [], "weftplan, plans and kernels cached": []}
             if given.mxnet_python:
                 rows["MXNet 1.9.1"] = []
             for k in range(given.rounds):

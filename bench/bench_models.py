@@ -6,8 +6,9 @@ its own; every job is done in both, one directly after the other, and the ratio 
 for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two. Calls
 are prepared by the first run here and by the bind in MXNet, so a bind with its first run is timed, too; both return
 while other threads still fill new arrays with zeros, so a bind that waits for them is timed, too. A bind is of a symbol
-that has just been opened, and "again" of one that was bound for the same shapes before, whose plan is kept. A run and
-a step are the median of those that a framework makes in a row: after the other's, the first finds the caches empty.
+that has just been opened, whose plan an earlier process has kept in a file; "planned anew" is without such files, and
+"again" of a symbol that was bound for the same shapes before in the same process. A run and a step are the median of
+those that a framework makes in a row: after the other's, the first finds the caches empty.
 Planned bytes at batch 1 stand beside: MXNet's figure leaves its own scratch out, and is the sixteenth part of that at a
 batch of 16, since it is said in whole mebibytes; its second one is without its fused operators.
 
@@ -190,8 +191,8 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         for threads in args.threads:
             print(f"\n### {threads} thread{'s' * (threads > 1)}\n")
-            columns = ("load", "bind, inference", "bind again", "run, batch 1", "bind, training",
-                       "bind again, training", "step", "bind with its fills, training",
+            columns = ("load", "bind, inference", "planned anew", "bind again", "run, batch 1", "bind, training",
+                       "planned anew, training", "bind again, training", "step", "bind with its fills, training",
                        "bind and first run, inference")  # fmt: skip
             print(f"| network | format | {' | '.join(columns)} | planned bytes, with scratch (MXNet's, unfused) |")
             print("|---" * (len(columns) + 3) + "|")
@@ -200,19 +201,20 @@ def main():
                 paths, shapes = write(Path(scratch), name, version)
                 ours = Peer(sys.executable, "weftplan", threads)
                 theirs = Peer(args.mxnet_python, "mxnet", threads) if args.mxnet_python else None
+                anew = Peer(sys.executable, "weftplan", threads, WEFTPLAN_PLAN_CACHE="0")
                 peers = [peer for peer in (ours, theirs) if peer is not None]
-                for peer in peers:  # the first time imports
+                for peer in (*peers, anew):  # the first time imports
                     peer.do("load", **paths)
                 cells = [compare(ours, theirs, rounds, key, "load", **paths)]
                 plans = []
                 for mode in ("inference", "training"):
                     batch = 1 if mode == "inference" or name in CHAINS else 2 if name in LARGE else 8
-                    for peer in peers:  # the first time imports and compiles
-                        peer.do("bind", mode=mode, shapes=shapes(batch))
-                    for before in (paths, None):  # weftplan keeps plans with a symbol, so one just opened has none
-                        cells.append(
-                            compare(ours, theirs, rounds, key, "bind", before=before, mode=mode, shapes=shapes(batch))
-                        )
+                    job = {"mode": mode, "shapes": shapes(batch)}
+                    for peer in (*peers, anew):  # the first time imports and compiles
+                        peer.do("bind", **job)
+                    # weftplan keeps plans with a symbol, so one just opened has none
+                    for mine, before in ((ours, paths), (anew, paths), (ours, None)):
+                        cells.append(compare(mine, theirs, rounds, key, "bind", before=before, **job))
                     found = [peer.do("facts") for peer in peers]
                     plans = plans or found
                     cells.append(compare(ours, theirs, rounds, key, "runs", seconds=RUN))
@@ -223,7 +225,7 @@ def main():
                 filled = {"before": paths, "mode": mode, "shapes": shapes(batch)}
                 cells.append(compare(ours, theirs, rounds, key, "bind_and_fill", **filled))
                 cells.append(compare(ours, theirs, rounds, key, "bind_and_run", mode="inference", shapes=shapes(1)))
-                for peer in peers:
+                for peer in (*peers, anew):
                     peer.close()
                 for column, cell in zip(columns, cells, strict=True):
                     if not isinstance(cell, str) and cell[2]:

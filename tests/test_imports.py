@@ -39,6 +39,7 @@ LAYERS = (
     {"cores"},
     {"blas", "undeclared"},
     {"config", "late_imports"},
+    {"user_cache"},
     {"keywords"},
     {"_variables"},
     {"errors", "files", "locks", "depth_first", "collector"},
