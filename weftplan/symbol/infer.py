@@ -1,7 +1,7 @@
 """Shapes and dtypes of every entry of a graph, from those of some variables.
 
 Operators' rules work in both directions; the graph is walked forwards and backwards in turn until nothing changes.
-Rules are called once per distinct (operator, parameters, what is known): repeated layers cost a dictionary look-up.
+Rules are called once per distinct (operator, parameters, what is known), in the whole process: see ``settled.py``.
 A backward node (operator with ``backward_of``) needs no rule: its outputs have the shapes of the forward inputs whose
 gradients they are; its forward node is ``control_deps[0]``.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ import numpy as np
 from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
 from weftplan.ops.params import p_dtype, p_shape
 from weftplan.ops.rules import is_known, merge_dtype, merge_shape
-from weftplan.ops.schema import DType, Shape
+from weftplan.ops.schema import DType, Op, Shape
+from weftplan.ops.settled import Settled
 from weftplan.symbol.node import Node
 
 _News = list[tuple[int, Any]]
@@ -126,7 +128,7 @@ def infer_rest(
             if made is None:
                 nothing = [None] * (rows[i + 1] - rows[i])
                 try:
-                    told = [one._rule(node, given, nothing) for one, given in zip(solvers, ins, strict=True)]
+                    told = [one._told(op, node, given, nothing) for one, given in zip(solvers, ins, strict=True)]
                 except MXNetError:
                     return None
                 if any(new_ins or open_outs for new_ins, _, _, open_outs in told):
@@ -143,7 +145,7 @@ def infer_rest(
 class _Kind:
     """What differs between shapes and dtypes."""
 
-    __slots__ = ("complete", "error", "hint", "merge", "parse", "rule", "word")
+    __slots__ = ("complete", "error", "hint", "merge", "parse", "rule", "settled", "word")
 
     def __init__(
         self,
@@ -161,6 +163,7 @@ class _Kind:
         self.complete = complete
         self.merge = merge
         self.error = error
+        self.settled = Settled[_Learnt]()
 
 
 def _parse_shape(value: Any) -> Shape | None:
@@ -315,7 +318,7 @@ class _Solver:
                 key = (id(op), id(node.params), *ins, *outs)
                 result = memo.get(key)
                 if result is None:
-                    result = memo[key] = self._rule(node, ins, outs)
+                    result = memo[key] = self._told(op, node, ins, outs)
                 new_ins, new_outs, open_ins, open_outs = result
                 for position, new in new_ins:
                     e = reads[position]
@@ -340,6 +343,10 @@ class _Solver:
             return self.kind.merge(self.values[entry], new, "an input used twice")
         except MXNetError as error:
             raise self.kind.error(f"{_where(node)}: {error}{_made_at(node)}") from own(error)
+
+    def _told(self, op: Op, node: Node, ins: list[Any], outs: list[Any]) -> _Learnt:
+        """What the operator's rule says, now or before."""
+        return self.kind.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
 
     def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> _Learnt:
         """Call the operator's rule."""

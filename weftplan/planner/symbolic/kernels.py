@@ -6,14 +6,21 @@ The implementations are those of :mod:`weftplan.ops.implementations`; the execut
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import grain, implementations, measured
 from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Shape, TensorSpec, aligned
+from weftplan.ops.settled import Settled
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.symbol.node import Node
+
+Facts = tuple[list[Shape], list[DType], list[Shape], list[DType]]
+"""Shapes and dtypes of inputs, then of outputs."""
+_settled = Settled[tuple[Choice, int]]()
 
 
 def operator_choices(
@@ -44,23 +51,32 @@ def operator_choices(
             continue
         assert last is not None
         start, end, reads = row[nid], row[nid + 1], inputs[nid]
-        facts = [shapes[e] for e in reads], [dtypes[e] for e in reads]
-        key = (id(op), id(node.params), last.device_type, *facts[0], *facts[1], *shapes[start:end], *dtypes[start:end])
+        facts = [shapes[e] for e in reads], [dtypes[e] for e in reads], shapes[start:end], dtypes[start:end]
+        key = (id(op), id(node.params), last.device_type, *facts[0], *facts[1], *facts[2], *facts[3])
         found = known.get(key)
         if found is None:
-            ins = list(map(TensorSpec, *facts))
-            outs = list(map(TensorSpec, shapes[start:end], dtypes[start:end]))
-            choice = implementations.choose(op, node.params, ins, outs, options.kernels, on=where)
-            if options.kernels == "auto" and where == "host" and choice.several:
-                choice = measured.tuned(op, node.params, ins, outs, tune=options.autotune, given=choice)
-            with grain.using(grain.of(last.device_type)):
-                nbytes = choice.implementation.workspace(node.params, ins, outs)
-            if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
-                raise PlanError(
-                    f"operator {op.name} ({node.name!r}) declares {nbytes!r} bytes of workspace: expected >= 0"
-                )
-            found = known[key] = choice, aligned(int(nbytes))
+            ask = partial(_choice, node, facts, last.device_type, where, options)
+            if options.autotune or node.params.get("cudnn_tune"):  # what is measured may be measured anew
+                found = known[key] = ask()
+            else:
+                more = (options.kernels, offered.get(op.name), where, *key[2:])
+                found = known[key] = _settled.answer(op, node.params, more, ask)
         choices[nid] = found[0]
         if found[1]:
             needs[nid] = found[1]
     return choices, needs
+
+
+def _choice(node: Node, facts: Facts, device_type: str, where: str, options: PlanOptions) -> tuple[Choice, int]:
+    """Which implementation computes a call, and its bytes of scratch."""
+    op, params = node.op, node.params
+    assert op is not None
+    ins, outs = list(map(TensorSpec, *facts[:2])), list(map(TensorSpec, *facts[2:]))
+    choice = implementations.choose(op, params, ins, outs, options.kernels, on=where)
+    if options.kernels == "auto" and where == "host" and choice.several:
+        choice = measured.tuned(op, params, ins, outs, tune=options.autotune, given=choice)
+    with grain.using(grain.of(device_type)):
+        nbytes = choice.implementation.workspace(params, ins, outs)
+    if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
+        raise PlanError(f"operator {op.name} ({node.name!r}) declares {nbytes!r} bytes of workspace: expected >= 0")
+    return choice, aligned(int(nbytes))
