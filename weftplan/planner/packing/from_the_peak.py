@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
@@ -90,23 +90,29 @@ def pack_outwards(
     offsets = [0] * len(lo)
     for i, top in zip(stack, tops, strict=True):
         offsets[i] = top - sizes[i]
+    # Of two buffers the later waits for the earlier where users of that one are outside of what it needs anyway. The
+    # last item is that of nobody, number -1.
+    users = outside = None
+    if order is not None:
+        users, outside = [*order.users, 0], [*order.outside(), 0]
     spans = sorted(end - begin for begin, end in zip(lo, hi, strict=True)) if variant.short_high else [0]
     short = (spans[len(spans) // 2] + spans[~(len(spans) // 2)]) / 2  # the median
     waits, sections = 0, problem.sections
-    for late, born, died, flip in (
-        ([i for i in buffers if lo[i] > moment], lo, hi, False),
-        (
+    for late, born, died, before, after in (
+        ([i for i in buffers if lo[i] > moment], lo, hi, users, outside),
+        (  # backwards bytes were held later in time
             [i for i in buffers if hi[i] <= moment],
             [sections - end for end in hi],
             [sections - begin for begin in lo],
-            True,
+            outside,
+            users,
         ),
     ):
         late.sort(key=sizes.__getitem__, reverse=True)
         late.sort(key=born.__getitem__)
         deaths = sorted([*stack, *late], key=died.__getitem__)
         last = LastHolders(stack, tops)
-        space = _Space(floor, last, top=tops[-1], order=order, most=most_holes, patience=patience, flip=flip)
+        space = _Space(floor, last, top=tops[-1], held=before, mine=after, most=most_holes, patience=patience)
         dead = 0
         for k, i in enumerate(late):
             if not k & 255:
@@ -130,19 +136,29 @@ class _Space:
     """
 
     def __init__(
-        self, floor: int, last: LastHolders, *, top: int, order: Precedence | None, most: int, patience: int, flip: bool
+        self,
+        floor: int,
+        last: LastHolders,
+        *,
+        top: int,
+        held: Sequence[int] | None,
+        mine: Sequence[int] | None,
+        most: int,
+        patience: int,
     ) -> None:
+        """A buffer ``b`` over bytes that ``k`` held makes somebody wait where ``held[k] & mine[b]``; None: never."""
         self._floor, self._most = floor, most
         self._last = last
-        self._order = order
-        self._backwards = flip
+        self._held, self._mine = held, mine
         self._low, self._high = [top], [FAR]
         self._tries = TRIES * patience
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT * patience)
+        """Of each its item of ``held``, its size and its offset."""
 
     def release(self, buffer: int, low: int, high: int) -> None:
         """Give back the bytes of a buffer that died; they join the holes that they touch."""
-        self._dead.append((buffer, low, high))
+        if self._held is not None:
+            self._dead.append((self._held[buffer], high - low, low))
         lows, highs = self._low, self._high
         k = bisect_left(lows, low)
         left = k > 0 and highs[k - 1] == low
@@ -174,12 +190,13 @@ class _Space:
         else:
             off = lows[best] + (room - size if high else 0)
         waits = 0
-        if self._order is not None:
-            waits = self._waits(buffer, off, off + size, FAR)
+        if self._held is not None and self._mine is not None:
+            held, mine, count = self._held, self._mine[buffer], self._last.count
+            waits = count(off, off + size, held=held, mine=mine, most=FAR)
             if waits:
                 # Under the floor, the place with the fewest waits: where a buffer died lately, or the end of a hole.
-                for k, low in self._places(buffer, size):
-                    found = self._waits(buffer, low, low + size, waits)
+                for k, low in self._places(mine, size):
+                    found = count(low, low + size, held=held, mine=mine, most=waits)
                     if found < waits:
                         best, off, waits = k, low, found
                         if not waits:
@@ -202,36 +219,18 @@ class _Space:
                 lows.insert(k + 1, high)
                 highs.insert(k + 1, end)
 
-    def _waits(self, buffer: int, low: int, high: int, most: int) -> int:
-        """How many of the last holders of these bytes ``buffer`` is not ordered with anyway, counted up to ``most``."""
-        assert self._order is not None
-        users, needed = self._order.users, self._order.needed
-        mine, found = users[buffer] if self._backwards else needed[buffer], 0
-        for k in self._last.within(low, high):
-            # Backwards it was held later in time.
-            if k >= 0 and (mine | needed[k] != needed[k] if self._backwards else users[k] | mine != mine):
-                found += 1
-                if found == most:
-                    break
-        return found
-
-    def _places(self, buffer: int, size: int) -> Iterator[tuple[int, int]]:
+    def _places(self, mine: int, size: int) -> Iterator[tuple[int, int]]:
         """About `TRIES` places (times the patience) under the floor, as (hole, offset): where buffers died lately, then
         the ends of holes.
 
         The dead are asked first whether they would be waited for, which is cheaper than to look at the place.
         """
-        assert self._order is not None
-        users, needed = self._order.users, self._order.needed
         lows, highs, floor = self._low, self._high, self._floor
-        mine = users[buffer] if self._backwards else needed[buffer]
         left = self._tries
-        for dead, low, high in reversed(self._dead):
-            if high - low < size or (
-                mine | needed[dead] != needed[dead] if self._backwards else users[dead] | mine != mine
-            ):
+        for held, extent, low in reversed(self._dead):
+            if extent < size or held & mine:
                 continue
-            for place in (low, high - size) if high - low > size else (low,):
+            for place in (low, low + extent - size) if extent > size else (low,):
                 k = bisect_right(lows, place) - 1
                 if k >= 0 and place + size <= highs[k] and place + size <= floor:
                     yield k, place

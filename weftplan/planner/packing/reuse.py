@@ -44,6 +44,17 @@ class LastHolders:
         first = bisect_right(starts, low) - 1
         return self._holders[first : bisect_left(starts, high, first)]
 
+    def count(self, low: int, high: int, *, held: Sequence[int], mine: int, most: int) -> int:
+        """How many of them have a common bit with ``mine`` in their item of ``held``, counted up to ``most``."""
+        starts, found = self._starts, 0
+        first = bisect_right(starts, low) - 1
+        for k in self._holders[first : bisect_left(starts, high, first)]:
+            if held[k] & mine:
+                found += 1
+                if found == most:
+                    break
+        return found
+
     def hold(self, buffer: int, low: int, high: int) -> list[int]:
         """Give these addresses to ``buffer``; returns who held them last, as `within`."""
         starts, holders = self._starts, self._holders
@@ -114,6 +125,17 @@ class Precedence:
         """The same about the buffers of these numbers."""
         numbers = index.tolist()
         return Precedence([self.users[k] for k in numbers], [self.needed[k] for k in numbers])
+
+    def outside(self) -> list[int]:
+        """For each buffer the steps, of all that there are, that its first writer need not wait for.
+
+        >>> Precedence([0b1, 0b10], [0b1, 0b11]).outside()
+        [2, 0]
+        """
+        every = 0
+        for steps in (*self.users, *self.needed):
+            every |= steps
+        return [every ^ needed for needed in self.needed]
 
     def waits(self, pointers: Int64, earlier: npt.NDArray[np.integer[Any]]) -> int:
         """How many of the rows that `reuse_edges` gives make somebody wait."""
