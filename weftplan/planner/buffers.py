@@ -5,6 +5,7 @@ They are made of an assignment of storages; ``slabs.py`` gives them their places
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -33,33 +34,35 @@ class Buffers:
         self.program = program
         self.assignment = assignment
         self.options = options
-        self._entries: list[IntArray] = _entries(program) if like is None else like._entries
-        self.entry_first, self.entry_last, self.entry_nbytes, self.entry_device = self._entries
-        group = np.array(assignment.group, dtype=np.int64)
-        group[np.frombuffer(assignment.kind, dtype=np.uint8) == Kind.UNUSED] = -1
-        held = np.flatnonzero(group >= 0)
-        self.num_groups = renumber(group, held)
-        members = group[held]
-        self.entry_group = group
+        self._lifetimes: tuple[list[int], list[int]] = lifetimes(program) if like is None else like._lifetimes
+        self.entry_first, self.entry_last = births, deaths = self._lifetimes
         counted = options.workspaces
         self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
         """Scratch bytes per node that runs."""
         where = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
         self.workspace_nodes = list(where)
-        moments = np.array(list(where.values()), dtype=np.int64)
-        scratch = np.array([self.workspace[nid] for nid in where], dtype=np.int64)
-        first = np.full(self.num_groups, len(program.order), dtype=np.int64)
-        last, nbytes, device = np.zeros((3, self.num_groups), dtype=np.int64)
-        np.minimum.at(first, members, self.entry_first[held])
-        np.maximum.at(last, members, self.entry_last[held])
-        np.maximum.at(nbytes, members, self.entry_nbytes[held])
-        device[members] = self.entry_device[held]
-        self.first = np.concatenate([first, moments])
+        # Lists: most graphs have a few dozen buffers, for which arrays take longer.
+        unused = int(Kind.UNUSED)
+        group = [-1 if kind == unused else k for k, kind in zip(assignment.group, assignment.kind, strict=True)]
+        self.entry_group, count = renumbered(group)
+        self.num_groups = count
+        first, last, nbytes, device = [len(program.order)] * count, [0] * count, [0] * count, [0] * count
+        sizes, places, makers = program.nbytes, program.device, program.graph.entry_node
+        for e, k in enumerate(self.entry_group):
+            if k >= 0:
+                if births[e] < first[k]:
+                    first[k] = births[e]
+                if deaths[e] > last[k]:
+                    last[k] = deaths[e]
+                if sizes[e] > nbytes[k]:
+                    nbytes[k] = sizes[e]
+                device[k] = places[makers[e]]
+        moments = list(where.values())
+        self.first = np.array(first + moments, dtype=np.int64)
         """Per buffer: the groups that have entries, then one per node with scratch."""
-        self.last = np.concatenate([last, moments + 1])
-        self.nbytes = np.concatenate([nbytes, scratch])
-        scratch_device = np.array([program.device[nid] for nid in where], dtype=np.int64)
-        self.device = np.concatenate([device, scratch_device])
+        self.last = np.array(last + [moment + 1 for moment in moments], dtype=np.int64)
+        self.nbytes = np.array(nbytes + [self.workspace[nid] for nid in where], dtype=np.int64)
+        self.device = np.array(device + [places[nid] for nid in where], dtype=np.int64)
 
     def live(self, nbytes: IntArray | None = None) -> IntArray:
         """Bytes alive at each step, one row per device, of buffers of these sizes (default: as they are)."""
@@ -82,7 +85,7 @@ class Buffers:
         """
         if self.options.compat == "mxnet":
             return self.lower_bound
-        return _most(self.live(self.rounded(self.nbytes, self.device)))
+        return _most(self.live(np.array(self.rounded(self.nbytes.tolist(), self.device.tolist()), dtype=np.int64)))
 
     def order(self) -> Precedence | None:
         """Which nodes use each buffer, and which its first writer waits for anyway.
@@ -92,7 +95,7 @@ class Buffers:
         program, row = self.program, self.program.graph.row
         if len(program.order) > MOST_STEPS:
             return None
-        first, group = self.first.tolist(), self.entry_group.tolist()
+        first, group = self.first.tolist(), self.entry_group
         # A set of steps is one integer, as in reachability.py; the last of the users is for entries of no group.
         users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]] + [0]
         skipped, all_reads = self.assignment.skipped, program.reads
@@ -112,34 +115,35 @@ class Buffers:
             bit <<= 1
         return Precedence(users[:-1], [needs[step] for step in first])
 
-    def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
+    @cached_property
+    def _units(self) -> list[int]:
+        """Alignment of each device."""
+        return [self.options.alignment or alignment_of(context) for context in self.program.contexts]
+
+    def rounded(self, nbytes: Sequence[int], device: Sequence[int]) -> list[int]:
         """These sizes as whole multiples of the device's alignment."""
-        units = np.array([self.options.alignment or alignment_of(c) for c in self.program.contexts], dtype=np.int64)
-        unit = units[device]
-        return (nbytes + unit - 1) // unit * unit
+        units = self._units
+        return [-(-size // units[place]) * units[place] for size, place in zip(nbytes, device, strict=True)]
 
     def unshared(self) -> int:
         """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
         program = self.program
-        planned = np.flatnonzero(np.array(self.assignment.group, dtype=np.int64) >= 0)
+        places, makers, sizes = program.device, program.graph.entry_node, program.nbytes
+        made = [e for e, group in enumerate(self.assignment.group) if group >= 0]
         largest = [0] * len(program.contexts)
         for nid, nbytes in self.workspace.items():
-            largest[program.device[nid]] = max(largest[program.device[nid]], nbytes)
-        return int(self.rounded(self.entry_nbytes[planned], self.entry_device[planned]).sum()) + sum(largest)
+            largest[places[nid]] = max(largest[places[nid]], nbytes)
+        return sum(self.rounded([sizes[e] for e in made], [places[makers[e]] for e in made])) + sum(largest)
 
 
-def _entries(program: Program) -> list[IntArray]:
-    """First and last step, bytes and device of each entry."""
-    first, last, nbytes = (np.array(facts, dtype=np.int64) for facts in (*lifetimes(program), program.nbytes))
-    return [first, last, nbytes, np.array(program.device, dtype=np.int64)[program.graph.entry_node]]
+def renumbered(numbers: Sequence[int]) -> tuple[list[int], int]:
+    """The numbers from 0 on with the places 0, 1, … in their order, without gaps, and how many there are; -1 stays.
 
-
-def renumber(numbers: IntArray, held: IntArray) -> int:
-    """Give the numbers at ``held`` the places 0, 1, … in their order, without gaps; returns how many there are."""
-    used = np.zeros(int(numbers.max(initial=-1)) + 1, dtype=np.int64)
-    used[numbers[held]] = 1
-    numbers[held] = np.cumsum(used)[numbers[held]] - 1
-    return int(used.sum())
+    >>> renumbered([4, -1, 2, 4])
+    ([1, -1, 0, 1], 2)
+    """
+    place = {number: k for k, number in enumerate(sorted({*numbers, -1}), -1)}
+    return [place[number] for number in numbers], len(place) - 1
 
 
 def _most(live: IntArray) -> int:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from weftplan.errors import PlanError
-from weftplan.planner.buffers import Buffers, alignment_of, renumber
+from weftplan.planner.buffers import Buffers, alignment_of, renumbered
 from weftplan.planner.graph import IntArray
 from weftplan.planner.labels import Labels
 from weftplan.planner.memory_plan import MemoryPlan
@@ -33,27 +33,24 @@ def blocks(
     Each storage is an allocation of its own, or they lie side by side: where the best of several strategies is asked
     for, they are stacked in one slab per device, so that executors with other shapes can use it too.
     """
-    program, assignment = buffers.program, buffers.assignment
-    storage = np.array(assignment.storage, dtype=np.int64)
-    held = np.flatnonzero(storage >= 0)
-    used = renumber(storage, held)
-    renumbered = storage[held]
-    nbytes, device = np.zeros((2, used), dtype=np.int64)
-    np.maximum.at(nbytes, renumbered, buffers.entry_nbytes[held])
-    device[renumbered] = buffers.entry_device[held]
+    program = buffers.program
+    storage, used = renumbered(buffers.assignment.storage)
+    nbytes, device = [0] * used, [0] * used
+    for e, k in enumerate(storage):
+        if k >= 0:
+            nbytes[k] = max(nbytes[k], program.nbytes[e])
+            device[k] = program.device[program.graph.entry_node[e]]
     # One workspace per device and colour, as large as its largest user needs.
     pools: dict[tuple[int, int], int] = {}
-    sizes: list[int] = []
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     for nid in buffers.workspace_nodes:
         key = (program.device[nid], color[nid] if color else 0)
-        pool = pools.setdefault(key, len(pools))
-        if pool == len(sizes):
-            sizes.append(0)
-        sizes[pool] = max(sizes[pool], buffers.workspace[nid])
-        workspace_storage[nid] = used + pool
-    nbytes = np.concatenate([nbytes, np.array(sizes, dtype=np.int64)])
-    device = np.concatenate([device, np.array([key[0] for key in pools], dtype=np.int64)])
+        pool = pools.setdefault(key, len(nbytes))
+        if pool == len(nbytes):
+            nbytes.append(0)
+            device.append(key[0])
+        nbytes[pool] = max(nbytes[pool], buffers.workspace[nid])
+        workspace_storage[nid] = pool
     one_slab = buffers.options.strategy in ("auto", "arena")
     # An allocation takes whole multiples of the alignment, which MXNet does not count.
     separate = buffers.options.compat == "mxnet" and not one_slab
@@ -62,22 +59,22 @@ def blocks(
     def plan() -> MemoryPlan:
         count = len(nbytes)
         slab, offset = np.arange(count), np.zeros(count, dtype=np.int64)
-        slab_device, slab_nbytes = device, room
+        slab_device, slab_nbytes = np.array(device, dtype=np.int64), np.array(room, dtype=np.int64)
         if one_slab:
-            slab_device, slab = _by_device(device)
-            slab_nbytes = np.zeros(len(slab_device), dtype=np.int64)
+            slab_device, slab = _by_device(slab_device)
+            sizes, slab_nbytes = slab_nbytes, np.zeros(len(slab_device), dtype=np.int64)
             for index in range(len(slab_device)):
                 mine = np.flatnonzero(slab == index)
-                ends = np.cumsum(room[mine])
-                offset[mine] = ends - room[mine]
+                ends = np.cumsum(sizes[mine])
+                offset[mine] = ends - sizes[mine]
                 slab_nbytes[index] = ends[-1]
         return MemoryPlan(
             strategy=strategy,
-            entry_storage=storage.astype(np.int32),
+            entry_storage=np.array(storage, dtype=np.int32),
             workspace_storage=workspace_storage,
             storage_slab=slab.astype(np.int32),
             storage_offset=offset,
-            storage_nbytes=nbytes,
+            storage_nbytes=np.array(nbytes, dtype=np.int64),
             slab_device=slab_device.astype(np.int32),
             slab_nbytes=slab_nbytes,
             after_ptr=np.zeros(count + 1, dtype=np.int64),
@@ -87,7 +84,7 @@ def blocks(
             **_common(buffers),
         )
 
-    return int(room.sum()), plan
+    return sum(room), plan
 
 
 def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
@@ -127,7 +124,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
     pointers, rows = compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
     return MemoryPlan(
         strategy="arena",
-        entry_storage=buffers.entry_group.astype(np.int32),
+        entry_storage=np.array(buffers.entry_group, dtype=np.int32),
         workspace_storage=workspace_storage,
         storage_slab=slab.astype(np.int32),
         storage_offset=offset,
@@ -160,7 +157,7 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
 def _most_alive(buffers: Buffers, part: IntArray) -> int:
     """Most bytes that these buffers of one device need at once."""
     nbytes = np.zeros_like(buffers.nbytes)
-    nbytes[part] = buffers.rounded(buffers.nbytes[part], buffers.device[part])
+    nbytes[part] = buffers.rounded(buffers.nbytes[part].tolist(), buffers.device[part].tolist())
     return int(buffers.live(nbytes).max())
 
 
@@ -200,10 +197,10 @@ def _common(buffers: Buffers) -> dict[str, Any]:
     return {
         "options": buffers.options,
         "contexts": program.contexts,
-        "entry_nbytes": buffers.entry_nbytes,
-        "entry_kind": np.frombuffer(bytes(assignment.kind), dtype=np.int8).copy(),
-        "entry_first": buffers.entry_first.astype(np.int32),
-        "entry_last": buffers.entry_last.astype(np.int32),
+        "entry_nbytes": np.array(program.nbytes, dtype=np.int64),
+        "entry_kind": np.array(assignment.kind, dtype=np.int8),
+        "entry_first": np.array(buffers.entry_first, dtype=np.int32),
+        "entry_last": np.array(buffers.entry_last, dtype=np.int32),
         "entry_inplace": np.array(assignment.inplace, dtype=np.int32),
         "workspace_nbytes": workspace_nbytes,
         "lower_bound": buffers.lower_bound,

@@ -70,7 +70,7 @@ class Search:
         """What may leave ``device``, in the order in which it is made."""
         turn, order = self._num_forward, program.order
         row = program.graph.row
-        group = buffers.entry_group.tolist()
+        group = buffers.entry_group
         made: dict[int, int] = {}
         used: dict[int, int] = {}
         wanted: dict[int, int] = {}
