@@ -99,8 +99,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
     offset = np.zeros(count, dtype=np.int64)
     slab_device, slab = _by_device(buffers.device)
     slab_nbytes: list[int] = []
-    later: list[IntArray] = []
-    earlier: list[IntArray] = []
+    edges: list[tuple[IntArray, IntArray, IntArray]] = []
     order = buffers.order()
     for index in slab_device.tolist():
         mine = ((buffers.device == index) & (buffers.nbytes > 0)).nonzero()[0]
@@ -114,14 +113,11 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
-            pointers, rows = reuse_edges(buffers.first[part], buffers.nbytes[part], packed.offsets)
-            later.append(part.repeat(pointers[1:] - pointers[:-1]))
-            earlier.append(part[rows])
+            edges.append((part, *reuse_edges(buffers.first[part], buffers.nbytes[part], packed.offsets)))
         slab_nbytes.append(top)
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
-    none = np.zeros(0, dtype=np.int64)
-    pointers, rows = compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
+    pointers, rows = _in_one(edges, count)
     return MemoryPlan(
         strategy="arena",
         entry_storage=np.array(buffers.entry_group, dtype=np.int32),
@@ -137,6 +133,16 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
         reported_bytes=sum(slab_nbytes),
         **_common(buffers),
     )
+
+
+def _in_one(edges: Sequence[tuple[IntArray, IntArray, IntArray]], count: int) -> tuple[IntArray, IntArray]:
+    """The reuse edges of parts of ``count`` buffers, each with the numbers of its buffers, as those of all."""
+    if len(edges) == 1 and len(edges[0][0]) == count:
+        return edges[0][1:]
+    later = [part.repeat(pointers[1:] - pointers[:-1]) for part, pointers, _ in edges]
+    earlier = [part[rows] for part, _, rows in edges]
+    none = np.zeros(0, dtype=np.int64)
+    return compressed_rows(np.concatenate([none, *later]), np.concatenate([none, *earlier]), count)
 
 
 def _by_device(device: IntArray) -> tuple[IntArray, IntArray]:

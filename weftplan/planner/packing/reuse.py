@@ -92,9 +92,10 @@ def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64
     hold = LastHolders().hold
     rows: list[list[int]] = [[]] * len(first)
     for i in lower.argsort(kind="stable").tolist():
-        before = set(hold(i, first[i], last[i]))
-        before.discard(-1)
-        rows[i] = sorted(before)
+        before = hold(i, first[i], last[i])
+        if len(before) > 1:
+            before = sorted({*before})
+        rows[i] = before if before[0] >= 0 else before[1:]
     pointers = [0, *accumulate(map(len, rows))]
     return np.array(pointers, np.int64), np.array([k for row in rows for k in row], np.int64)
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from weftplan.device.amounts import amount, counted
 from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import Pass
@@ -58,8 +56,8 @@ def gathered_gradients(count: int) -> Pass:
 
 def dropped(memory: MemoryPlan, nbytes: Sequence[int]) -> Pass:
     """What nobody reads in a plan whose entries have these sizes."""
-    dead = np.flatnonzero((memory.entry_kind == Kind.UNUSED) & (memory.entry_storage < 0))
-    size = int(np.asarray(nbytes)[dead].sum())
+    dead = ((memory.entry_kind == Kind.UNUSED) & (memory.entry_storage < 0)).nonzero()[0].tolist()
+    size = sum(nbytes[e] for e in dead)
     changed = f"left out {counted(len(dead), 'output')} that nobody reads: {amount(size)}" if len(dead) else ""
     return Pass("dead outputs dropped", changed, "WEFTPLAN_DROP_DEAD_OUTPUTS")
 
