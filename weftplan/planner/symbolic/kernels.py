@@ -56,10 +56,10 @@ def operator_choices(
         found = known.get(key)
         if found is None:
             ask = partial(_choice, node, facts, last.device_type, where, options)
-            if options.autotune or node.params.get("cudnn_tune"):  # what is measured may be measured anew
+            if where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured anew
                 found = known[key] = ask()
             else:
-                more = (options.kernels, offered.get(op.name), where, *key[2:])
+                more = (options.kernels, offered.get(op.name), *key[2:])
                 found = known[key] = _settled.answer(op, node.params, more, ask)
         choices[nid] = found[0]
         if found[1]:

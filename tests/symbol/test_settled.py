@@ -1,0 +1,64 @@
+"""What is asked of an operator once per process, and what is asked each time."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import weftplan as mx
+from weftplan.errors import ShapeError
+from weftplan.ops import registry, settled
+from weftplan.ops.settled import Settled
+
+OP = registry.get("Activation")
+
+
+class Question:
+    """Numbers its answers."""
+
+    def __init__(self) -> None:
+        self.settled = Settled[int]()
+        self.asked = 0
+
+    def __call__(self, op: Any = OP, params: Any = None, facts: Any = ((2, 3),)) -> int:
+        def ask() -> int:
+            self.asked += 1
+            return self.asked
+
+        return self.settled.answer(op, {"act_type": "relu"} if params is None else params, facts, ask)
+
+
+def test_equal_calls_are_asked_once() -> None:
+    """The values of parameters and facts count, not the objects."""
+    question = Question()
+    assert [question(), question(params={"act_type": "relu"}, facts=[(2, 3)])] == [1, 1]
+    assert [question(params={"act_type": "tanh"}), question(facts=((2, 4),)), question()] == [2, 3, 1]
+
+
+def test_another_operator_of_the_name_is_asked() -> None:
+    """A name may get another operator, whose rules are others."""
+    question = Question()
+    assert [question(), question(op=replace(OP, doc="other")), question(op=OP)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", [{"op": replace(OP, single=True)}, {"params": {"act_type": [1]}}], ids=["own", "list"])
+def test_what_is_asked_each_time(how: dict[str, Any]) -> None:
+    """Operators of the user's own, and parameters that have no hash."""
+    question = Question()
+    assert [question(**how), question(**how)] == [1, 2]
+
+
+def test_the_oldest_answers_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory does not grow with the number of calls that were ever looked at."""
+    monkeypatch.setattr(settled, "MOST", 2)
+    question = Question()
+    assert [question(facts=(k,)) for k in (1, 2, 3)] == [1, 2, 3]
+    assert [question(facts=(k,)) for k in (3, 2, 1)] == [3, 2, 4]
+
+
+def test_an_error_names_the_node_that_has_it() -> None:
+    """What a rule refuses is refused each time, with the name of the node at hand."""
+    for name in ("first", "second"):
+        net = mx.sym.FullyConnected(mx.sym.Variable("x"), mx.sym.Variable("w", shape=(2, 9)), num_hidden=2, name=name)
+        with pytest.raises(ShapeError, match=f"node '{name}'"):
+            net.infer_shape(x=(4, 3))
