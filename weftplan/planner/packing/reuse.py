@@ -133,9 +133,7 @@ class Precedence:
         >>> Precedence([0b1, 0b10], [0b1, 0b11]).outside()
         [2, 0]
         """
-        every = 0
-        for steps in (*self.users, *self.needed):
-            every |= steps
+        every = (1 << max(map(int.bit_length, (*self.users, *self.needed)), default=0)) - 1
         return [every ^ needed for needed in self.needed]
 
     def waits(self, pointers: Int64, earlier: npt.NDArray[np.integer[Any]]) -> int:
