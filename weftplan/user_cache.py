@@ -50,7 +50,9 @@ def refusal(place: Path) -> str | None:
         return f"{place} belongs to another user"
     if found.st_mode & 0o077:
         return f"{place} has permissions for others (expected 0700)"
-    for above in Path(os.path.realpath(place)).parents:
+    above = os.path.realpath(place)
+    while above != os.path.dirname(above):
+        above = os.path.dirname(above)
         found = os.stat(above)
         if found.st_uid not in (0, os.geteuid()):
             return f"{above} belongs to another user"
