@@ -21,10 +21,13 @@ from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.joining import flat, pieces, side_by_side
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
-from weftplan.kvstore.distributed.moving import Mover, Operand, Row, Span
-from weftplan.kvstore.distributed.shared import SharedMemory
+from weftplan.kvstore.distributed.moving import Known, Mover, Operand, Row, Span, Work
+from weftplan.kvstore.distributed.shared import Area, SharedMemory
 from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode
 from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
+
+_MOST = 1024
+"""Sums of which a group knows how they were moved."""
 
 
 class Group(Meeting):
@@ -44,6 +47,8 @@ class Group(Meeting):
     ) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
         self._mover = mover
+        self._known: dict[str, Known] = {}
+        """By what is summed: how it was moved the last time."""
         self._scratch = np.empty(0, np.uint8)
         self.joined = 0
         """Bytes copied so far to join arrays of one exchange."""
@@ -83,16 +88,23 @@ class Group(Meeting):
             KVStoreError: a member failed, exchanges something else, or did not come in time.
             WorkerLostError: a member died.
         """
-        nbytes, count, row, payload = 0, len(self.members), None, b""
+        nbytes, count, shared, payload = 0, len(self.members), None, b""
+        known: Known | None = None
+        shown: Work | None = None
         for share in shares:
             nbytes += share.nbytes
         if failure is None and nbytes <= INLINE:
             payload = shares[0].tobytes() if len(shares) == 1 else b"".join(share.tobytes() for share in shares)
         elif failure is None and self._shared is not None and count > 1:
-            row = self._show(shares, nbytes, self._ranges(nbytes // shares[0].itemsize)[self.rank])
+            shared, known = self._shared, self._known.get(description)
+            if known is not None and known.holds((shares, totals, *also), (self.members, Area.maps)):
+                known.show()
+            else:
+                known, shown = None, self._show(shared, shares, nbytes, whole=False)
         payloads = yield from self.agreed(description, failure, nbytes, payload)
-        if row is not None and 1 < len(self.members) < count:  # ranges have become other ones
-            self._show(shares, nbytes, (0, 0))
+        if shared is not None and 1 < len(self.members) < count:  # ranges have become other ones
+            known = shown = None
+            self._show(shared, shares, nbytes, whole=True)
             yield from self.agreed(description, None, nbytes)
         if len(self.members) == 1 or not nbytes:
             for share, total in zip(shares, totals, strict=True):
@@ -100,8 +112,8 @@ class Group(Meeting):
                     total[...] = share
         elif nbytes <= INLINE:
             self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
-        elif row is not None and self._shared is not None:
-            yield from self._sum_shared(self._shared, shares, row, totals, description, also)
+        elif shared is not None:
+            yield from self._sum_shared(shared, shares, nbytes, totals, description, also, known or shown)
             also = ()
         else:
             yield from self._sum_joined(shares, totals, description)
@@ -150,46 +162,64 @@ class Group(Meeting):
         count = len(self.members)
         return {rank: even_range(size, count, place) for place, rank in enumerate(self.members)}
 
-    def _show(self, shares: Sequence[Array], nbytes: int, own: tuple[int, int]) -> Array:
+    def _show(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int, *, whole: bool) -> Work | None:
         """Put ``shares`` in a row where the others read them, but for the range that this process adds up itself."""
-        assert self._shared is not None
-        area, sources = self._shared.own.shares, flat(shares)
+        area, sources, dtype = shared.own.shares, flat(shares), shares[0].dtype
         area.reach(nbytes)
-        row: Array = area.room[:nbytes].view(shares[0].dtype)
-        spans = [Span(*edges, (sources,), (Row(row),)) for edges in ((0, own[0]), (own[1], row.size))]
-        self._mover.move(_sizes(sources), row.dtype, spans)
+        row: Array = area.room[:nbytes].view(dtype)
+        first, end = (0, 0) if whole else self._ranges(row.size)[self.rank]
+        spans = [Span(*edges, (sources,), (Row(row),)) for edges in ((0, first), (end, row.size))]
         self._shown = max(self._shown, nbytes)
-        return row
+        return self._mover.move(_sizes(sources), dtype, spans)
+
+    def _add(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int) -> Work | None:
+        """Add up a range of what all have shown; of its own one a process reads the arrays themselves."""
+        dtype, sources = shares[0].dtype, flat(shares)
+        first, end = self._ranges(nbytes // dtype.itemsize)[self.rank]
+        terms: list[Operand] = [
+            sources if rank == self.rank else Row(shared.shares(rank, nbytes)[:nbytes].view(dtype))
+            for rank in self.members
+        ]
+        area, length = shared.own.sums, (end - first) * dtype.itemsize
+        area.reach(length)
+        self._summed = max(self._summed, length)
+        sums = Row(area.room[:length].view(dtype), first)
+        return self._mover.move(_sizes(sources), dtype, [Span(first, end, terms, (sums,))])
+
+    def _take(self, shared: SharedMemory, rows: Sequence[Sequence[Array]], nbytes: int) -> Work | None:
+        """Copy the sums of all to every row."""
+        dtype, spans = rows[0][0].dtype, []
+        results = [flat(row) for row in rows]
+        for rank, (first, end) in self._ranges(nbytes // dtype.itemsize).items():
+            length = (end - first) * dtype.itemsize
+            room = shared.own.sums.room if rank == self.rank else shared.sums(rank, length)
+            spans.append(Span(first, end, (Row(room[:length].view(dtype), first),), results))
+        return self._mover.move(_sizes(results[0]), dtype, spans)
 
     def _sum_shared(
         self,
         shared: SharedMemory,
         shares: Sequence[Array],
-        row: Array,
+        nbytes: int,
         totals: Sequence[Array],
         description: str,
         also: Sequence[Sequence[Array]],
+        before: Known | Work | None,
     ) -> Steps[None]:
         """Each member adds up a range of what all have shown and shows the result, which all then take.
 
-        Of its own range a member has shown nothing: it reads that of its arrays themselves. Nobody writes over what
-        another still reads: shares are shown again only after all have said that they have added, sums only after all
-        have come to the next exchange. ``totals`` and ``also`` change when nothing can fail any more.
+        Nobody writes over what another still reads: shares are shown again only after all have said that they have
+        added, sums only after all have come to the next exchange. ``totals`` and ``also`` change when nothing can fail
+        any more. ``before``: what is known of such exchanges, or what has shown the shares.
         """
-        dtype, nbytes, sources = row.dtype, row.nbytes, flat(shares)
-        ranges, sizes = self._ranges(row.size), _sizes(sources)
-        first, end = ranges[self.rank]
+        known = before if isinstance(before, Known) else None
         told = Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes)
+        added: Work | None = None
         try:
-            terms: list[Operand] = [
-                sources if rank == self.rank else Row(shared.shares(rank, nbytes)[:nbytes].view(dtype))
-                for rank in self.members
-            ]
-            area, length = shared.own.sums, (end - first) * dtype.itemsize
-            area.reach(length)
-            self._summed = max(self._summed, length)
-            summed = Row(area.room[:length].view(dtype), first)
-            self._mover.move(sizes, dtype, [Span(first, end, terms, (summed,))])
+            if known is not None:
+                known.add()
+            else:
+                added = self._add(shared, shares, nbytes)
         except Exception as error:  # the others wait for this range, and must be told
             told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
         own = told.encode()
@@ -197,12 +227,15 @@ class Group(Meeting):
         if told.kind is Kind.FAILED or not alike(own, every):
             self.sequence += 1
             raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
-        taking, spans = [flat(results) for results in (totals, *also)], []
-        for rank, (start, stop) in ranges.items():
-            length = (stop - start) * dtype.itemsize
-            room = shared.own.sums.room if rank == self.rank else shared.sums(rank, length)
-            spans.append(Span(start, stop, (Row(room[:length].view(dtype), start),), taking))
-        self._mover.move(sizes, dtype, spans)
+        rows = (totals, *also)
+        if known is not None and known.rows == 1 + len(rows):
+            known.take()
+            return
+        taken = self._take(shared, rows, nbytes)
+        if callable(before) and added is not None and taken is not None:
+            if len(self._known) == _MOST:
+                self._known.clear()
+            self._known[description] = Known((shares, *rows), (self.members, Area.maps), before, added, taken)
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""

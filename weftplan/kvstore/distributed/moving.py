@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
+from operator import call, is_
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -27,6 +30,8 @@ class Row(NamedTuple):
 
 Operand = Row | Sequence[Array]
 """Elements of a row of arrays: the flat arrays themselves, or a copy."""
+
+Work = Callable[[], None]
 
 _Place = int | tuple[int, ...]
 """Where the elements of an operand are: the first one of the row, or those of each array."""
@@ -60,8 +65,12 @@ class Mover:
             compiled=self._compiled,
         )
 
-    def move(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> None:
-        """Make spans of arrays of these sizes; all of them have as many terms, and as many targets."""
+    def move(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> Work | None:
+        """Make spans of arrays of these sizes; all of them have as many terms, and as many targets.
+
+        Returns:
+            What makes them again, as long as all arrays are where they were; None where NumPy does it.
+        """
         size = sum(sizes)
         in_caches = size * dtype.itemsize < PAST
         if self._compiled and in_caches and (self._threads <= 1 or size < self._bound):
@@ -69,7 +78,7 @@ class Mover:
             work = _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
             if work is not None:
                 work()
-                return
+                return work
         fill, sums = filler(size * dtype.itemsize, compiled=self._compiled), []
         for span in spans:
             for which, low, high, place in cuts(sizes, span.first, span.end):
@@ -83,6 +92,37 @@ class Mover:
                     fill(terms[0], target)
         if sums:
             self.add(sums)
+        return None
+
+
+class Known:
+    """What an exchange has moved: again in no time when it has the same arrays, and all memory is where it was.
+
+    It keeps no array alive.
+
+    Args:
+        rows: the arrays.
+        where: what else the places follow from: an object, and a number.
+        steps: what shows, adds and takes.
+
+    Attributes:
+        rows: how many.
+    """
+
+    __slots__ = ("_refs", "_where", "add", "rows", "show", "take")
+
+    def __init__(self, rows: Sequence[Sequence[Array]], where: tuple[object, int], *steps: Work) -> None:
+        self._refs = [ref(array) for row in rows for array in row]
+        self.rows, self._where = len(rows), where
+        self.show, self.add, self.take = steps
+
+    def holds(self, rows: Sequence[Sequence[Array]], where: tuple[object, int]) -> bool:
+        """Whether these are its arrays, at the same places."""
+        known, place = self._where
+        if where[0] is not known or where[1] != place or len(rows) != self.rows:
+            return False
+        found = list(chain.from_iterable(rows))
+        return len(found) == len(self._refs) and all(map(is_, map(call, self._refs), found))
 
 
 def _piece(operand: Operand, which: int, low: int, high: int, place: int) -> Array:
@@ -108,7 +148,7 @@ def _pieces(
     sizes: tuple[int, ...],
     dtype: np.dtype[Any],
     spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
-) -> Callable[[], None] | None:
+) -> Work | None:
     """What moves spans that are at these places; it follows from numbers alone, so it is right whenever they are."""
     item, pieces = dtype.itemsize, []
     for first, end, terms, targets in spans:

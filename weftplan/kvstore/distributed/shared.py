@@ -20,6 +20,7 @@ import mmap
 import os
 import platform
 from collections.abc import Iterable
+from typing import ClassVar
 
 import numpy as np
 
@@ -51,7 +52,10 @@ class Area:
         words: all of it, as numbers of eight bytes.
         data: all of it, as bytes.
         room: what is behind the slots.
+        maps: how often this process has laid an area into its memory; where it has not since, all are where they were.
     """
+
+    maps: ClassVar[int] = 0
 
     def __init__(self, file: int, *, own: bool) -> None:
         self._file, self._own = file, own
@@ -67,6 +71,7 @@ class Area:
     def _map(self, nbytes: int) -> None:
         if self._own:
             os.ftruncate(self._file, nbytes)
+        Area.maps += 1
         rights = mmap.PROT_READ | (mmap.PROT_WRITE if self._own else 0)
         self.data = memoryview(mmap.mmap(self._file, nbytes, mmap.MAP_SHARED, rights))
         self.words = self.data.cast("Q")
