@@ -81,6 +81,6 @@ def test_what_is_known_of_an_exchange():
         assert not known.holds(others, (members, 5))
     del others
     kept = ref(rows[0][0])
-    rows[0][0] = None
+    rows[0][0] = np.zeros(3)
     assert kept() is None
     assert not known.holds(rows, (members, 5))
