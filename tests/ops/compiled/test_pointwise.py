@@ -71,6 +71,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @given(cases())
 @example(plain(batch=2, channels=128, filters=700, image=(5, 5)))  # sums that wait in the result, in both directions
 @example(plain(batch=1, channels=64, filters=600, image=(2, 4), dtype=np.float64))
+@example(plain(batch=1, channels=450, filters=330, image=(3, 5)))  # weights in two blocks, back
 def test_against_the_definition(given_case: dict[str, Any]):
     """Forward with bias, and the gradient of the data, are those of a float64 sum to within float noise."""
     geo = geometry_of(given_case)
@@ -110,34 +111,42 @@ def test_bits_do_not_depend_on_parts(
         assert [one.tobytes() for one in run(geo, *data)] == expected
 
 
+@pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("image", [(5, 10), (20, 30)])
-def test_each_part_has_a_room_for_itself(monkeypatch: pytest.MonkeyPatch, always_cut: None, image: tuple[int, int]):
+def test_each_part_has_a_room_for_itself(
+    monkeypatch: pytest.MonkeyPatch, always_cut: None, image: tuple[int, int], back: bool
+):
     """Whoever works in the last of the rooms writes into no other."""
     chosen = plain(batch=1, channels=200, filters=150, image=image)
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
-    there = pointwise.forward_pass(sizes(geo))
+    there = (pointwise.data_pass if back else pointwise.forward_pass)(sizes(geo))
     assert there is not None
     assert there.parts > 1
+    want = run(geo, x, w, b, dy)[back]
     monkeypatch.setattr(
         parts, "split_in_rooms", lambda work, count: [work(number, there.parts - 1) for number in range(count)]
     )
     room, _ = guarded(there.nbytes)
-    pointwise.call(there, x, w, b, np.empty_like(dy), room)()
+    got = np.empty_like(want)
+    pointwise.call(there, dy if back else x, w, None if back else b, got, room)()
+    assert got.tobytes() == want.tobytes()
     assert (room[: -there.room] == 0xFF).all()
     assert not (room[-there.room :] == 0xFF).all()
 
 
 def test_what_sums_wait_for_changes_no_bits(monkeypatch: pytest.MonkeyPatch):
-    """Few channels at a time or all at once: the same bits."""
+    """Few channels, and weights of few filters, at a time or all at once: the same bits."""
     chosen = plain(channels=190, filters=40, image=(6, 7))
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
     expected = [one.tobytes() for one in run(geo, *data)]
-    monkeypatch.setattr(pointwise, "ROOM", 7 * 192)
-    pointwise._arguments.cache_clear()
-    assert [one.tobytes() for one in run(geo, *data)] == expected
+    for room, w_room in ((7 * 192, pointwise.W_ROOM), (pointwise.ROOM, 24 * 40 * 4)):
+        monkeypatch.setattr(pointwise, "ROOM", room)
+        monkeypatch.setattr(pointwise, "W_ROOM", w_room)
+        pointwise._arguments.cache_clear()
+        assert [one.tobytes() for one in run(geo, *data)] == expected
     pointwise._arguments.cache_clear()
 
 

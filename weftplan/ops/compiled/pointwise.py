@@ -1,4 +1,4 @@
-"""1x1 convolutions as products that read the weight as it is: which are computed so, how passes are cut, their scratch.
+"""1x1 convolutions as products of their own: which are computed so, how passes are cut, their scratch.
 
 The kernel is that of ``pointwise_kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the
 gradient of the data. Parts are ranges of an image's pixels, or of filters where there are few pixels. Everything but
@@ -28,12 +28,12 @@ from weftplan.ops.schema import DType, aligned
 
 LEAST_PIXELS = 8
 """Pixels of an image from which it is at least as fast as a product of matrices: fewer do not fill a vector."""
-MOST_STRIDE = 1 << 10
-"""Bytes from one channel's weights to the next for which they are read as they are: those of a gradient of the data
-that lie further apart meet in the nearest cache."""
 ROOM = 48 << 10
 """Bytes of pixels that are laid close together: they stay near, and the more channels pass at once the longer are the
 stretches in which weights are read."""
+W_ROOM = 512 << 10
+"""Bytes of weights that are gathered for a gradient of the data, where those of one filter lie apart; they stay in the
+second cache while all pixels pass."""
 UNIT = 48
 """Pixels: ranges of an image begin at multiples, which are whole blocks of registers on every machine."""
 ROWS = 8
@@ -72,13 +72,22 @@ class Pass:
 
     def by_pixels(self, parts: int) -> bool:
         """Whether so many parts are ranges of pixels, not of filters: there are two units for each, and some to
-        spare, so that parts are about alike."""
+        spare, so that parts are about alike. Parts of filters gather each weight once."""
+        if self.back and self.filters >= parts * LEAST_FILTERS:
+            return False
         return self.batch * self.units >= 2 * parts or self.filters < 2 * LEAST_FILTERS
 
     @property
-    def room(self) -> int:
-        """Bytes of one part's scratch: none for so few channels that they find room on the stack."""
+    def near(self) -> int:
+        """Bytes of one part's pixels: none for so few channels that they find room on the stack."""
         return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES))
+
+    @property
+    def room(self) -> int:
+        """Bytes of one part's scratch: its pixels, and weights of a gradient of the data."""
+        if not self.back:
+            return self.near
+        return self.near + aligned(min(W_ROOM, -(-self.filters // ROWS) * ROWS * self.channels * self.itemsize))
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +102,7 @@ def forward_pass(s: Sizes) -> Pass | None:
 
 def data_pass(s: Sizes) -> Pass | None:
     """From the output's gradient to the image's; None where it is not computed so."""
-    return None if s.channels * s.itemsize > MOST_STRIDE else _pass(s, s.filters, s.channels, back=True)
+    return _pass(s, s.filters, s.channels, back=True)
 
 
 def _pass(s: Sizes, channels: int, filters: int, *, back: bool) -> Pass | None:
@@ -113,9 +122,11 @@ def _arguments(p: Pass, bits: int) -> KernelArguments:
     """The words of a pass, but for its arrays."""
     plane = p.pixels * p.itemsize
     row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
+    some = ROOM // (VECTORS * bits // 8)
+    block = max(ROWS, W_ROOM // (min(some, p.channels) * p.itemsize) // ROWS * ROWS) if p.back else p.filters
     values = {
         "last": p.batch * p.units, "last_out": p.filters, "units": p.units, "unit": UNIT, "pixels": p.pixels,
-        "channels": p.channels, "some": ROOM // (VECTORS * bits // 8), "x_image": p.channels * plane,
+        "channels": p.channels, "some": some, "block": block, "x_image": p.channels * plane,
         "x_plane": plane, "y_image": p.filters * plane, "y_plane": plane, "w_out": row, "w_in": step,
     }  # fmt: skip
     return KernelArguments(POINTWISE, np.array([values.get(name, 0) for name in POINTWISE], dtype=np.int64))
@@ -130,9 +141,10 @@ def call(
     assert isinstance(found, Target)
     here = _arguments(p, found.bits).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
-        room=address(room) if p.room else 0, **places_of(after),
+        room=address(room) if p.near else 0, w_room=address(room) + p.near if p.back else 0, **places_of(after),
     )  # fmt: skip
-    parts, function, moves = p.parts, entry(x.dtype, found), {"room": p.room}
+    parts, function = p.parts, entry(x.dtype, found)
+    moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null
     if p.by_pixels(parts):
         work = in_parts(function, here, p.batch * p.units, parts, moves=moves)
     else:

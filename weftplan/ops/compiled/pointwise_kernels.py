@@ -1,8 +1,9 @@
-"""The product of a 1x1 convolution as LLVM IR: vectors run along an image's pixels, and weights are read as they are.
+"""The product of a 1x1 convolution as LLVM IR: vectors run along an image's pixels.
 
 A few vectors of pixels of some channels are laid close together, and stay near while all filters pass;
-what filters have summed so far waits in the result meanwhile, which changes none of its bits. Nothing of the weight is
-packed, and nothing is transposed on the way to the result. Every sum is one chain of fused multiply-adds over the
+what filters have summed so far waits in the result meanwhile, which changes none of its bits. Forward, the weights are
+read as they are; back, where those of one filter lie apart, they are gathered before. Nothing is transposed on the way
+to the result. Every sum is one chain of fused multiply-adds over the
 channels, so bits depend neither on the width of vectors nor on how a pass is cut.
 """
 
@@ -17,17 +18,18 @@ NEAR = 128
 """Channels of which the pixels that are laid close together find room on the stack, in 12 KB or 24: scratch of the plan
 for the first layers of a network, whose images are its largest, would raise the plan's peak."""
 
-POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "first", "last", "first_out", "last_out", "units",
-             "unit", "pixels", "channels", "some", "x_image", "x_plane", "y_image", "y_plane", "w_out", "w_in",
-             "relu")  # fmt: skip
+POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room", "first", "last", "first_out", "last_out",
+             "units", "block", "unit", "pixels", "channels", "some", "x_image", "x_plane", "y_image", "y_plane",
+             "w_out", "w_in", "relu")  # fmt: skip
 """How a call runs, in bytes and counts.
 
 Images are cut into ``units`` of ``unit`` pixels, of which those from ``first`` to ``last`` are computed, for the
 filters ``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may
 ``scale`` and ``shift``: a whole sum is multiplied by the one and added to the other. With ``relu`` not 0 nothing is
-below 0. ``room`` is null for at most :data:`NEAR` channels.
+below 0. ``room`` is null for at most :data:`NEAR` channels. Unless ``w_room`` is null, the weights of ``block``
+filters at a time are gathered there, of which those of one channel lie side by side.
 """
-POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room")
+POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room")
 
 
 def rows_of(target: Target) -> int:
@@ -51,9 +53,11 @@ class _Block:
         near = f.local(f.vector, NEAR * VECTORS)
         self.room = f.value(f"select i1 {given}, ptr {get['room']}, ptr {near}")
 
-    def compute(self, out: str, w: str, y: str, left: Value, vectors: int, first: str, count: str) -> None:
+    def compute(
+        self, out: str, weights: list[str], w_in: str, y: str, left: Value, vectors: int, first: str, count: str
+    ) -> None:
         """``count`` channels from ``first`` on, for filters from ``out`` on; ``y`` is where the pixels are of filter
-        0, ``left`` how many of them there are."""
+        0, ``left`` how many of them there are. ``weights`` of each filter are ``w_in`` bytes apart."""
         f, get = self.f, self.get
         n, size = f.lanes, f.size
         most = f.sub(get["last_out"], 1)
@@ -86,11 +90,10 @@ class _Block:
             for row, place in zip(sums, results, strict=True):
                 for vector, one in enumerate(row[:-1]):
                     f.store(f.load(f.at(place, vector * n * size)), one)
-        weights = [f.at(w, f.mul(number, get["w_out"])) for number in numbers]
         with f.loop(0, count) as channel:
             here = f.at(self.room, f.mul(channel, vectors * n * size))
             values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
-            moved = f.mul(channel, get["w_in"])
+            moved = f.mul(channel, w_in)
             for row, weight in zip(sums, weights, strict=True):
                 factor = f.broadcast(f.at(weight, moved))
                 for one, value in zip(row, values, strict=True):
@@ -133,6 +136,53 @@ class _Block:
                 f.store_masked(changed(f.load_masked(last, mask)), last, mask)
 
 
+def _gather_weights(f: Function, get: dict[str, str], rows: int, w: str, first: str, last: str, channels: str) -> None:
+    """Lay the weights of filters ``first`` to ``last``, of which those of one channel lie side by side in ``w``, such
+    that those of one block of registers do, channel by channel."""
+    size = f.size
+    kind = f"<{rows} x {f.scalar}>"
+    step = f.mul(channels, rows * size)
+    whole = f.add(first, f.value(f"and i64 {f.sub(last, first)}, {-rows}"))
+    four = f.value(f"and i64 {channels}, -4")
+    for begin, end, some in ((0, four, 4), (four, channels, 1)):
+        with f.loop(begin, end, some) as channel:
+            row = f.at(w, f.mul(channel, get["w_in"]))
+            to = f.at(get["w_room"], f.mul(channel, rows * size))
+            with f.loop(first, whole, rows) as out:
+                number = f.value(f"udiv exact i64 {f.sub(out, first)}, {rows}")
+                there, here = f.at(to, f.mul(number, step)), f.at(row, f.mul(out, size))
+                for k in range(some):
+                    from_ = f.at(here, f.mul(get["w_in"], k))
+                    value = f.value(f"load {kind}, ptr {from_}, align {size}")
+                    f.emit(f"store {kind} {value}, ptr {f.at(there, k * rows * size)}, align {size}")
+    with f.when(f.compare("slt", whole, last)), f.loop(0, channels) as channel:
+        row = f.at(w, f.mul(channel, get["w_in"]))
+        number = f.value(f"udiv exact i64 {f.sub(whole, first)}, {rows}")
+        there = f.at(f.at(get["w_room"], f.mul(number, step)), f.mul(channel, rows * size))
+        for r in range(rows):
+            out = f.smaller(f.add(whole, r), f.sub(last, 1))
+            f.put_scalar(f.scalar_at(f.at(row, f.mul(out, size))), f.at(there, r * size))
+
+
+def _panel(
+    f: Function, get: dict[str, str], room: str, from_: str, left: Value, vectors: int, channels: str
+) -> None:  # fmt: skip
+    """Lay a few vectors of pixels of all channels close together."""
+    n, size = f.lanes, f.size
+    mask = f.mask_below(f.sub(left, (vectors - 1) * n))
+    whole = f.compare("sge", left, vectors * n)
+    partly = f.value(f"xor i1 {whole}, true")
+    for condition, masked in ((whole, None), (partly, mask)):
+        with f.when(condition), f.loop(0, channels) as channel:
+            here = f.at(from_, f.mul(channel, get["x_plane"]))
+            to = f.at(room, f.mul(channel, vectors * n * size))
+            for vector in range(vectors):
+                there = f.at(here, vector * n * size)
+                last = masked if vector == vectors - 1 else None
+                value = f.load(there) if last is None else f.load_masked(there, last)
+                f.store(value, f.at(to, vector * n * size))
+
+
 def pointwise(scalar: str, target: Target) -> Function:
     """``pointwise(how)``."""
     lanes = target.lanes(4 if scalar == "float" else 8)
@@ -141,50 +191,57 @@ def pointwise(scalar: str, target: Target) -> Function:
     n, size, rows = f.lanes, f.size, rows_of(target)
     block = _Block(f, get, rows)
     ahead = f.local("i64")
+    gathers = f.value(f"icmp ne ptr {get['w_room']}, null")
+    w_in = f.choose(gathers, rows * size, get["w_in"])
+    w_out = f.choose(gathers, size, get["w_out"])
     begin = f.value(f"udiv i64 {get['first']}, {get['units']}")
     end = f.value(f"udiv i64 {f.add(get['last'], f.sub(get['units'], 1))}, {get['units']}")
-    with f.loop(begin, end) as image:
+
+    def image_of(image: str, first: str, channels: str, w: str, begin_out: str, end_out: str) -> None:
         skipped = f.mul(image, get["units"])
         low = f.mul(f.larger(f.sub(get["first"], skipped), 0), get["unit"])
         high = f.smaller(f.mul(f.sub(get["last"], skipped), get["unit"]), get["pixels"])
         count = f.sub(high, low)
         source = f.at(f.at(get["x"], f.mul(image, get["x_image"])), f.mul(low, size))
+        begins = f.at(source, f.mul(first, get["x_plane"]))
         target_ = f.at(f.at(get["y"], f.mul(image, get["y_image"])), f.mul(low, size))
-        blocks = runs(f, count)
-        outs = f.add(f.sub(get["last_out"], get["first_out"]), rows - 1)
-        with f.loop(0, get["channels"], get["some"]) as first:
-            channels = f.smaller(f.sub(get["channels"], first), get["some"])
-            w = f.at(get["w"], f.mul(first, get["w_in"]))
-            begins = f.at(source, f.mul(first, get["x_plane"]))
-            each = f.add(f.value(f"udiv i64 {f.mul(channels, rows)}, {outs}"), 1)
-            done: Value = 0
-            for vectors, until in blocks:
-                with f.loop(done, until, vectors * n) as pixel:
-                    moved = f.mul(pixel, size)
-                    left = f.sub(count, pixel)
-                    mask = f.mask_below(f.sub(left, (vectors - 1) * n))
-                    whole = f.compare("sge", left, vectors * n)
-                    from_ = f.at(begins, moved)
-                    partly = f.value(f"xor i1 {whole}, true")
-                    for condition, masked in ((whole, None), (partly, mask)):
-                        with f.when(condition), f.loop(0, channels) as channel:
-                            here = f.at(from_, f.mul(channel, get["x_plane"]))
-                            to = f.at(block.room, f.mul(channel, vectors * n * size))
-                            for vector in range(vectors):
-                                there = f.at(here, vector * n * size)
-                                last = masked if vector == vectors - 1 else None
-                                value = f.load(there) if last is None else f.load_masked(there, last)
-                                f.store(value, f.at(to, vector * n * size))
-                    f.keep(0, ahead)
-                    with f.loop(get["first_out"], get["last_out"], rows) as out:
-                        later = f.word(ahead)
-                        until_row = f.smaller(channels, f.add(later, each))
-                        with f.loop(later, until_row) as row:
-                            there = f.at(from_, f.add(f.mul(row, get["x_plane"]), vectors * n * size))
-                            for byte in range(63, vectors * n * size, 64):
-                                f.prefetch(f.at(there, byte))
-                            f.prefetch(f.at(there, vectors * n * size - 1))
-                        f.keep(until_row, ahead)
-                        block.compute(out, w, f.at(target_, moved), left, vectors, first, channels)
-                done = until
+        outs = f.add(f.sub(end_out, begin_out), rows - 1)
+        each = f.add(f.value(f"udiv i64 {f.mul(channels, rows)}, {outs}"), 1)
+        most = f.sub(get["last_out"], 1)
+        done: Value = 0
+        for vectors, until in runs(f, count):
+            with f.loop(done, until, vectors * n) as pixel:
+                moved = f.mul(pixel, size)
+                left = f.sub(count, pixel)
+                from_ = f.at(begins, moved)
+                _panel(f, get, block.room, from_, left, vectors, channels)
+                f.keep(0, ahead)
+                with f.loop(begin_out, end_out, rows) as out:
+                    # The next vectors of pixels are on their way meanwhile.
+                    later = f.word(ahead)
+                    until_row = f.smaller(channels, f.add(later, each))
+                    with f.loop(later, until_row) as row:
+                        there = f.at(from_, f.add(f.mul(row, get["x_plane"]), vectors * n * size))
+                        for byte in [*range(63, vectors * n * size, 64), vectors * n * size - 1]:
+                            f.prefetch(f.at(there, byte))
+                    f.keep(until_row, ahead)
+                    near = f.at(w, f.mul(f.sub(out, begin_out), f.mul(channels, size)))
+                    place = f.value(f"select i1 {gathers}, ptr {near}, ptr {w}")
+                    weights = [
+                        f.at(place, f.mul(f.choose(gathers, r, f.smaller(f.add(out, r), most)), w_out))
+                        for r in range(rows)
+                    ]
+                    block.compute(out, weights, w_in, f.at(target_, moved), left, vectors, first, channels)
+            done = until
+
+    with f.loop(0, get["channels"], get["some"]) as first:
+        channels = f.smaller(f.sub(get["channels"], first), get["some"])
+        w = f.at(get["w"], f.mul(first, get["w_in"]))
+        with f.loop(get["first_out"], get["last_out"], get["block"]) as begin_out:
+            end_out = f.smaller(get["last_out"], f.add(begin_out, get["block"]))
+            with f.when(gathers):
+                _gather_weights(f, get, rows, w, begin_out, end_out, channels)
+            here = f.value(f"select i1 {gathers}, ptr {get['w_room']}, ptr {w}")
+            with f.loop(begin, end) as image:
+                image_of(image, first, channels, here, begin_out, end_out)
     return f
