@@ -23,6 +23,8 @@ ROWS = 4
 """Rows of outputs that are computed together, so that a tap's weight is loaded once for all."""
 NINE = 9
 """Taps of a 3x3 kernel."""
+PADDED = (1, 2, 2, 4)
+"""Taps of the four phases of a data gradient of stride 2, of a 3x3 kernel with padding of one."""
 GROUPS = (NINE, 3, 1)
 """Taps whose gradients are summed together."""
 
@@ -208,38 +210,46 @@ def forward(scalar: str, by: int = 0) -> Function:
     return f
 
 
-def data_by_two(scalar: str) -> Function:
+def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
     """``data_by_two(how)``: the data gradient of stride 2. Rows and columns of one parity are read by the same taps, so
-    both parities of columns are computed side by side and woven together."""
-    f = Function("data_by_two", (("ptr", "how"),), scalar, _lanes(scalar))
+    both parities of columns are computed side by side and woven together. With ``taps``, the number of taps of each of
+    the four phases, for such kernels alone."""
+    f = Function(f"data_by_two{'_of_nine' if taps else ''}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table, counts = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table", "counts"))
     n, size = f.lanes, f.size
     pairs = f.value(f"sdiv i64 {f.add(get['columns'], 2 * n - 1)}, {2 * n}")
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
+    places = [(f.word(table, 2 * tap), f.word(table, 2 * tap + 1)) for tap in range(sum(taps))]
     with _each_plane(f, get, x, y) as (channel, source, target, end):
         weight = f.at(w, f.mul(channel, taps_bytes))
-        with f.loop(0, get["rows"]) as row:
-            half = f.value(f"sdiv i64 {row}, 2")
-            parity = f.sub(row, f.mul(half, 2))
+        factors = [f.broadcast(f.at(weight, place)) for _, place in places]
+
+        def sum_of(begin: str, phase: Value, weight: str = weight, factors: Sequence[str] = factors) -> str:
+            if isinstance(phase, int):
+                result = "zeroinitializer"
+                first = sum(taps[:phase])
+                for tap in range(first, first + taps[phase]):
+                    result = f.fma(f.load(f.at(begin, places[tap][0])), factors[tap], result)
+                return result
+            one = f.local(f.vector)
+            f.store("zeroinitializer", one)
+            with f.loop(f.word(counts, phase), f.word(counts, f.add(phase, 1))) as number:
+                pair = f.mul(number, 2)
+                value = f.load(f.at(begin, f.word(table, pair)))
+                factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
+                f.store(f.fma(value, factor, f.load(one)), one)
+            return f.load(one)
+
+        def row_of(
+            row: str, half: str, parity: Value, source: str = source, target: str = target, end: str = end
+        ) -> None:
             with f.loop(0, pairs) as turned:
                 block = f.sub(f.sub(pairs, 1), turned)
                 column = f.mul(block, 2 * n)
                 begin = f.at(source, f.add(f.mul(half, get["row_step"]), f.mul(f.mul(block, n), size)))
-                sums = []
-                for side in range(2):
-                    phase = f.add(f.mul(parity, 2), side)
-                    first = f.word(counts, phase)
-                    last = f.word(counts, f.add(phase, 1))
-                    one = f.local(f.vector)
-                    f.store("zeroinitializer", one)
-                    with f.loop(first, last) as tap:
-                        pair = f.mul(tap, 2)
-                        value = f.load(f.at(begin, f.word(table, pair)))
-                        factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
-                        f.store(f.fma(value, factor, f.load(one)), one)
-                    sums.append(f.load(one))
+                sums = [sum_of(begin, f.add(f.mul(parity, 2), side)) for side in range(2)]
                 low = [lane // 2 + n * (lane % 2) for lane in range(n)]
                 high = [n // 2 + lane for lane in low]
                 place = f.at(target, f.add(f.mul(row, row_bytes), f.mul(column, size)))
@@ -247,6 +257,15 @@ def data_by_two(scalar: str) -> Function:
                 with f.when(f.compare("sgt", left, n)):
                     _put_row(f, f.shuffle(sums[0], sums[1], high), f.at(place, n * size), end, f.sub(left, n))
                 _put_row(f, f.shuffle(sums[0], sums[1], low), place, end, left)
+
+        with f.loop(0, get["rows"]) as row:
+            half = f.value(f"sdiv i64 {row}, 2")
+            parity = f.sub(row, f.mul(half, 2))
+            if not taps:
+                row_of(row, half, parity)
+            for known in range(2 if taps else 0):
+                with f.when(f.compare("eq", parity, known)):
+                    row_of(row, half, known)
     return f
 
 
@@ -318,5 +337,6 @@ def functions(scalar: str) -> list[Function]:
     return [
         *(forward(scalar, by) for by in strides),
         data_by_two(scalar),
+        data_by_two(scalar, PADDED),
         *(weights(scalar, by) for by in strides),
     ]

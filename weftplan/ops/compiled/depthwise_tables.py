@@ -178,7 +178,7 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
     return library(
         f"depthwise-{scalar}",
         lambda _: depthwise.functions(scalar),
-        ("forward", "forward1", "forward2", "data_by_two", "weights", "weights1", "weights2"),
+        ("forward", "forward1", "forward2", "data_by_two", "data_by_two_of_nine", "weights", "weights1", "weights2"),
         target,
     )
 
@@ -188,8 +188,11 @@ def run(
     **more: int,
 ) -> Call:  # fmt: skip
     """What computes one pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
-    if s.kernel[1:] == (3, 3) and s.dilate[1:] == (1, 1) and name != "data_by_two":
-        name += str(s.stride[1])
+    if s.kernel[1:] == (3, 3) and s.dilate[1:] == (1, 1):
+        if name != "data_by_two":
+            name += str(s.stride[1])
+        elif all(pad % 2 for pad in s.pad[1:]):
+            name += "_of_nine"
     first, second, sums = plan_bytes(plan)
     begin = address(room)
     arguments = plan.filled(
