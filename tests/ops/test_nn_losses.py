@@ -7,7 +7,7 @@ from ops_nn_cases import distinct, uniform
 
 from weftplan.errors import ParameterError
 from weftplan.ops import grain, registry
-from weftplan.ops.nn import softmax_core
+from weftplan.ops.nn import softmax_core, softmax_output
 
 F32 = np.float32
 
@@ -151,6 +151,26 @@ def test_rows_of_a_large_softmax_are_cut(monkeypatch, op, shape, params):
     monkeypatch.setattr(softmax_core, "split_in_rooms", together)
     assert run(op, [data, *label], params)[0].tobytes() == whole.tobytes()
     assert together.counts == [min(4, shape[0])]
+
+
+@pytest.mark.parametrize("elements", [40, 41, 47])
+def test_the_gradient_of_a_large_softmax_is_cut(monkeypatch, elements):
+    """Every element is scaled once, whichever part has it."""
+    data, label = uniform(1, elements, low=-3, high=3).astype(F32), np.array([7], F32)
+    params = {"grad_scale": 0.3}
+    whole = gradients("SoftmaxOutput", [data, label], [np.ones_like(data)], params)[0]
+    counts = []
+
+    def backwards(work, parts):
+        counts.append(parts)
+        for number in reversed(range(parts)):
+            work(number)
+
+    monkeypatch.setattr(softmax_output, "FEW", 8)
+    monkeypatch.setattr(softmax_output, "split", backwards)
+    cut = gradients("SoftmaxOutput", [data, label], [np.ones_like(data)], params)[0]
+    assert cut.tobytes() == whole.tobytes()
+    assert counts == [4]
 
 
 def test_softmax_lengths():
