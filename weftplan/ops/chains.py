@@ -14,6 +14,7 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
+from weftplan.ops.registry import register_planner_op
 from weftplan.ops.rules import same_dtype, same_shape
 from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec, aligned
 
@@ -166,16 +167,18 @@ def _given(value: Any) -> Chain:
     return value
 
 
-ELEMENTWISE = Op(
-    name="elementwise",
-    forward=_Kernel(),
-    infer_shape=same_shape,
-    infer_dtype=same_dtype,
-    params=(Param("chain", _given, doc="the nodes that have become one"),),
-    inputs=lambda params: tuple(f"data{k}" for k in range(params["chain"].inputs)),
-    inplace=lambda params: params["chain"].inplace,
-    workspace=_workspace,
-    doc="Elementwise nodes that follow one another, in one pass.",
+ELEMENTWISE = register_planner_op(
+    Op(
+        name="elementwise",
+        forward=_Kernel(),
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        params=(Param("chain", _given, doc="the nodes that have become one"),),
+        inputs=lambda params: tuple(f"data{k}" for k in range(params["chain"].inputs)),
+        inplace=lambda params: params["chain"].inplace,
+        workspace=_workspace,
+        doc="Elementwise nodes that follow one another, in one pass.",
+    )
 )
 
 

@@ -128,6 +128,8 @@ and weight, the batch norm's four vectors, and the convolution's bias where it h
 GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
 """By the operator of a layer's gradient: the same behind the gradient of a relu; its inputs are the incoming gradient,
 the relu's output, and the others."""
+for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
+    registry.register_planner_op(_made)
 
 
 def is_relu(op: Op, params: Params) -> bool:

@@ -15,6 +15,7 @@ from weftplan.ops.schema import REQUIRED, Op
 
 _OPS: dict[str, Op] = {}
 _ALIASES: dict[str, str] = {}
+_PLANNERS: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:
@@ -38,6 +39,19 @@ def get(name: str) -> Op:
         hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
         raise UnknownOperatorError(f"unknown operator {name!r}{hint}")
     return op
+
+
+def register_planner_op(op: Op) -> Op:
+    """Add an operator of which only the planner makes nodes: nobody finds it but by :func:`find`. Returns ``op``."""
+    if find(op.name) is not None:
+        raise ParameterError(f"operator {op.name!r} is registered already")
+    _PLANNERS[op.name] = op
+    return op
+
+
+def find(name: str) -> Op | None:
+    """The operator that calls itself ``name``, the planner's included; None where there is none."""
+    return _OPS.get(name) or _PLANNERS.get(name)
 
 
 ANY = "*"

@@ -18,6 +18,7 @@ from weftplan.ops.add_n import numbered, p_count
 from weftplan.ops.forms import Room, kernel
 from weftplan.ops.params import p_bool
 from weftplan.ops.products import FEW, MOST, STEP
+from weftplan.ops.registry import register_planner_op
 from weftplan.ops.rules import pass_dtype, pass_shape
 from weftplan.ops.schema import Op, Param, Params
 
@@ -69,18 +70,20 @@ def _gathered(xp: Any, p: Params, *arrays: Any) -> None:
     split(part, parts)
 
 
-SHARED_GRADIENT = Op(
-    name="_backward_FullyConnected_shared",
-    forward=_gathered,
-    infer_shape=pass_shape,
-    infer_dtype=pass_dtype,
-    params=(
-        Param("num_hidden", p_count, doc="Columns of the outputs of the layers."),
-        Param("no_bias", p_bool, False, "True: the layers have no bias."),
-        Param("count", p_count, doc="Layers."),
-        Param("whole", p_bool, False, "True: the gradients of the data, too."),
-    ),
-    inputs=lambda params: _inputs(params["count"], params["whole"]),
-    outputs=lambda params: _outputs(params["count"], params["whole"], not params["no_bias"]),
-    doc="Gradients of FullyConnected layers that share a weight, those of weight and bias summed.",
+SHARED_GRADIENT = register_planner_op(
+    Op(
+        name="_backward_FullyConnected_shared",
+        forward=_gathered,
+        infer_shape=pass_shape,
+        infer_dtype=pass_dtype,
+        params=(
+            Param("num_hidden", p_count, doc="Columns of the outputs of the layers."),
+            Param("no_bias", p_bool, False, "True: the layers have no bias."),
+            Param("count", p_count, doc="Layers."),
+            Param("whole", p_bool, False, "True: the gradients of the data, too."),
+        ),
+        inputs=lambda params: _inputs(params["count"], params["whole"]),
+        outputs=lambda params: _outputs(params["count"], params["whole"], not params["no_bias"]),
+        doc="Gradients of FullyConnected layers that share a weight, those of weight and bias summed.",
+    )
 )

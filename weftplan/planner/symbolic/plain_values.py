@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.ops import implementations, joined, registry
-from weftplan.ops.chains import ELEMENTWISE, Chain, Link
+from weftplan.ops import implementations, registry
+from weftplan.ops.chains import Chain, Link
 from weftplan.ops.implementations import Choice, Implementation
 from weftplan.ops.schema import Op, Req
 from weftplan.planner.labels import Labels, Pass
@@ -26,10 +26,6 @@ from weftplan.planner.symbolic.pipeline import PlannedGraph
 from weftplan.symbol.node import Entry, Node
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-_JOINED = {
-    op.name: op
-    for op in (*joined.LAYERS.values(), *joined.GRADIENTS.values(), *joined.NORMALIZED.values(), ELEMENTWISE)
-}
 _OTHERWISE = frozenset(("options", "contexts", "labels", "passes", "again"))
 """Fields of a memory plan that have no plain value of their own."""
 
@@ -269,11 +265,9 @@ def _op(name: str) -> Op:
     Raises:
         NotPlainError: there is none.
     """
-    found = _JOINED.get(name)
+    found = registry.find(name)
     if found is None:
-        if not registry.contains(name):
-            raise NotPlainError(f"operator {name}")
-        found = registry.get(name)
+        raise NotPlainError(f"operator {name}")
     return found
 
 
