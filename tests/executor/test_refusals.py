@@ -6,6 +6,7 @@ import pytest
 import weftplan as mx
 from tests.executor.small_networks import mlp
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
+from weftplan.planner import PlanOptions
 
 
 def test_bind_bad_input():
@@ -48,24 +49,30 @@ def test_copy_params_from_is_all_or_nothing():
         executor.copy_params_from({"fc2_bias": good})
 
 
-def test_a_failing_kernel_reaches_the_reader(monkeypatch):
-    """An error in a node is raised at the read, naming the node; the executor works again afterwards."""
+@pytest.fixture
+def broken(monkeypatch):
+    """Whether the node "middle" fails."""
     from weftplan.executor import schedule
 
-    broken = [True]
+    told = [True]
     real = schedule._kernel_call
 
     def sometimes(op, node, *rest):
         bind = real(op, node, *rest)
 
         def failing():
-            if broken[0]:
+            if told[0]:
                 raise FloatingPointError("kernel failed")
             bind(schedule.RunState(is_train=False))()
 
         return (lambda run: failing) if node.name == "middle" else bind
 
     monkeypatch.setattr(schedule, "_kernel_call", sometimes)
+    return told
+
+
+def test_a_failing_kernel_reaches_the_reader(broken):
+    """An error in a node is raised at the read, naming the node; the executor works again afterwards."""
     net = mx.sym.sqrt(mx.sym.square(mx.sym.Variable("x"), name="middle"))
     executor = net.simple_bind(mx.cpu(), grad_req="null", x=(4,))
     executor.arg_dict["x"][:] = 3
@@ -76,6 +83,34 @@ def test_a_failing_kernel_reaches_the_reader(monkeypatch):
     assert "test_refusals.py" in caught.value.__notes__[0]
     broken[0] = False
     assert executor.forward()[0].asnumpy().tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_what_does_not_need_a_failed_result_is_computed(monkeypatch, broken, reused):
+    """Whatever memory the plan hands on, gradients that do not need the failed first operation of a run are there."""
+    monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "1")
+    x, bias = mx.sym.Variable("x"), mx.sym.Variable("bias")
+    net = mx.sym.square(x, name="middle")
+    for k in range(3):
+        net = mx.sym.sin(net, name=f"n{k}")
+    net = mx.sym.broadcast_add(net, bias)
+    strategy = "arena" if reused else "none"
+    executor = net.simple_bind(mx.cpu(), x=(4, 3), bias=(1, 3), plan_options=PlanOptions(strategy=strategy))
+    assert (executor.memory_plan.num_reuse_edges > 0) is reused
+    executor.arg_dict["x"][:] = 3
+    for fails in (False, True, False):
+        broken[0] = fails
+        executor.grad_dict["bias"][:] = 0
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((4, 3))])
+        if fails:
+            for one in (executor.outputs[0], executor.grad_dict["x"]):
+                with pytest.raises(FloatingPointError, match="kernel failed"):
+                    one.asnumpy()
+        else:
+            found = executor.grad_dict["x"].asnumpy()
+        assert executor.grad_dict["bias"].asnumpy().tolist() == [[4, 4, 4]]
+    assert found.any()
 
 
 def test_duplicate_names():

@@ -193,6 +193,9 @@ class Executor:
     def forward(self, is_train: bool = False, **inputs: Any) -> list[NDArray]:
         """Run the forward part, asynchronously; returns ``outputs``.
 
+        Where an operation of a run fails, whoever reads what needs its result is told. What does not need it is
+        computed, unless it would overwrite memory of what has failed before anybody has been told.
+
         Args:
             is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward`` where the
                 network has such.

@@ -35,12 +35,12 @@ from typing import Any
 import numpy as np
 
 from weftplan import engine
-from weftplan.device.context import Context, cpu
+from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
 from weftplan.executor.idle import Idleness, in_turn
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
-from weftplan.ndarray.chunk import Chunk, MovableChunk
+from weftplan.ndarray.chunk import MovableChunk
 from weftplan.storage import homes
 
 
@@ -96,9 +96,9 @@ class SlabPool:
     """Blocks that executors share, and the var that keeps their runs apart. It lives as long as its executors."""
 
     def __init__(self) -> None:
-        # A chunk, because the engine must delete the var when the last executor is gone.
-        self._gate = Chunk(cpu(0), 0, name="slab pool")
-        self.var = self._gate.var
+        self._engine = engine.get()
+        # Runs are kept apart by it and hand on no values, so what one operation of a run fails at is not the others'.
+        self.var = self._engine.new_order("slab pool")
         self._blocks: dict[Context, PoolMemory] = {}
         self._members: list[weakref.ref[Placement]] = []
         self.idleness = Idleness(self)
@@ -116,7 +116,7 @@ class SlabPool:
     def idle(self, variables: list[Any]) -> bool:
         """True when no operation on these vars of the pool's engine is pending on the host."""
         try:
-            return self._gate.engine.idle(variables)
+            return self._engine.idle(variables)
         except EngineError:  # in the middle of the engine's work
             return False
 
@@ -137,9 +137,9 @@ class SlabPool:
             WaitInWorkerError: the pool must grow, and this is called inside an engine operation.
             BindError: the pool belongs to another engine.
         """
-        if self._gate.engine is not engine.get():
+        if self._engine is not engine.get():
             raise BindError(
-                f"shared_exec was bound under {self._gate.engine!r}, the current engine is {engine.get()!r}; bind "
+                f"shared_exec was bound under {self._engine!r}, the current engine is {engine.get()!r}; bind "
                 f"without shared_exec, or under the same engine"
             )
         with in_turn(), self.idleness:
