@@ -103,7 +103,7 @@ def test_damaged_files_are_measured_again(damage: str, kept: Path, seconds: dict
         file.write_bytes(content[:-3])
     else:
         wrong: Any = {"others": {"numpy": 1.0}, "numbers": {"numpy": 1.0, "native": -1.0}, "words": ["numpy"]}[damage]
-        measured.cache.keep(kept, file.name, json.dumps(wrong).encode())
+        measured.user_cache.keep(kept, file.name, json.dumps(wrong).encode())
     measured._known.clear()
     assert choice(2).implementation.name == "native"
     assert seconds["calls"] == 2

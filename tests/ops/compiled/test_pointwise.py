@@ -71,6 +71,8 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @given(cases())
 @example(plain(batch=2, channels=128, filters=700, image=(5, 5)))  # sums that wait in the result, in both directions
 @example(plain(batch=1, channels=64, filters=600, image=(2, 4), dtype=np.float64))
+@example(plain(batch=4, channels=520, filters=300, image=(7, 7)))  # pixels of several images side by side
+@example(plain(batch=7, channels=17, filters=9, image=(2, 4)))
 @example(plain(batch=1, channels=450, filters=330, image=(3, 5)))  # weights in two blocks, back
 def test_against_the_definition(given_case: dict[str, Any]):
     """Forward with bias, and the gradient of the data, are those of a float64 sum to within float noise."""
@@ -91,12 +93,12 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
     check_widths(run, given_case)
 
 
-@pytest.mark.parametrize("image", [(5, 10), (20, 30)])
+@pytest.mark.parametrize(("batch", "image"), [(1, (5, 10)), (1, (20, 30)), (6, (9, 15))])
 def test_bits_do_not_depend_on_parts(
-    monkeypatch: pytest.MonkeyPatch, four_cores: None, always_cut: None, image: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, four_cores: None, always_cut: None, batch: int, image: tuple[int, int]
 ):
     """Uncut, and cut by pixels or by filters, on one core or four: the same bits."""
-    chosen = plain(batch=1, channels=100, filters=150, image=image)
+    chosen = plain(batch=batch, channels=100, filters=150, image=image)
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
@@ -105,7 +107,8 @@ def test_bits_do_not_depend_on_parts(
     there = pointwise.forward_pass(sizes(geo))
     assert there is not None
     assert there.parts > 1
-    assert there.by_pixels(there.parts) == (image == (20, 30))
+    assert there.by_pixels(there.parts) == (image != (5, 10))
+    assert there.spans == (batch > 1)
     for count in (1, 4):
         monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
         assert [one.tobytes() for one in run(geo, *data)] == expected

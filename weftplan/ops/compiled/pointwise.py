@@ -40,6 +40,8 @@ ROWS = 8
 """Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
 LEAST_FILTERS = 32
 """Filters of a range at least, since each lays pixels close together anew."""
+MOST_SPANNED = 256
+"""Pixels of an image below which a vector that is not full costs more than results of several images side by side."""
 SHARE = 64
 """What share of images and results the rooms of more than two parts may be."""
 
@@ -58,9 +60,19 @@ class Pass:
     """Whether the weight has a row for each channel, not for each filter."""
 
     @property
+    def spans(self) -> bool:
+        """Whether all images are one row of pixels, since those of one would leave vectors half empty."""
+        return self.batch > 1 and self.pixels < MOST_SPANNED and self.pixels % UNIT > 0
+
+    @property
     def units(self) -> int:
-        """Ranges into which an image may be cut."""
-        return -(-self.pixels // UNIT)
+        """Ranges into which the pixels of an image may be cut, or of all images where they are one row."""
+        return -(-self.pixels * (self.batch if self.spans else 1) // UNIT)
+
+    @property
+    def all_units(self) -> int:
+        """Those of all images."""
+        return self.units if self.spans else self.batch * self.units
 
     @property
     def parts(self) -> int:
@@ -75,12 +87,13 @@ class Pass:
         spare, so that parts are about alike. Parts of filters gather each weight once."""
         if self.back and self.filters >= parts * LEAST_FILTERS:
             return False
-        return self.batch * self.units >= 2 * parts or self.filters < 2 * LEAST_FILTERS
+        return self.all_units >= 2 * parts or self.filters < 2 * LEAST_FILTERS
 
     @property
     def near(self) -> int:
         """Bytes of one part's pixels: none for so few channels that they find room on the stack."""
-        return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES))
+        behind = VECTORS * PANEL_BYTES if self.spans else 0  # what the last channel writes too far
+        return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES) + behind)
 
     @property
     def room(self) -> int:
@@ -122,10 +135,10 @@ def _arguments(p: Pass, bits: int) -> KernelArguments:
     """The words of a pass, but for its arrays."""
     plane = p.pixels * p.itemsize
     row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
-    some = ROOM // (VECTORS * bits // 8)
+    some, pixels = ROOM // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)
     block = max(ROWS, W_ROOM // (min(some, p.channels) * p.itemsize) // ROWS * ROWS) if p.back else p.filters
     values = {
-        "last": p.batch * p.units, "last_out": p.filters, "units": p.units, "unit": UNIT, "pixels": p.pixels,
+        "last": p.all_units, "last_out": p.filters, "units": p.units, "unit": UNIT, "pixels": pixels, "plane": p.pixels,
         "channels": p.channels, "some": some, "block": block, "x_image": p.channels * plane,
         "x_plane": plane, "y_image": p.filters * plane, "y_plane": plane, "w_out": row, "w_in": step,
     }  # fmt: skip
@@ -146,7 +159,7 @@ def call(
     parts, function = p.parts, entry(x.dtype, found)
     moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null
     if p.by_pixels(parts):
-        work = in_parts(function, here, p.batch * p.units, parts, moves=moves)
+        work = in_parts(function, here, p.all_units, parts, moves=moves)
     else:
         work = in_parts(function, here, p.filters, parts, unit=ROWS, moves=moves, kind="_out")
     return holding(work, x, weight, bias, y, room, after)

@@ -9,6 +9,9 @@ channels, so bits depend neither on the width of vectors nor on how a pass is cu
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from weftplan.ops.compiled.copies import pointer, word
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.target import Target
@@ -19,12 +22,12 @@ NEAR = 128
 for the first layers of a network, whose images are its largest, would raise the plan's peak."""
 
 POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room", "first", "last", "first_out", "last_out",
-             "units", "block", "unit", "pixels", "channels", "some", "x_image", "x_plane", "y_image", "y_plane",
-             "w_out", "w_in", "relu")  # fmt: skip
+             "units", "block", "unit", "pixels", "plane", "channels", "some", "x_image", "x_plane", "y_image",
+             "y_plane", "w_out", "w_in", "relu")  # fmt: skip
 """How a call runs, in bytes and counts.
 
-Images are cut into ``units`` of ``unit`` pixels, of which those from ``first`` to ``last`` are computed, for the
-filters ``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may
+Images of ``pixels`` are cut into ``units`` of ``unit`` pixels, of which those from ``first`` to ``last`` are computed,
+for the filters ``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may
 ``scale`` and ``shift``: a whole sum is multiplied by the one and added to the other. With ``relu`` not 0 nothing is
 below 0. ``room`` is null for at most :data:`NEAR` channels. Unless ``w_room`` is null, the weights of ``block``
 filters at a time are gathered there, of which those of one channel lie side by side.
@@ -50,11 +53,20 @@ class _Block:
         self.changed = f.value(f"or i1 {self.scaled}, {behind}")
         self.least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
         given = f.value(f"icmp ne ptr {get['room']}, null")
-        near = f.local(f.vector, NEAR * VECTORS)
+        near = f.local(f.vector, (NEAR + 1) * VECTORS)
         self.room = f.value(f"select i1 {given}, ptr {get['room']}, ptr {near}")
 
     def compute(
-        self, out: str, weights: list[str], w_in: str, y: str, left: Value, vectors: int, first: str, count: str
+        self,
+        out: str,
+        weights: list[str],
+        w_in: str,
+        y: str,
+        y_plane: str,
+        left: Value,
+        vectors: int,
+        first: str,
+        count: str,
     ) -> None:
         """``count`` channels from ``first`` on, for filters from ``out`` on; ``y`` is where the pixels are of filter
         0, ``left`` how many of them there are. ``weights`` of each filter are ``w_in`` bytes apart."""
@@ -63,9 +75,9 @@ class _Block:
         most = f.sub(get["last_out"], 1)
         numbers = [f.smaller(f.add(out, r), most) for r in range(self.rows)]
         sums = [[f.local(f.vector) for _ in range(vectors)] for _ in numbers]
-        results = [f.at(y, f.mul(number, get["y_plane"])) for number in numbers]
+        results = [f.at(y, f.mul(number, y_plane)) for number in numbers]
         for number in numbers:
-            there = f.at(y, f.mul(f.add(number, self.rows), get["y_plane"]))
+            there = f.at(y, f.mul(f.add(number, self.rows), y_plane))
             for byte in [*range(0, vectors * n * size, 64), vectors * n * size - 1]:
                 f.prefetch(f.at(there, byte), writes=True)
         begins = f.compare("eq", first, 0)
@@ -108,14 +120,14 @@ class _Block:
             for row, place in zip(sums, results, strict=True):
                 f.store_masked(f.load(row[-1]), f.at(place, (vectors - 1) * n * size), mask)
         with f.when(f.value(f"and i1 {ends}, {self.changed}")):
-            self._change(out, y, vectors, whole, partly, mask)
+            self._change(out, y, y_plane, vectors, whole, partly, mask)
 
-    def _change(self, out: str, y: str, vectors: int, whole: str, partly: str, mask: str) -> None:
+    def _change(self, out: str, y: str, y_plane: str, vectors: int, whole: str, partly: str, mask: str) -> None:
         """Scale and floor whole sums, which are in the nearest cache: in registers it would cost those who do not."""
         f, get = self.f, self.get
         n, size = f.lanes, f.size
         with f.loop(out, f.smaller(f.add(out, self.rows), get["last_out"])) as number:
-            place = f.at(y, f.mul(number, get["y_plane"]))
+            place = f.at(y, f.mul(number, y_plane))
             factor, shift = f.local(f.vector), f.local(f.vector)
             f.store(f.constant("1.0"), factor)
             f.store(f.constant("-0.0"), shift)  # x * 1 - 0 is x, also where x is -0
@@ -183,6 +195,62 @@ def _panel(
                 f.store(value, f.at(to, vector * n * size))
 
 
+@contextlib.contextmanager
+def _each_image(
+    f: Function, get: dict[str, str], image: Value, offset: Value, wanted: Value
+) -> Iterator[tuple[Value, Value, Value, Value]]:
+    """For ``wanted`` pixels from ``offset`` of an image on: (image, its first pixel, how many of it, those before)."""
+    beyond = f.larger(f.sub(wanted, f.sub(get["plane"], offset)), 0)
+    more = f.value(f"udiv i64 {f.add(beyond, f.sub(get['plane'], 1))}, {get['plane']}")
+    with f.loop(0, f.add(more, 1)) as number:
+        begins = f.compare("eq", number, 0)
+        begin = f.choose(begins, offset, 0)
+        before = f.choose(begins, 0, f.sub(f.mul(number, get["plane"]), offset))
+        count = f.smaller(f.sub(wanted, before), f.sub(get["plane"], begin))
+        yield f.add(image, number), begin, count, before
+
+
+def _panel_of_several(
+    f: Function, get: dict[str, str], room: str, x: str, image: Value, offset: Value, wanted: Value, vectors: int,
+    channels: str,
+) -> None:  # fmt: skip
+    """The same of pixels of several images. What is written behind those of one image is overwritten by the next, or by
+    the next channel; the room has space for it."""
+    n, size = f.lanes, f.size
+    with f.loop(0, channels) as channel:
+        plane = f.at(x, f.mul(channel, get["x_plane"]))
+        to = f.at(room, f.mul(channel, vectors * n * size))
+        with _each_image(f, get, image, offset, wanted) as (number, begin, count, before):
+            here = f.at(f.at(plane, f.mul(number, get["x_image"])), f.mul(begin, size))
+            there = f.at(to, f.mul(before, size))
+            for vector in range(vectors):
+                mask = f.mask_below(f.sub(count, vector * n))
+                f.store(f.load_masked(f.at(here, vector * n * size), mask), f.at(there, vector * n * size))
+
+
+def _exchange(
+    f: Function, get: dict[str, str], y: str, buffer: str, row_bytes: int, rows: Value, image: Value, offset: Value,
+    wanted: Value, *, puts: bool,
+) -> None:  # fmt: skip
+    """Copy results of pixels of several images from ``y`` to a buffer of rows, or back."""
+    size = f.size
+    kind = f"<4 x {f.scalar}>"
+    with _each_image(f, get, image, offset, wanted) as (number, begin, count, before):
+        place = f.at(f.at(y, f.mul(number, get["y_image"])), f.mul(begin, size))
+        near = f.at(buffer, f.mul(before, size))
+        fours = f.value(f"and i64 {count}, -4")
+        with f.loop(0, rows) as row:
+            far, here = f.at(place, f.mul(row, get["y_plane"])), f.at(near, f.mul(row, row_bytes))
+            from_, to = (here, far) if puts else (far, here)
+            with f.loop(0, fours, 4) as i:
+                moved = f.mul(i, size)
+                four = f.value(f"load {kind}, ptr {f.at(from_, moved)}, align {size}")
+                f.emit(f"store {kind} {four}, ptr {f.at(to, moved)}, align {size}")
+            with f.loop(fours, count) as i:
+                moved = f.mul(i, size)
+                f.put_scalar(f.scalar_at(f.at(from_, moved)), f.at(to, moved))
+
+
 def pointwise(scalar: str, target: Target) -> Function:
     """``pointwise(how)``."""
     lanes = target.lanes(4 if scalar == "float" else 8)
@@ -190,7 +258,7 @@ def pointwise(scalar: str, target: Target) -> Function:
     get = {name: (pointer if name in POINTERS else word)(f, "%how", POINTWISE, name) for name in POINTWISE}
     n, size, rows = f.lanes, f.size, rows_of(target)
     block = _Block(f, get, rows)
-    ahead = f.local("i64")
+    ahead, buffer = f.local("i64"), f.local(f.vector, rows * VECTORS)
     gathers = f.value(f"icmp ne ptr {get['w_room']}, null")
     w_in = f.choose(gathers, rows * size, get["w_in"])
     w_out = f.choose(gathers, size, get["w_out"])
@@ -202,19 +270,31 @@ def pointwise(scalar: str, target: Target) -> Function:
         low = f.mul(f.larger(f.sub(get["first"], skipped), 0), get["unit"])
         high = f.smaller(f.mul(f.sub(get["last"], skipped), get["unit"]), get["pixels"])
         count = f.sub(high, low)
-        source = f.at(f.at(get["x"], f.mul(image, get["x_image"])), f.mul(low, size))
-        begins = f.at(source, f.mul(first, get["x_plane"]))
-        target_ = f.at(f.at(get["y"], f.mul(image, get["y_image"])), f.mul(low, size))
+        x, y = f.at(get["x"], f.mul(image, get["x_image"])), f.at(get["y"], f.mul(image, get["y_image"]))
+        begins = f.at(x, f.mul(first, get["x_plane"]))
+        goes_on = f.compare("ne", first, 0)
         outs = f.add(f.sub(end_out, begin_out), rows - 1)
         each = f.add(f.value(f"udiv i64 {f.mul(channels, rows)}, {outs}"), 1)
         most = f.sub(get["last_out"], 1)
         done: Value = 0
         for vectors, until in runs(f, count):
             with f.loop(done, until, vectors * n) as pixel:
-                moved = f.mul(pixel, size)
                 left = f.sub(count, pixel)
-                from_ = f.at(begins, moved)
-                _panel(f, get, block.room, from_, left, vectors, channels)
+                place = f.add(low, pixel)
+                number = f.value(f"udiv i64 {place}, {get['plane']}")
+                offset = f.sub(place, f.mul(number, get["plane"]))
+                moved = f.mul(offset, size)
+                from_ = f.at(f.at(begins, f.mul(number, get["x_image"])), moved)
+                target_ = f.at(f.at(y, f.mul(number, get["y_image"])), moved)
+                wanted = f.smaller(left, vectors * n)
+                crosses = f.compare("sgt", f.add(offset, wanted), get["plane"])
+                with f.when(f.value(f"xor i1 {crosses}, true")):
+                    _panel(f, get, block.room, from_, left, vectors, channels)
+                with f.when(crosses):
+                    _panel_of_several(f, get, block.room, begins, number, offset, wanted, vectors, channels)
+                row_bytes = vectors * n * size
+                y_plane = f.choose(crosses, row_bytes, get["y_plane"])
+                there_left = f.choose(crosses, vectors * n, left)
                 f.keep(0, ahead)
                 with f.loop(begin_out, end_out, rows) as out:
                     # The next vectors of pixels are on their way meanwhile.
@@ -226,12 +306,20 @@ def pointwise(scalar: str, target: Target) -> Function:
                             f.prefetch(f.at(there, byte))
                     f.keep(until_row, ahead)
                     near = f.at(w, f.mul(f.sub(out, begin_out), f.mul(channels, size)))
-                    place = f.value(f"select i1 {gathers}, ptr {near}, ptr {w}")
+                    origin = f.value(f"select i1 {gathers}, ptr {near}, ptr {w}")
                     weights = [
-                        f.at(place, f.mul(f.choose(gathers, r, f.smaller(f.add(out, r), most)), w_out))
+                        f.at(origin, f.mul(f.choose(gathers, r, f.smaller(f.add(out, r), most)), w_out))
                         for r in range(rows)
                     ]
-                    block.compute(out, weights, w_in, f.at(target_, moved), left, vectors, first, channels)
+                    some = f.smaller(rows, f.sub(end_out, out))
+                    far = f.at(y, f.mul(out, get["y_plane"]))
+                    with f.when(f.value(f"and i1 {crosses}, {goes_on}")):
+                        _exchange(f, get, far, buffer, row_bytes, some, number, offset, wanted, puts=False)
+                    own = f.at(buffer, f.sub(0, f.mul(out, row_bytes)))
+                    result = f.value(f"select i1 {crosses}, ptr {own}, ptr {target_}")
+                    block.compute(out, weights, w_in, result, y_plane, there_left, vectors, first, channels)
+                    with f.when(crosses):
+                        _exchange(f, get, far, buffer, row_bytes, some, number, offset, wanted, puts=True)
             done = until
 
     with f.loop(0, get["channels"], get["some"]) as first:
