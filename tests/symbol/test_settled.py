@@ -35,6 +35,16 @@ def test_equal_calls_are_asked_once() -> None:
     assert [question(params={"act_type": "tanh"}), question(facts=((2, 4),)), question()] == [2, 3, 1]
 
 
+def test_parameters_in_another_order_are_others() -> None:
+    """A dictionary has its parameters in the order in which the user gave them, which says nothing of their values."""
+    question = Question()
+    first, second = {"a": True, "b": False}, {"b": True, "a": False}
+    assert [question(params=first), question(params=second), question(params=first)] == [1, 2, 1]
+    x = mx.sym.Variable("x")
+    for name, shape in (("transpose_a", (3, 3)), ("transpose_b", (2, 2))):
+        assert mx.sym.dot(x, x, **{name: True}).infer_shape(x=(2, 3))[1] == [shape]
+
+
 def test_another_operator_of_the_name_is_asked() -> None:
     """A name may get another operator, whose rules are others."""
     question = Question()

@@ -32,7 +32,7 @@ class Settled(Generic[R]):
         Operators of the user's own may answer differently each time, and parameters of some types have no hash: then
         ``ask`` is called. An error is raised each time.
         """
-        key = (op.name, *params.values(), *facts)
+        key = (op.name, *params.items(), *facts)  # with their names: users give parameters in any order
         try:
             kept = None if op.single else self._found.get(key)
         except TypeError:
