@@ -5,6 +5,8 @@ import pytest
 from ops_harness import differentiate, gradients, prepare, run
 from ops_nn_cases import CASES, uniform
 
+import weftplan as mx
+from weftplan.errors import DTypeError
 from weftplan.ops.schema import OpContext
 
 F32 = np.float32
@@ -100,3 +102,12 @@ def test_rrelu_slopes():
     np.testing.assert_array_equal(out, -mask)
     calm = run("LeakyReLU", [data], {"act_type": "rrelu", "lower_bound": 0.2, "upper_bound": 0.4}, is_train=False)
     np.testing.assert_allclose(calm[0], -0.3, rtol=1e-6)
+
+
+def test_only_floats_are_dropped():
+    """Scaled integers would have to be rounded: said before anything runs, with what to do."""
+    symbol = mx.sym.Dropout(mx.sym.Variable("data"))
+    with pytest.raises(DTypeError, match="Dropout expects floats, got int64: cast the data first"):
+        symbol.infer_type(data="int64")
+    with pytest.raises(DTypeError, match="Dropout expects floats"):
+        mx.nd.Dropout(mx.nd.array([1, 2], dtype="int32"))

@@ -62,7 +62,7 @@ class PlanFile:
         compiler, content = marshal.loads(data)
         if compiler and compiler != repr(host()):
             return None  # who can compute what was decided by another compiler, or without one
-        return plain_values.restored(content, self._nodes, self._options)
+        return plain_values.restored(content, nodes=self._nodes, options=self._options)
 
     def keep(self, planned: PlannedGraph) -> None:
         """Keep a plan for later processes, where that is possible."""
@@ -72,7 +72,7 @@ class PlanFile:
         if not all(context.is_host for context in planned.devices):
             return
         try:
-            content = plain_values.flat(planned, self._nodes, self._options)
+            content = plain_values.flat(planned, nodes=self._nodes, options=self._options)
         except plain_values.NotPlainError:
             return
         asked = self._options.kernels != "numpy" and any(choice.several for choice in planned.kernels.values())

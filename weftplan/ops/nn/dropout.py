@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.errors import DTypeError
 from weftplan.ops import grain
+from weftplan.ops.floats import is_float
 from weftplan.ops.forms import context_kernel
 from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_enum, p_float, p_shape
@@ -62,6 +64,8 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     data = merge_dtype(ins[0], outs[0], "Dropout: data and output")
+    if data is not None and not is_float(data):
+        raise DTypeError(f"Dropout expects floats, got {data}: cast the data first (Cast, astype)")
     return [data], [data, merge_dtype(_MASK, outs[1], "Dropout: mask")]
 
 

@@ -57,7 +57,7 @@ def described(nodes: Sequence[Node], entries: Sequence[Entry]) -> dict[str, Any]
     return {**tables.plain(), "nodes": listed, "entries": [(number[entry[0]], entry[1]) for entry in entries]}
 
 
-def flat(planned: PlannedGraph, nodes: Sequence[Node], options: PlanOptions) -> dict[str, Any]:
+def flat(planned: PlannedGraph, *, nodes: Sequence[Node], options: PlanOptions) -> dict[str, Any]:
     """The plain values of a graph that was planned with ``options`` for a symbol, whose depth-first order is ``nodes``.
 
     Raises:
@@ -133,7 +133,7 @@ def flat(planned: PlannedGraph, nodes: Sequence[Node], options: PlanOptions) -> 
     return {**tables.plain(), **found}
 
 
-def restored(content: Mapping[str, Any], nodes: Sequence[Node], options: PlanOptions) -> PlannedGraph:
+def restored(content: Mapping[str, Any], *, nodes: Sequence[Node], options: PlanOptions) -> PlannedGraph:
     """The planned graph whose plain values :func:`flat` made, of a symbol whose depth-first order is ``nodes``."""
     ops, params = _read_tables(content)
     made: list[Node] = []
