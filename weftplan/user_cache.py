@@ -92,8 +92,8 @@ def load(place: Path | None, name: str) -> bytes | None:
 
 
 def keep(place: Path | None, name: str, content: bytes, *, most: int = 0) -> bool:
-    """Store an object; False where that is not possible. With ``most``, now and then all but that many of the folder's
-    files are removed, the eldest."""
+    """Store an object; False where that is not possible. With ``most``, the eldest files of the folder are removed now
+    and then, until the others have at most so many bytes."""
     if place is None:
         return False
     try:
@@ -114,14 +114,17 @@ def keep(place: Path | None, name: str, content: bytes, *, most: int = 0) -> boo
 
 
 def _drop_eldest(place: Path, most: int) -> None:
-    """Remove files until ``most`` are left."""
+    """Remove files until at most so many bytes are left."""
+    written: list[tuple[int, int, str]] = []
     with os.scandir(place) as found:
-        files = [entry.path for entry in found]
-    if len(files) > most:
-        written: list[tuple[int, str]] = []
-        for path in files:
+        for entry in found:
             with contextlib.suppress(FileNotFoundError):  # another process drops them, too
-                written.append((os.stat(path).st_mtime_ns, path))
-        for _, path in sorted(written)[: len(files) - most]:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                state = entry.stat(follow_symlinks=False)
+                written.append((state.st_mtime_ns, state.st_size, entry.path))
+    left = sum(size for _, size, _ in written)
+    for _, size, path in sorted(written):
+        if left <= most:
+            break
+        left -= size
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

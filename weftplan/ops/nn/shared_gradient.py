@@ -2,7 +2,7 @@
 
 Rows of few samples make many small products whose results have to be added. Side by side, the rows of several layers
 give that sum in one product, which is large enough for two cores. Nodes of this operator are made by
-:mod:`weftplan.symbol.gathering` alone, so it is in no registry.
+:mod:`weftplan.symbol.gathering` alone, so nobody finds it by its name but the planner.
 """
 
 from __future__ import annotations
