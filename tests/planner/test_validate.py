@@ -222,6 +222,6 @@ def test_an_input_that_is_also_read_under_another_name() -> None:
     requests = [Req.INPLACE if e == out else req for e, req in enumerate(plan.requests)]
     wrong = _changed(plan, entry_storage={out: shared}, entry_kind={out: 3}, entry_inplace={out: 1})
     labels = copy(plan.memory.labels)
-    labels._assignment = replace(labels._assignment, inplace=wrong.memory.entry_inplace.tolist())
+    labels._inplace = wrong.memory.entry_inplace.tolist()
     with pytest.raises(PlanError, match=r"writes sum_output over its own input 't_output'"):
         validate(replace(wrong, requests=requests, memory=replace(wrong.memory, labels=labels)))

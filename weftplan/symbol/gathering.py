@@ -53,7 +53,7 @@ class Gathered:
 
 
 def gathered(entries: Sequence[Entry], order: Sequence[Node], most: Most, together: Together) -> Gathered:
-    """The graph with the gradients of shared weights gathered.
+    """The graph with the shared gradients gathered.
 
     Args:
         order: the depth-first order of ``entries``.

@@ -68,7 +68,7 @@ def with_chains(
 def with_gathered(
     found: Differentiated, *, shapes: list[Shape], dtypes: list[DType]
 ) -> tuple[Differentiated, list[Shape], list[DType]]:
-    """The same with gradients of shared weights gathered, and shapes and dtypes of its entries."""
+    """The same with shared gradients gathered, and shapes and dtypes of its entries."""
     graph, devices = found.graph, found.devices
     nid, row = graph.nid, graph.row
 

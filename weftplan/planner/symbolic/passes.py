@@ -51,7 +51,7 @@ def joined_chains(count: int) -> Pass:
 def gathered_gradients(count: int) -> Pass:
     """The gradients of so many layers were gathered in fewer nodes."""
     changed = f"gathered gradients of {counted(count, 'layer')} with shared weights" if count else ""
-    return Pass("gradients of shared weights gathered", changed, _FUSION)
+    return Pass("shared gradients gathered", changed, _FUSION)
 
 
 def dropped(memory: MemoryPlan, nbytes: Sequence[int]) -> Pass:
