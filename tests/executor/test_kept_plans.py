@@ -15,20 +15,6 @@ from weftplan import planner
 from weftplan.executor import kept_plans
 
 
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows by one with each plan that is made."""
-    made: list[None] = []
-    true = planner.size_symbol
-
-    def counting(*args: Any, **more: Any) -> Any:
-        made.append(None)
-        return true(*args, **more)
-
-    monkeypatch.setattr(planner, "size_symbol", counting)
-    return made
-
-
 def network() -> Any:
     """A classifier with moving statistics."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="a")

@@ -31,20 +31,6 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home / "weftplan" / "plans"
 
 
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows by one with each plan that is made."""
-    made: list[None] = []
-    true = planner.size_symbol
-
-    def counting(*args: Any, **more: Any) -> Any:
-        made.append(None)
-        return true(*args, **more)
-
-    monkeypatch.setattr(planner, "size_symbol", counting)
-    return made
-
-
 def network(hidden: int = 8) -> Any:
     """A classifier with moving statistics."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")

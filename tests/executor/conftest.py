@@ -1,0 +1,23 @@
+"""What the tests of executors share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weftplan import planner
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows by one with each plan that is made."""
+    made: list[None] = []
+    true = planner.size_symbol
+
+    def counting(*args: Any, **more: Any) -> Any:
+        made.append(None)
+        return true(*args, **more)
+
+    monkeypatch.setattr(planner, "size_symbol", counting)
+    return made
