@@ -69,12 +69,14 @@ def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
 
 
 @posix
-def test_the_eldest_go(tmp_path: Path):
-    """Where a folder is to keep so many bytes, the files written last stay; who sets no number loses none."""
-    place = tmp_path.resolve() / "plans"
-    for k in range(6):
-        assert user_cache.keep(place, f"{k}{k}", b"content")
-        os.utime(place / f"{k}{k}", ns=(k, k))
-    each = (place / "11").stat().st_size
-    assert user_cache.keep(place, "00", b"content", most=4 * each - 1)  # written anew, so the newest
-    assert sorted(os.listdir(place)) == ["00", "44", "55"]
+def test_the_eldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every folder keeps at most so many bytes: the files written last stay."""
+    for kind in ("kernels", "plans"):
+        place = tmp_path.resolve() / kind
+        for k in range(6):
+            assert user_cache.keep(place, f"{k}{k}", b"content")
+            os.utime(place / f"{k}{k}", ns=(k, k))
+        monkeypatch.setattr(user_cache, "MOST", 4 * (place / "11").stat().st_size - 1)
+        assert user_cache.keep(place, "00", b"content")  # written anew, so the newest
+        assert sorted(os.listdir(place)) == ["00", "44", "55"]
+        monkeypatch.undo()

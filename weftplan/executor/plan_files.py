@@ -30,8 +30,6 @@ from weftplan.planner.symbolic import plain_values
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import Order
 
-MOST = 256 << 20
-"""Bytes in the folder; the eldest files go. A network of 2,000 nodes takes 0.4 MB."""
 _FORMAT = 2
 """Of ``marshal``: the last one in which equal values have equal bytes, whatever objects they share."""
 
@@ -77,7 +75,7 @@ class PlanFile:
             return
         asked = self._options.kernels != "numpy" and any(choice.several for choice in planned.kernels.values())
         kept = marshal.dumps((repr(host()) if asked else "", content), _FORMAT)
-        user_cache.keep(self._place, self._name, kept, most=MOST)
+        user_cache.keep(self._place, self._name, kept)
 
 
 def _surroundings() -> Hashable:
