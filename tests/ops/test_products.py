@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import meter
-from weftplan import blas, cores, device
+from weftplan import blas, cores, device, ops
 from weftplan.ops import products, registry
 from weftplan.ops.schema import OpContext
 
@@ -138,3 +140,83 @@ def test_the_gradient_of_the_data_may_lie_where_the_data_was():
         op.forward(OpContext(np), params, [ograd, source, weight], outs)
         found.append([out.tobytes() for out in outs])
     assert found[0] == found[1]
+
+
+def _pair(shared: bool, shape: tuple[int, ...] = (37, 23)) -> tuple[Any, Any]:
+    """Two arrays of one content, in the same memory or not."""
+    values = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    return values, values if shared else values.copy()
+
+
+_CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
+    "dot, left": ("dot", {"transpose_a": True}, (37, 23), 23),
+    "dot, right": ("dot", {"transpose_b": True}, (37, 23), 37),
+    "dot of vectors": ("dot", {}, (1001,), 1),
+    "batch_dot, left": ("batch_dot", {"transpose_a": True}, (3, 37, 23), 23),
+    "batch_dot, right": ("batch_dot", {"transpose_b": True}, (3, 37, 23), 37),
+    "gemm2": ("linalg_gemm2", {"transpose_b": True}, (37, 23), 37),
+    "FullyConnected": ("FullyConnected", {"num_hidden": 37, "no_bias": True}, (37, 23), 37),
+}
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_bits_do_not_depend_on_shared_memory(case, monkeypatch):
+    """A product of two operands that hold the same numbers has the same bits whether they are one memory or two."""
+    monkeypatch.setattr(products, "FEW", 1 << 24)
+    name, given, shape, side = _CASES[case]
+    op = registry.get(name)
+    out = np.empty((1,) if len(shape) == 1 else (*shape[:-2], side, side), np.float32)
+    found = []
+    for shared in (True, False):
+        op.forward(OpContext(np), registry.parse_params(op, given), list(_pair(shared, shape)), [out])
+        found.append(out.tobytes())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["dot", "batch_dot", "linalg_gemm2", "FullyConnected"])
+def test_bits_of_gradients_do_not_depend_on_shared_memory(name, monkeypatch):
+    """A gradient that comes in may lie where an operand does."""
+    monkeypatch.setattr(products, "FEW", 1 << 24)
+    op = registry.get(name)
+    given = {"num_hidden": 32, "no_bias": True} if name == "FullyConnected" else {}
+    shape = (2, 32, 32) if name == "batch_dot" else (32, 32)
+    backward, found = registry.get(f"_backward_{name}"), []
+    for shared in (True, False):
+        ograd, data = _pair(shared, shape)
+        other = ograd if shared else data.copy()
+        outs = [np.empty(shape, np.float32) for _ in range(2)]
+        backward.forward(OpContext(np), registry.parse_params(op, given), [ograd, data, other], outs)
+        found.append(b"".join(out.tobytes() for out in outs))
+    assert found[0] == found[1]
+
+
+def test_plans_do_not_change_bits():
+    """The product of an array with itself in another shape, which a plan gives the same memory, and its gradients."""
+    data = mx.sym.Variable("data") + 0.5
+    symbol = mx.sym.dot(data, mx.sym.Reshape(mx.sym.Reshape(data, shape=(-1,)), shape=(37, 23)), transpose_a=True)
+    found = []
+    for share in (True, False):
+        options = mx.planner.PlanOptions() if share else mx.planner.PlanOptions(strategy="none", enable_inplace=False)
+        executor = symbol.simple_bind(mx.cpu(), plan_options=options, data=(37, 23))
+        executor.arg_dict["data"][:] = _pair(shared=False)[0]
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((23, 23))])
+        found.append(executor.outputs[0].asnumpy().tobytes() + executor.grad_dict["data"].asnumpy().tobytes())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("columns", [2, 3, 16, 17, 31, 32, 33, 100])
+def test_halves_have_fewer_columns_than_rows(columns):
+    """So NumPy finds no transpose in either, and none is empty."""
+    assert 0 < products.halfway(columns) < columns
+
+
+def test_kernels_multiply_through_one_function():
+    """Apart from the product of a matrix and its own transpose, which is that wherever it lies."""
+    folder = Path(ops.__file__).parent
+    found = {
+        str(path.relative_to(folder)): count
+        for path in folder.rglob("*.py")
+        if (count := len(re.findall(r"(?:xp|np)\.(?:matmul|dot|inner|tensordot|einsum)\(", path.read_text())))
+    }
+    assert found == {"products.py": 3, "linalg_products.py": 1}

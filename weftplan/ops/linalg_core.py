@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError, MXNetError, ShapeError
+from weftplan.ops.products import multiply
 from weftplan.ops.rules import DTypes, Shapes, merge_dim, merge_shape, same_dtype
 from weftplan.ops.schema import DTypeRule, Params, Shape, ShapeRule
 
@@ -87,14 +88,14 @@ def solve(xp: Any, a: Any, b: Any, scratch: Any, *, lower: bool, unit: bool = Fa
         panel = b[:, first:last]
         if known.start < known.stop:
             product = _cut(scratch, panel.shape)
-            xp.matmul(a[:, first:last, known], b[:, known], out=product)
+            multiply(xp, a[:, first:last, known], b[:, known], product)
             xp.subtract(panel, product, out=panel)
         for row in range(first, last) if lower else range(last - 1, first - 1, -1):
             here = b[:, row : row + 1]
             near = slice(first, row) if lower else slice(row + 1, last)
             if near.start < near.stop:
                 product = _cut(scratch, here.shape)
-                xp.matmul(a[:, row : row + 1, near], b[:, near], out=product)
+                multiply(xp, a[:, row : row + 1, near], b[:, near], product)
                 xp.subtract(here, product, out=here)
             if not unit:
                 xp.divide(here, a[:, row : row + 1, row : row + 1], out=here)
@@ -117,14 +118,14 @@ def cholesky(xp: Any, a: Any, scratch: Any) -> None:
         if first:
             below = a[:, first:, first:last]
             product = _cut(scratch, below.shape)
-            xp.matmul(a[:, first:, :first], flip(a[:, first:last, :first]), out=product)
+            multiply(xp, a[:, first:, :first], flip(a[:, first:last, :first]), product)
             xp.subtract(below, product, out=below)
         for column in range(first, last):
             below = a[:, column:, column : column + 1]
             if column > first:
                 product = _cut(scratch, below.shape)
                 near = slice(first, column)
-                xp.matmul(a[:, column:, near], flip(a[:, column : column + 1, near]), out=product)
+                multiply(xp, a[:, column:, near], flip(a[:, column : column + 1, near]), product)
                 xp.subtract(below, product, out=below)
             corner = a[:, column : column + 1, column : column + 1]
             xp.sqrt(corner, out=corner)
@@ -153,7 +154,7 @@ def lu(xp: Any, a: Any, pivots: Any, scratch: Any) -> None:
         column = a[:, k:, k : k + 1]
         if k:
             product = _cut(scratch, column.shape)
-            xp.matmul(a[:, k:, :k], a[:, :k, k : k + 1], out=product)
+            multiply(xp, a[:, k:, :k], a[:, :k, k : k + 1], product)
             xp.subtract(column, product, out=column)
         size = _cut(scratch, (count, n - k))
         xp.absolute(column[:, :, 0], out=size)
@@ -168,7 +169,7 @@ def lu(xp: Any, a: Any, pivots: Any, scratch: Any) -> None:
         right = a[:, k : k + 1, k + 1 :]
         if k and k + 1 < n:
             product = _cut(scratch, right.shape)
-            xp.matmul(a[:, k : k + 1, :k], a[:, :k, k + 1 :], out=product)
+            multiply(xp, a[:, k : k + 1, :k], a[:, :k, k + 1 :], product)
             xp.subtract(right, product, out=right)
         below = a[:, k + 1 :, k : k + 1]
         xp.divide(below, a[:, k : k + 1, k : k + 1], out=below)

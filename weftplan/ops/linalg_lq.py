@@ -27,6 +27,7 @@ from weftplan.ops.linalg_core import (
     triangle,
     wide_floats,
 )
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape
 from weftplan.ops.schema import Op, Params
@@ -65,10 +66,10 @@ def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any
     if rows.shape[1] == 0:
         return
     dots = product[:, : rows.shape[1]]
-    xp.matmul(rows, flip(head), out=dots)
+    multiply(xp, rows, flip(head), dots)
     xp.multiply(dots, scale, out=dots)
     spread = outer.reshape(-1)[: rows.size].reshape(rows.shape)
-    xp.matmul(dots, head, out=spread)
+    multiply(xp, dots, head, spread)
     xp.subtract(rows, spread, out=rows)
 
 
@@ -85,7 +86,7 @@ def _gelqf(xp: Any, p: Params, A: Any, Q: Any, L: Any, *rooms: Any) -> None:
         xp.copyto(diagonals[:, k : k + 1], corner)
         if k + 1 == n:
             break  # the last reflection of a square matrix is the identity
-        xp.matmul(row, flip(row), out=norm)
+        multiply(xp, row, flip(row), norm)
         xp.sqrt(norm, out=norm)
         xp.copysign(norm, corner, out=beta)
         xp.multiply(beta, -1.0, out=beta)
@@ -122,11 +123,11 @@ def _backward_gelqf(
     """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
     dq, dl, q, factor = (batched(x) for x in (ograd_Q, ograd_L, Q, L))
     out = batched(out)
-    xp.matmul(flip(factor), dl, out=both)
-    xp.matmul(dq, flip(q), out=term)
+    multiply(xp, flip(factor), dl, both)
+    multiply(xp, dq, flip(q), term)
     xp.subtract(both, term, out=both)
     mirror(xp, both)
-    xp.matmul(both, q, out=out)
+    multiply(xp, both, q, out)
     xp.add(out, dq, out=out)
     solve(xp, flip(factor), out, scratch, lower=False)
 
@@ -182,7 +183,7 @@ def _backward_syevd(
     du, u, out = batched(du), batched(u), batched(out)
     n = u.shape[-1]
     rows = values.reshape(-1, n)
-    xp.matmul(du, flip(u), out=inner)
+    multiply(xp, du, flip(u), inner)
     xp.subtract(inner, flip(inner), out=out)
     xp.subtract(rows[:, :, None], rows[:, None, :], out=gaps)
     xp.equal(gaps, 0, out=equal)
@@ -190,8 +191,8 @@ def _backward_syevd(
     xp.multiply(out, 0.5, out=out)
     xp.copyto(out, 0, where=equal)
     diagonal(out)[...] = dvalues.reshape(-1, n)
-    xp.matmul(flip(u), out, out=inner)
-    xp.matmul(inner, u, out=out)
+    multiply(xp, flip(u), out, inner)
+    multiply(xp, inner, u, out)
 
 
 register(

@@ -24,6 +24,7 @@ from weftplan.ops.linalg_core import (
     wide_floats,
 )
 from weftplan.ops.params import p_bool
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, backward, grad, merge_dtype
 from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape
@@ -70,9 +71,9 @@ def _inverse(xp: Any, p: Params, A: Any, out: Any, factors: Any, pivots: Any, sp
 def _backward_inverse(xp: Any, p: Params, ograd: Any, output: Any, out: Any, product: Any) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
     g, y, product = (batched(x) for x in (ograd, output, product))
-    xp.matmul(flip(y), g, out=product)
+    multiply(xp, flip(y), g, product)
     xp.negative(product, out=product)
-    xp.matmul(product, flip(y), out=batched(out))
+    multiply(xp, product, flip(y), batched(out))
 
 
 register(

@@ -16,6 +16,7 @@ from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.linalg_core import batched, flip, triangle, wide_floats
 from weftplan.ops.matrix import batch_shape
 from weftplan.ops.params import p_bool, p_float, p_int
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, normalize_axis
 from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
@@ -62,7 +63,7 @@ def _matrices(x: Any, params: Params) -> Any:
 
 def _product(xp: Any, params: Params, a: Any, b: Any, out: Any) -> None:
     a, b = flip(_matrices(a, params), params["transpose_a"]), flip(_matrices(b, params), params["transpose_b"])
-    xp.matmul(a, b, out=_matrices(out, params))
+    multiply(xp, a, b, _matrices(out, params))
     if params["alpha"] != 1.0:
         xp.multiply(out, params["alpha"], out=out)
 
@@ -97,7 +98,7 @@ def _backward_gemm(xp: Any, p: Params, ograd: Any, A: Any, B: Any, *outputs: Any
             continue
         if transpose:
             left, right = flip(right), flip(left)
-        xp.matmul(left, right, out=_matrices(out, p))
+        multiply(xp, left, right, _matrices(out, p))
         if p["alpha"] != 1.0:
             xp.multiply(out, p["alpha"], out=out)
     if len(outputs) > 2 and outputs[2] is not None:
@@ -156,18 +157,18 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 @kernel
 def _syrk(xp: Any, p: Params, A: Any, out: Any) -> None:
     a = flip(A, p["transpose"])
-    xp.matmul(a, flip(a), out=out)
+    xp.matmul(a, flip(a), out=out)  # not multiply: both are one array always, and NumPy computes one triangle
     xp.multiply(out, p["alpha"], out=out)
 
 
 @kernel(scratch=lambda p, g, a, out: [(a.shape, a.dtype)])
 def _backward_syrk(xp: Any, p: Params, g: Any, a: Any, out: Any, spare: Any) -> None:
     if p["transpose"]:
-        xp.matmul(a, g, out=out)
-        xp.matmul(a, flip(g), out=spare)
+        multiply(xp, a, g, out)
+        multiply(xp, a, flip(g), spare)
     else:
-        xp.matmul(g, a, out=out)
-        xp.matmul(flip(g), a, out=spare)
+        multiply(xp, g, a, out)
+        multiply(xp, flip(g), a, spare)
     xp.add(out, spare, out=out)
     xp.multiply(out, p["alpha"], out=out)
 
@@ -220,9 +221,9 @@ def _trmm(xp: Any, p: Params, a: Any, b: Any, out: Any, clean: Any) -> None:
     triangle(xp, batched(a), clean, p["lower"])
     clean = flip(clean, p["transpose"])
     if p["rightside"]:
-        xp.matmul(batched(b), clean, out=batched(out))
+        multiply(xp, batched(b), clean, batched(out))
     else:
-        xp.matmul(clean, batched(b), out=batched(out))
+        multiply(xp, clean, batched(b), batched(out))
     xp.multiply(out, p["alpha"], out=out)
 
 
@@ -234,7 +235,7 @@ def _backward_trmm(xp: Any, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B
         left, right = (flip(b), g) if p["rightside"] else (g, flip(b))
         if p["transpose"]:
             left, right = flip(right), flip(left)
-        xp.matmul(left, right, out=out)
+        multiply(xp, left, right, out)
         triangle(xp, out, out, p["lower"])
         xp.multiply(out, p["alpha"], out=out)
     if d_B is not None:
@@ -242,9 +243,9 @@ def _backward_trmm(xp: Any, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B
         triangle(xp, a, clean, p["lower"])
         clean = flip(clean, not p["transpose"])
         if p["rightside"]:
-            xp.matmul(g, clean, out=out)
+            multiply(xp, g, clean, out)
         else:
-            xp.matmul(clean, g, out=out)
+            multiply(xp, clean, g, out)
         xp.multiply(out, p["alpha"], out=out)
 
 

@@ -24,6 +24,7 @@ from weftplan.ops.linalg_core import (
 )
 from weftplan.ops.linalg_products import TRIANGULAR, triangular_shape
 from weftplan.ops.params import p_bool
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad
 from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
@@ -66,7 +67,7 @@ def _backward_trsm(xp: Any, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: An
             left, right = right, left
         if p["transpose"]:
             left, right = flip(right), flip(left)
-        xp.matmul(left, right, out=out)
+        multiply(xp, left, right, out)
         triangle(xp, out, out, p["lower"])
         xp.negative(out, out=out)
     if d_B is not None:
@@ -111,7 +112,7 @@ def _potrf(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
 def _backward_potrf(xp: Any, p: Params, ograd: Any, output: Any, out: Any, scratch: Any) -> None:
     g, factor = (flip(batched(x), not p["lower"]) for x in (ograd, output))
     out = batched(out)  # symmetric, so either way up
-    xp.matmul(flip(factor), g, out=out)
+    multiply(xp, flip(factor), g, out)
     mirror(xp, out)
     solve(xp, flip(factor), out, scratch, lower=False)
     solve(xp, flip(factor), flip(out), scratch, lower=False)
@@ -132,7 +133,7 @@ def _backward_potri(xp: Any, p: Params, ograd: Any, A: Any, output: Any, out: An
     g, factor, inverse, both = (batched(x) for x in (ograd, A, output, both))
     factor, out = (flip(x, not p["lower"]) for x in (factor, batched(out)))
     xp.add(g, flip(g), out=both)
-    xp.matmul(inverse, both, out=out)
+    multiply(xp, inverse, both, out)
     solve(xp, factor, flip(out), scratch, lower=True)
     triangle(xp, out, out)
     xp.multiply(out, -1.0, out=out)

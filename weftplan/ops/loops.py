@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 
+from weftplan.ops.products import halfway
 from weftplan.ops.schema import DType, Params, Shape, TensorSpec
 
 Place = tuple[int, int, int]
@@ -125,11 +127,20 @@ def reduction(ufunc: str, shape: Shape, axes: Sequence[int], dtype: DType) -> Lo
     return Loops(dtype, tuple(steps))
 
 
-def product(rows: int, columns: int, inner: int, itemsize: int, arrays: tuple[int, int, int]) -> Loop:
-    """``out = left @ right.T`` for matrices (rows, inner) and (columns, inner)."""
+def product(rows: int, columns: int, inner: int, itemsize: int, arrays: tuple[int, int, int]) -> list[Loop]:
+    """``out = left @ right.T`` for matrices (rows, inner) and (columns, inner), as ``products.multiply`` calls it."""
     strides = (0, 0, 0, inner * itemsize, itemsize, itemsize, inner * itemsize, columns * itemsize, itemsize)
     left, right, out = arrays
-    return Loop("matmul", (1, rows, inner, columns), strides, ((left, 0, 0), (right, 0, 0), (out, 0, 0)))
+    ends = [0, halfway(columns), columns] if rows == columns > 1 else [0, columns]
+    return [
+        Loop(
+            "matmul",
+            (1, rows, inner, last - first),
+            strides,
+            ((left, 0, 0), (right, first * inner * itemsize, 0), (out, first * itemsize, 0)),
+        )
+        for first, last in pairwise(ends)
+    ]
 
 
 def start_of_sums(dtype: DType) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 from weftplan.errors import ShapeError
 from weftplan.ops.forms import kernel
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.schema import Op, Param, Params, Shape
@@ -156,7 +157,7 @@ def _matrix(x: Any, first: bool) -> Any:
 def _dot(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     a = _matrix(lhs, p["transpose_a"])
     b = _matrix(rhs, not p["transpose_b"])
-    xp.matmul(a, b.T, out=out.reshape(a.shape[0], b.shape[0]))
+    multiply(xp, a, b.T, out.reshape(a.shape[0], b.shape[0]))
 
 
 @kernel
@@ -167,14 +168,14 @@ def _backward_dot(xp: Any, p: Params, g: Any, lhs: Any, rhs: Any, d_lhs: Any, d_
     # Each gradient is a matrix (rest, summed) in its own layout: write the transpose where the summed axis is first.
     if d_lhs is not None:
         if p["transpose_a"]:
-            xp.matmul(b.T, g.T, out=d_lhs.reshape(a.shape[1], a.shape[0]))
+            multiply(xp, b.T, g.T, d_lhs.reshape(a.shape[1], a.shape[0]))
         else:
-            xp.matmul(g, b, out=d_lhs.reshape(a.shape))
+            multiply(xp, g, b, d_lhs.reshape(a.shape))
     if d_rhs is not None:
         if p["transpose_b"]:
-            xp.matmul(g.T, a, out=d_rhs.reshape(b.shape))
+            multiply(xp, g.T, a, d_rhs.reshape(b.shape))
         else:
-            xp.matmul(a.T, g, out=d_rhs.reshape(b.shape[1], b.shape[0]))
+            multiply(xp, a.T, g, d_rhs.reshape(b.shape[1], b.shape[0]))
 
 
 register(
@@ -230,7 +231,7 @@ def _flipped(x: Any, transpose: bool) -> Any:
 @kernel
 def _batch_product(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     a, b = (_flipped(x, p[flag]) for x, flag in zip((lhs, rhs), ("transpose_a", "transpose_b"), strict=True))
-    xp.matmul(a, b, out=out)
+    multiply(xp, a, b, out)
 
 
 @kernel
@@ -238,14 +239,14 @@ def _backward_batch(xp: Any, p: Params, g: Any, lhs: Any, rhs: Any, d_lhs: Any, 
     a, b = _flipped(lhs, p["transpose_a"]), _flipped(rhs, p["transpose_b"])
     if d_lhs is not None:
         if p["transpose_a"]:
-            xp.matmul(b, g.swapaxes(-1, -2), out=d_lhs)
+            multiply(xp, b, g.swapaxes(-1, -2), d_lhs)
         else:
-            xp.matmul(g, b.swapaxes(-1, -2), out=d_lhs)
+            multiply(xp, g, b.swapaxes(-1, -2), d_lhs)
     if d_rhs is not None:
         if p["transpose_b"]:
-            xp.matmul(g.swapaxes(-1, -2), a, out=d_rhs)
+            multiply(xp, g.swapaxes(-1, -2), a, d_rhs)
         else:
-            xp.matmul(a.swapaxes(-1, -2), g, out=d_rhs)
+            multiply(xp, a.swapaxes(-1, -2), g, d_rhs)
 
 
 register(

@@ -3,6 +3,11 @@
 A BLAS with more threads adds in another order, so each BLAS call has one thread, and a large product is cut here into
 several calls, along the longer side of the result. Where it is cut follows from its sizes alone, on every machine and
 engine; which core computes which part is decided by :mod:`weftplan.cores`.
+
+Nor do they depend on where operands lie. NumPy looks for a matrix that is multiplied by its own transpose, by address
+and strides, and computes that by another routine (``syrk`` in place of ``gemm``), whose last bits differ. A plan that
+lets two operands share memory would then change results, so kernels multiply through this module, which leaves NumPy
+no product where it could find that.
 """
 
 from __future__ import annotations
@@ -28,7 +33,29 @@ def matmul(xp: Any, a: Any, b: Any, out: Any) -> None:
     if xp is not np and out.dtype.name in DTYPES and a.dtype == b.dtype == out.dtype and a.size and b.size:
         gemm(xp, a, b, out)
     else:
+        multiply(xp, a, b, out)
+
+
+def multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """``out = a @ b`` for matrices or stacks of them, with bits that do not depend on whether they share memory.
+
+    Where shapes and strides would let ``b`` be the transpose of ``a``, the columns are computed in two calls, wherever
+    the two lie: neither call has as many columns as rows then. For 64 by 64 by 64 numbers that costs 3 µs on 8, for 512
+    columns 5 %.
+    """
+    columns = out.shape[-1]
+    if xp is np and columns == out.shape[-2] > 1 and a.strides[-2:] == b.strides[:-3:-1]:
+        middle = halfway(columns)
+        np.matmul(a, b[..., :middle], out=out[..., :middle])
+        np.matmul(a, b[..., middle:], out=out[..., middle:])
+    else:
         xp.matmul(a, b, out=out)
+
+
+def halfway(columns: int) -> int:
+    """Where two calls for several columns meet."""
+    middle = -(-columns // (2 * STEP)) * STEP
+    return middle if middle < columns else columns // 2
 
 
 def product(xp: Any, a: Any, b: Any, out: Any) -> None:
@@ -45,7 +72,7 @@ def products(*each: tuple[Any, Any, Any]) -> None:
 
     def compute(number: int) -> None:
         a, b, out = parts[number]
-        np.matmul(a, b, out=out)
+        multiply(np, a, b, out)
 
     if len(parts) > len(each):
         split(compute, len(parts))
@@ -78,12 +105,12 @@ def stacked_product(xp: Any, a: Any, b: Any, out: Any) -> None:
         if batch == 1 and out.shape[1] == 1:
             product(xp, a[0], b[0, 0], out[0, 0])
         else:
-            xp.matmul(a, b, out=out)
+            multiply(xp, a, b, out)
         return
     step = -(-batch // parts)
 
     def part(number: int) -> None:
         some = slice(number * step, (number + 1) * step)
-        np.matmul(a, b[some], out=out[some])
+        multiply(np, a, b[some], out[some])
 
     split(part, -(-batch // step))

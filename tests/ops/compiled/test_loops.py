@@ -87,7 +87,7 @@ def test_layers(dtype):
     """Softmax along the last axis, products with and without bias, arrays joined along each axis."""
     for rows, columns in itertools.product(SIZES, SIZES):
         check("softmax", [(rows, columns)], dtype)
-        for hidden in (1, 4, 31):
+        for hidden in {1, 4, 31, rows}:  # as many as rows: in two products
             check("FullyConnected", [(rows, columns), (hidden, columns), (hidden,)], dtype, num_hidden=hidden)
             check("FullyConnected", [(rows, columns), (hidden, columns)], dtype, num_hidden=hidden, no_bias=True)
             check("Concat", [(rows, columns), (rows, hidden)], dtype, dim=1)

@@ -18,6 +18,7 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_float, p_int, p_shape
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
@@ -136,8 +137,8 @@ def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
             xp.copyto(held, window)
             window = held
         middle = _room(between, (data.shape[1], size[0], window.shape[2]))
-        xp.matmul(row_matrix, window, out=middle)
-        xp.matmul(middle, column_matrix.T, out=cells)
+        multiply(xp, row_matrix, window, middle)
+        multiply(xp, middle, column_matrix.T, cells)
         if p["position_sensitive"]:
             _own_cells(xp, cells, size, out[region], back=False)
         else:
@@ -172,9 +173,9 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, rois: Any, of_data: Any, of
         else:
             xp.copyto(cells, ograd[region])
         middle = _room(between, (shape[1], row_matrix.shape[1], size[1]))
-        xp.matmul(row_matrix.T, cells, out=middle)
+        multiply(xp, row_matrix.T, cells, middle)
         share = _room(whole, (shape[1], row_matrix.shape[1], column_matrix.shape[1]))
-        xp.matmul(middle, column_matrix, out=share)
+        multiply(xp, middle, column_matrix, share)
         target = of_data[image, :, rows, columns]
         xp.add(target, share, out=target, casting="same_kind")
 

@@ -15,6 +15,7 @@ from typing import Any
 from weftplan.errors import ShapeError
 from weftplan.ops.forms import kernel, workspace_kernel
 from weftplan.ops.params import p_int
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, grad, merge_dim, merge_shape, same_shape
 from weftplan.ops.schema import Op, Param, Params, Shape, Workspace
@@ -126,17 +127,17 @@ def _value_shape(name: str, parts: int, same: bool) -> Any:
 def _scores(ctx: Workspace, heads: int, queries: Any, keys: Any, out: Any) -> None:
     """``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
     target = _spread(out, heads)
-    ctx.xp.matmul(queries, keys.swapaxes(-1, -2), out=target)
+    multiply(ctx.xp, queries, keys.swapaxes(-1, -2), target)
     ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)
 
 
 def _scores_gradient(ctx: Workspace, g: Any, queries: Any, keys: Any, d_queries: Any, d_keys: Any) -> None:
     xp, scale = ctx.xp, 1.0 / math.sqrt(queries.shape[-1])
     if d_queries is not None:
-        xp.matmul(g, keys, out=d_queries)
+        multiply(xp, g, keys, d_queries)
         xp.multiply(d_queries, scale, out=d_queries)
     if d_keys is not None:
-        xp.matmul(g.swapaxes(-1, -2), queries, out=d_keys)
+        multiply(xp, g.swapaxes(-1, -2), queries, d_keys)
         xp.multiply(d_keys, scale, out=d_keys)
 
 
@@ -181,7 +182,7 @@ def _weighted(parts: int) -> Any:
     def compute(xp: Any, p: Params, keys_values: Any, attention: Any, out: Any) -> None:
         heads = p["heads"]
         values, attention = _part(keys_values, heads, parts, parts - 1), _spread(attention, heads)
-        xp.matmul(attention, values, out=_part(out, heads, 1, 0))
+        multiply(xp, attention, values, _part(out, heads, 1, 0))
 
     return compute
 
@@ -197,10 +198,10 @@ def _backward_weighted(parts: int) -> Any:
             for part in range(parts - 1):
                 _part(d_queries_keys_values, heads, parts, part)[...] = 0
             target = _part(d_queries_keys_values, heads, parts, parts - 1)
-            xp.matmul(_spread(attention, heads).swapaxes(-1, -2), g, out=target)
+            multiply(xp, _spread(attention, heads).swapaxes(-1, -2), g, target)
         if d_attention is not None:
             values = _part(sequence, heads, parts, parts - 1)
-            xp.matmul(g, values.swapaxes(-1, -2), out=_spread(d_attention, heads))
+            multiply(xp, g, values.swapaxes(-1, -2), _spread(d_attention, heads))
 
     return compute
 

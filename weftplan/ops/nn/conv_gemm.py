@@ -16,7 +16,7 @@ import numpy as np
 
 from weftplan.cores import split_in_rooms
 from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes
-from weftplan.ops.products import stacked_product
+from weftplan.ops.products import multiply, stacked_product
 from weftplan.ops.schema import Workspace
 
 
@@ -191,10 +191,11 @@ def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: Any, bias: Any,
         _lay_out(ctx, geo, image, top, columns)
         part = out[first:last, :, top:bottom]
         result = part if geo.direct else buffers.grid(images, rows)
-        xp.matmul(
+        multiply(
+            xp,
             kernel,
             columns.reshape(geo.groups, geo.taps // geo.groups, -1),
-            out=result.reshape(geo.groups, geo.filters // geo.groups, -1),
+            result.reshape(geo.groups, geo.filters // geo.groups, -1),
         )
         turned = result if geo.direct else _windows(geo, result).swapaxes(0, 1)
         if bias is not None:
@@ -271,9 +272,9 @@ def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
     """``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand without a
     copy of it, which it makes for products of several."""
     if xp is not np and out.shape[0] == 1:
-        xp.matmul(a[0], b[0], out=out[0])
+        multiply(xp, a[0], b[0], out[0])
     else:
-        xp.matmul(a, b, out=out)
+        multiply(xp, a, b, out)
 
 
 def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, int, int]) -> Any:

@@ -19,6 +19,7 @@ from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
 from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
 from weftplan.ops.params import p_int
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
 from weftplan.ops.schema import DType, Kernel, Op, Param, Params, Shape, ShapeRule, TensorSpec, Workspace, WorkspaceRule
@@ -66,8 +67,8 @@ def _forward(name: str) -> Kernel:
                 if masks:
                     masked(xp, sizes, masks[0][n], where, columns)
                 count = grid.shape[1]
-                xp.matmul(
-                    call.weight, columns.reshape(sizes.groups, -1, count), out=grid.reshape(sizes.groups, -1, count)
+                multiply(
+                    xp, call.weight, columns.reshape(sizes.groups, -1, count), grid.reshape(sizes.groups, -1, count)
                 )
                 if bias:
                     xp.add(grid, bias[0][:, None], out=grid, casting="same_kind")
@@ -121,7 +122,7 @@ def _backward(name: str) -> Kernel:
                 of_columns = cut(space, *columns.shape)
                 xp.copyto(grid, ograd[n].reshape(sizes.filters, -1)[:, where])
                 by_group = grid.reshape(sizes.groups, -1, count)
-                xp.matmul(call.weight.swapaxes(1, 2), by_group, out=of_columns.reshape(sizes.groups, -1, count))
+                multiply(xp, call.weight.swapaxes(1, 2), by_group, of_columns.reshape(sizes.groups, -1, count))
                 call.sample(image, offset[n], where, columns)
                 if masks:
                     if of_masks[0] is not None:
@@ -129,7 +130,7 @@ def _backward(name: str) -> Kernel:
                     for array in (columns, of_columns):
                         masked(xp, sizes, masks[0][n], where, array)
                 if of_weight is not None:
-                    xp.matmul(by_group, columns.reshape(sizes.groups, -1, count).swapaxes(1, 2), out=product)
+                    multiply(xp, by_group, columns.reshape(sizes.groups, -1, count).swapaxes(1, 2), product)
                     xp.add(total, product, out=total)
                 if of_data is None and of_offset is None:
                     continue

@@ -18,7 +18,7 @@ from weftplan.ops.add_n import p_count
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import KernelWithBare, accumulator
 from weftplan.ops.params import p_bool
-from weftplan.ops.products import FEW, product, products
+from weftplan.ops.products import FEW, multiply, product, products
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
@@ -115,7 +115,9 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
     columns, hidden, biased = inputs[1].shape[1], params["num_hidden"], not params["no_bias"]
     flat = len(inputs[0].shape) == len(outputs[0].shape) == 2
     rows = math.prod(outputs[0].shape) // hidden
-    times: Any = np.matmul if rows * hidden * columns < 2 * FEW else partial(product, np)
+    times: Any = partial(product, np)
+    if rows * hidden * columns < 2 * FEW:
+        times = np.matmul if rows != hidden else partial(multiply, np)
 
     def call(data: Any, weight: Any, *rest: Any) -> None:
         out = rest[-1]
@@ -135,7 +137,7 @@ def _loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tenso
     if dtype is None or rows * hidden * columns >= 2 * FEW:
         return None
     out, size = len(inputs), dtype.itemsize
-    steps = [loops.product(rows, hidden, columns, size, (0, 1, out))]
+    steps = loops.product(rows, hidden, columns, size, (0, 1, out))
     if not params["no_bias"]:
         row = (out, 0, hidden * size)
         steps.append(loops.Loop("add", (hidden,), (size,) * 3, (row, (2, 0, 0), row), rows))

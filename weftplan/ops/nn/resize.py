@@ -18,6 +18,7 @@ from weftplan.errors import ParameterError
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.kernels import accumulator, rows_per_block
 from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_shape
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
@@ -113,11 +114,11 @@ def _product(weights: Weights, *, backward: bool) -> Kernel:
                 xp.copyto(wide[taken][:count], image)
                 image, result = wide[taken][:count], wide[made][:count]
             if backward:
-                xp.matmul(rows.T, image, out=middle)
-                xp.matmul(middle.reshape(-1, middle.shape[2]), columns, out=result.reshape(-1, result.shape[2]))
+                multiply(xp, rows.T, image, middle)
+                multiply(xp, middle.reshape(-1, middle.shape[2]), columns, result.reshape(-1, result.shape[2]))
             else:
-                xp.matmul(image.reshape(-1, image.shape[2]), columns.T, out=middle.reshape(-1, middle.shape[2]))
-                xp.matmul(rows, middle, out=result)
+                multiply(xp, image.reshape(-1, image.shape[2]), columns.T, middle.reshape(-1, middle.shape[2]))
+                multiply(xp, rows, middle, result)
             if wide:
                 xp.copyto(out, result, casting="same_kind")
 

@@ -17,7 +17,7 @@ from weftplan.cores import split
 from weftplan.ops.add_n import numbered, p_count
 from weftplan.ops.forms import Room, kernel
 from weftplan.ops.params import p_bool
-from weftplan.ops.products import FEW, MOST, STEP
+from weftplan.ops.products import FEW, MOST, STEP, multiply
 from weftplan.ops.registry import register_planner_op
 from weftplan.ops.rules import pass_dtype, pass_shape
 from weftplan.ops.schema import Op, Param, Params
@@ -60,12 +60,12 @@ def _gathered(xp: Any, p: Params, *arrays: Any) -> None:
         some = slice(turn * step, (turn + 1) * step)
         for number, array in enumerate(rows):
             ograds[number * each : (number + 1) * each, some] = array[:, some]
-        np.matmul(ograds[:, some].T, datas, out=weight_grad[some])
+        multiply(np, ograds[:, some].T, datas, weight_grad[some])
         if bias_grad is not None:
             np.add.reduce(ograds[:, some], axis=0, out=bias_grad[some])
         for number in range(turn, len(data_grads), parts):
             if data_grads[number] is not None:
-                np.matmul(rows[number], given[2 * count], out=data_grads[number].reshape(columns[number].shape))
+                multiply(np, rows[number], given[2 * count], data_grads[number].reshape(columns[number].shape))
 
     split(part, parts)
 

@@ -14,6 +14,7 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.forms import workspace_kernel
 from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
 from weftplan.ops.params import p_bool, p_enum, p_optional, p_shape
+from weftplan.ops.products import multiply
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
 from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
@@ -70,7 +71,7 @@ def _grid(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
     height, width = out.shape[2:]
     base = base_grid(ctx, height, width, out.dtype)
     if _affine(p):
-        xp.matmul(data.reshape(-1, 3), base, out=out.reshape(-1, height * width))
+        multiply(xp, data.reshape(-1, 3), base, out.reshape(-1, height * width))
         return
     for axis, extent in ((0, width), (1, height)):
         here = out[:, axis]
@@ -84,7 +85,7 @@ def _grid_backward(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
     height, width = ograd.shape[2:]
     if _affine(p):
         base = base_grid(ctx, height, width, out.dtype)
-        xp.matmul(ograd.reshape(-1, height * width), base.T, out=out.reshape(-1, 3))
+        multiply(xp, ograd.reshape(-1, height * width), base.T, out.reshape(-1, 3))
         return
     for axis, extent in ((0, width), (1, height)):
         xp.multiply(ograd[:, axis], 2.0 / (extent - 1) if extent > 1 else math.inf, out=out[:, axis])
@@ -228,7 +229,7 @@ def _spatial_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 def _map_points(ctx: Workspace, loc: Any, base: Any) -> Any:
     points = ctx.take((loc.shape[0], 2, base.shape[1]), loc.dtype)
-    ctx.xp.matmul(loc.reshape(-1, 3), base, out=points.reshape(-1, base.shape[1]))
+    multiply(ctx.xp, loc.reshape(-1, 3), base, points.reshape(-1, base.shape[1]))
     return points
 
 
@@ -247,7 +248,7 @@ def _spatial_backward(ctx: Workspace, p: Params, ograd: Any, data: Any, loc: Any
     of_points = ctx.take(points.shape, loc.dtype)
     _backward_all(ctx, ograd, data, points, d_data, None if d_loc is None else of_points)
     if d_loc is not None:
-        ctx.xp.matmul(of_points.reshape(-1, base.shape[1]), base.T, out=d_loc.reshape(-1, 3))
+        multiply(ctx.xp, of_points.reshape(-1, base.shape[1]), base.T, d_loc.reshape(-1, 3))
 
 
 def _spatial_bytes(params: Params, data: TensorSpec, grids: int) -> int:
