@@ -135,3 +135,14 @@ def test_nothing_is_written_at_once_where_arrays_may_wait_elsewhere_or_one_comes
         assert small.copy_at_once(pushing.Value(2.0), a)
         monkeypatch.setattr(pushing, "make_room", lambda context, arrays: ())
         assert not small.copy_at_once(pushing.Value(2.0), a)
+
+
+@pytest.mark.parametrize(("values", "at_once"), [(1 << 17, True), ((1 << 17) + 1, False)])
+def test_a_whole_copy_up_to_a_bound_is_made_by_the_caller(values, at_once):
+    """A copy that takes no longer than to wake a worker for it; what a key picks has the bound of all small work."""
+    with engine.using(engine.create("ThreadedEngine")):
+        source, target = (nd.array(np.full((values, 1), value)) for value in (1.0, 2.0))
+        nd.waitall()
+        assert small.copy_at_once(target, source, slice(0, values)) is False
+        assert small.copy_at_once(source, target) is at_once
+        np.testing.assert_array_equal(target.asnumpy(), 1 if at_once else 2)

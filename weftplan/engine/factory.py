@@ -14,14 +14,14 @@ from typing import Any, SupportsIndex
 from weftplan import blas, config, cores
 from weftplan.engine.core import Engine
 from weftplan.engine.edges import forking
-from weftplan.engine.execution import Tracer
+from weftplan.engine.execution import Tracer, live_engines
 from weftplan.engine.inspection import users_pending
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.threaded import ThreadedBase, ThreadedEngine
 from weftplan.errors import ConfigError, EngineError, did_you_mean
-from weftplan.locks import Lock, free_in_children
+from weftplan.locks import Lock, free_in_children, members
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 EXIT_PATIENCE_S = 30.0
@@ -251,7 +251,7 @@ def _tell_busy(engine: Engine) -> None:
 
 
 def _workers_at_work() -> int:
-    return sum(engine._at_work() for engine in forking.engines())
+    return sum([engine._at_work() for engine in members(live_engines)])
 
 
 def _keep(*args: Any, **options: Any) -> None:

