@@ -9,6 +9,8 @@ import pytest
 
 from weftplan.kvstore.distributed import moving
 from weftplan.kvstore.distributed.moving import Known, Mover, Row, Span
+from weftplan.ops.compiled.meeting import MeetingSum
+from weftplan.ops.compiled.sums import compiled_pieces
 
 SIZES = (5, 0, 700, 1, 64)
 
@@ -66,7 +68,8 @@ def test_an_array_that_has_moved():
 def test_what_is_known_of_an_exchange():
     """Holds for its very arrays, in their order, at the same places; it keeps none of them alive."""
     rows, members = [[np.zeros(3), np.ones(3)], [np.zeros(3), np.ones(3)]], [0, 1]
-    known = Known(rows, (members, 5), int, int, int)
+    work = MeetingSum(*[compiled_pieces([(8, 0, 0)], 1, np.dtype("float32"))] * 3, 0, ())
+    known = Known(rows, (members, 5), work)
     assert known.holds(rows, (members, 5))
     assert not known.holds(rows, ([0, 1], 5))
     assert not known.holds(rows, (members, 6))

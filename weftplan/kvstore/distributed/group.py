@@ -21,11 +21,14 @@ from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.joining import flat, pieces, side_by_side
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
-from weftplan.kvstore.distributed.moving import Known, Mover, Operand, Row, Span, Work
+from weftplan.kvstore.distributed.moving import Known, Mover, Operand, Row, Span
 from weftplan.kvstore.distributed.shared import Area, SharedMemory
-from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode
+from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode, encoded
 from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
+from weftplan.ops.compiled.meeting import BEGUN, DONE, MeetingSum
+from weftplan.ops.compiled.sums import Pieces
 
+_READY, _SUMMED = int(Kind.READY), int(Kind.SUMMED)
 _MOST = 1024
 """Sums of which a group knows how they were moved."""
 
@@ -90,7 +93,7 @@ class Group(Meeting):
         """
         nbytes, count, shared, payload = 0, len(self.members), None, b""
         known: Known | None = None
-        shown: Work | None = None
+        shown: Pieces | None = None
         for share in shares:
             nbytes += share.nbytes
         if failure is None and nbytes <= INLINE:
@@ -98,10 +101,13 @@ class Group(Meeting):
         elif failure is None and self._shared is not None and count > 1:
             shared, known = self._shared, self._known.get(description)
             if known is not None and known.holds((shares, totals, *also), (self.members, Area.maps)):
-                known.show()
+                mark = mark_of(description)
+                heads = encoded(_READY, self.sequence, mark, nbytes) + encoded(_SUMMED, self.sequence, mark, nbytes)
+                stage = shared.make(known.work, heads)
             else:
                 known, shown = None, self._show(shared, shares, nbytes, whole=False)
-        payloads = yield from self.agreed(description, failure, nbytes, payload)
+        if known is None or stage == BEGUN:
+            payloads = yield from self.agreed(description, failure, nbytes, payload, sent=known is not None)
         if shared is not None and 1 < len(self.members) < count:  # ranges have become other ones
             known = shown = None
             self._show(shared, shares, nbytes, whole=True)
@@ -112,8 +118,11 @@ class Group(Meeting):
                     total[...] = share
         elif nbytes <= INLINE:
             self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
+        elif shared is not None and known is not None:
+            yield from self._sum_again(shared, known.work, nbytes, description)
+            also = also[known.rows - 2 :]  # those that a pull has added meanwhile
         elif shared is not None:
-            yield from self._sum_shared(shared, shares, nbytes, totals, description, also, known or shown)
+            yield from self._sum_shared(shared, shares, nbytes, totals, description, also, shown)
             also = ()
         else:
             yield from self._sum_joined(shares, totals, description)
@@ -162,7 +171,7 @@ class Group(Meeting):
         count = len(self.members)
         return {rank: even_range(size, count, place) for place, rank in enumerate(self.members)}
 
-    def _show(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int, *, whole: bool) -> Work | None:
+    def _show(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int, *, whole: bool) -> Pieces | None:
         """Put ``shares`` in a row where the others read them, but for the range that this process adds up itself."""
         area, sources, dtype = shared.own.shares, flat(shares), shares[0].dtype
         area.reach(nbytes)
@@ -172,7 +181,7 @@ class Group(Meeting):
         self._shown = max(self._shown, nbytes)
         return self._mover.move(_sizes(sources), dtype, spans)
 
-    def _add(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int) -> Work | None:
+    def _add(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int) -> Pieces | None:
         """Add up a range of what all have shown; of its own one a process reads the arrays themselves."""
         dtype, sources = shares[0].dtype, flat(shares)
         first, end = self._ranges(nbytes // dtype.itemsize)[self.rank]
@@ -186,7 +195,7 @@ class Group(Meeting):
         sums = Row(area.room[:length].view(dtype), first)
         return self._mover.move(_sizes(sources), dtype, [Span(first, end, terms, (sums,))])
 
-    def _take(self, shared: SharedMemory, rows: Sequence[Sequence[Array]], nbytes: int) -> Work | None:
+    def _take(self, shared: SharedMemory, rows: Sequence[Sequence[Array]], nbytes: int) -> Pieces | None:
         """Copy the sums of all to every row."""
         dtype, spans = rows[0][0].dtype, []
         results = [flat(row) for row in rows]
@@ -196,6 +205,27 @@ class Group(Meeting):
             spans.append(Span(first, end, (Row(room[:length].view(dtype), first),), results))
         return self._mover.move(_sizes(results[0]), dtype, spans)
 
+    def _sum_again(self, shared: SharedMemory, work: MeetingSum, nbytes: int, description: str) -> Steps[None]:
+        """Go on with a sum that one call makes as far as nobody has to wait for long, where it has not come to its end.
+
+        All agree on it, or have told each other so already.
+        """
+        stage = shared.make(work, None) if work.stage == BEGUN else work.stage
+        if stage == DONE:
+            return
+        yield from self._tell_summed(
+            Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes), description, sent=True
+        )
+        shared.make(work, None)
+
+    def _tell_summed(self, told: Message, description: str, *, sent: bool = False) -> Steps[None]:
+        """Swap the messages of who has added up its range; raises where somebody could not."""
+        own = told.encode()
+        every = yield from self.swap(own, description, sent=sent)
+        if told.kind is Kind.FAILED or not alike(own, every):
+            self.sequence += 1
+            raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
+
     def _sum_shared(
         self,
         shared: SharedMemory,
@@ -204,38 +234,28 @@ class Group(Meeting):
         totals: Sequence[Array],
         description: str,
         also: Sequence[Sequence[Array]],
-        before: Known | Work | None,
+        shown: Pieces | None,
     ) -> Steps[None]:
         """Each member adds up a range of what all have shown and shows the result, which all then take.
 
         Nobody writes over what another still reads: shares are shown again only after all have said that they have
         added, sums only after all have come to the next exchange. ``totals`` and ``also`` change when nothing can fail
-        any more. ``before``: what is known of such exchanges, or what has shown the shares.
+        any more. ``shown``: what has shown the shares.
         """
-        known = before if isinstance(before, Known) else None
         told = Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes)
-        added: Work | None = None
+        added: Pieces | None = None
         try:
-            if known is not None:
-                known.add()
-            else:
-                added = self._add(shared, shares, nbytes)
+            added = self._add(shared, shares, nbytes)
         except Exception as error:  # the others wait for this range, and must be told
             told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
-        own = told.encode()
-        every = yield from self.swap(own, description)
-        if told.kind is Kind.FAILED or not alike(own, every):
-            self.sequence += 1
-            raise self.failure(description, [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)])
+        yield from self._tell_summed(told, description)
         rows = (totals, *also)
-        if known is not None and known.rows == 1 + len(rows):
-            known.take()
-            return
         taken = self._take(shared, rows, nbytes)
-        if callable(before) and added is not None and taken is not None:
+        if shown is not None and added is not None and taken is not None:
             if len(self._known) == _MOST:
                 self._known.clear()
-            self._known[description] = Known((shares, *rows), (self.members, Area.maps), before, added, taken)
+            work = shared.sum_of(self.others(), shown, added, taken)
+            self._known[description] = Known((shares, *rows), (self.members, Area.maps), work)
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""

@@ -87,11 +87,11 @@ class Meeting(Members):
         return leader
 
     def agreed(
-        self, description: str, failure: str | None, nbytes: int, payload: bytes = b""
+        self, description: str, failure: str | None, nbytes: int, payload: bytes = b"", *, sent: bool = False
     ) -> Steps[list[memoryview]]:
         """Exchange messages until all who are left want the same; returns payloads by position, one's own included.
 
-        They are valid until the next exchange.
+        They are valid until the next exchange. ``sent``: in memory that all share, the first message.
         """
         mark = mark_of(description)
         if failure is None:
@@ -99,7 +99,8 @@ class Meeting(Members):
         else:
             own = Message(Kind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
         while True:
-            every = yield from self.swap(own, description)
+            every = yield from self.swap(own, description, sent=sent)
+            sent = False
             if failure is None and alike(own, every):
                 return [raw[HEADER:] for raw in every]
             messages = [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)]
@@ -130,8 +131,8 @@ class Meeting(Members):
         every = yield from self.swap(own.encode(), what)
         return list(zip(self.members, every, strict=True))
 
-    def swap(self, own: bytes, what: str) -> Steps[list[memoryview]]:
-        """Send one message to every member, receive one from each; they are returned by position.
+    def swap(self, own: bytes, what: str, *, sent: bool = False) -> Steps[list[memoryview]]:
+        """Send one message to every member, unless it was ``sent``, receive one from each; returned by position.
 
         They are valid until the next call; those in shared memory until the one after it.
         """
@@ -141,7 +142,8 @@ class Meeting(Members):
         if shared is None:
             found = yield from self._swap_by_mpi(own, what)
             return [found[rank] for rank in self.members]
-        shared.send(own)
+        if not sent:
+            shared.send(own)
         others = self.others()
         for _ in range(_LOOKS):
             if not shared.missing(others):

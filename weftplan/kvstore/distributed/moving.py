@@ -6,7 +6,7 @@ them. So the addresses of the pieces are worked out once, and kept for the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import call, is_
@@ -18,7 +18,8 @@ import numpy as np
 from weftplan.kvstore.distributed.joining import cuts
 from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.sums import PAST, compiled_pieces
+from weftplan.ops.compiled.meeting import MeetingSum
+from weftplan.ops.compiled.sums import PAST, Pieces, compiled_pieces
 
 
 class Row(NamedTuple):
@@ -30,8 +31,6 @@ class Row(NamedTuple):
 
 Operand = Row | Sequence[Array]
 """Elements of a row of arrays: the flat arrays themselves, or a copy."""
-
-Work = Callable[[], None]
 
 _Place = int | tuple[int, ...]
 """Where the elements of an operand are: the first one of the row, or those of each array."""
@@ -65,7 +64,7 @@ class Mover:
             compiled=self._compiled,
         )
 
-    def move(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> Work | None:
+    def move(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> Pieces | None:
         """Make spans of arrays of these sizes; all of them have as many terms, and as many targets.
 
         Returns:
@@ -96,25 +95,25 @@ class Mover:
 
 
 class Known:
-    """What an exchange has moved: again in no time when it has the same arrays, and all memory is where it was.
+    """What an exchange has moved: one call makes it again when it has the same arrays, and all memory is where it was.
 
     It keeps no array alive.
 
     Args:
         rows: the arrays.
         where: what else the places follow from: an object, and a number.
-        steps: what shows, adds and takes.
+        work: what makes it again.
 
     Attributes:
         rows: how many.
     """
 
-    __slots__ = ("_refs", "_where", "add", "rows", "show", "take")
+    __slots__ = ("_refs", "_where", "rows", "work")
 
-    def __init__(self, rows: Sequence[Sequence[Array]], where: tuple[object, int], *steps: Work) -> None:
+    def __init__(self, rows: Sequence[Sequence[Array]], where: tuple[object, int], work: MeetingSum) -> None:
         self._refs = [ref(array) for row in rows for array in row]
         self.rows, self._where = len(rows), where
-        self.show, self.add, self.take = steps
+        self.work = work
 
     def holds(self, rows: Sequence[Sequence[Array]], where: tuple[object, int]) -> bool:
         """Whether these are its arrays, at the same places."""
@@ -148,7 +147,7 @@ def _pieces(
     sizes: tuple[int, ...],
     dtype: np.dtype[Any],
     spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
-) -> Work | None:
+) -> Pieces | None:
     """What moves spans that are at these places; it follows from numbers alone, so it is right whenever they are."""
     item, pieces = dtype.itemsize, []
     for first, end, terms, targets in spans:

@@ -28,11 +28,14 @@ from weftplan import config
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.wire import SIZE
 from weftplan.kvstore.reduce import Array
+from weftplan.ops.compiled import meeting
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.meeting import MeetingSum
+from weftplan.ops.compiled.sums import Pieces
 
-_SLOT = 8192
-"""Bytes of a slot: the number of its message, the length, the message from :data:`_TEXT` on."""
+_SLOT, _TEXT = meeting.SLOT, meeting.TEXT
+"""Bytes of a slot: the number of its message, the length, the message from the second one on."""
 
-_TEXT = 64
 _MARK = 48, 64
 """Where the first slot has random bytes, by which a process recognises the area that it was told of."""
 
@@ -52,6 +55,7 @@ class Area:
         words: all of it, as numbers of eight bytes.
         data: all of it, as bytes.
         room: what is behind the slots.
+        start: the address of all of it.
         maps: how often this process has laid an area into its memory; where it has not since, all are where they were.
     """
 
@@ -75,7 +79,8 @@ class Area:
         rights = mmap.PROT_READ | (mmap.PROT_WRITE if self._own else 0)
         self.data = memoryview(mmap.mmap(self._file, nbytes, mmap.MAP_SHARED, rights))
         self.words = self.data.cast("Q")
-        self.room: Array = np.frombuffer(self.data, np.uint8)[2 * _SLOT :]
+        whole: Array = np.frombuffer(self.data, np.uint8)
+        self.room, self.start = whole[2 * _SLOT :], address(whole)
 
     def reach(self, nbytes: int) -> None:
         """Have room for so many bytes; of another process only after it has done the same."""
@@ -185,6 +190,17 @@ class SharedMemory:
         own.data[start + _TEXT : start + _TEXT + len(message)] = message
         own.words[start // 8 + 1] = len(message)
         own.words[start // 8] = self._number
+
+    def sum_of(self, ranks: Iterable[int], show: Pieces, add: Pieces, take: Pieces) -> MeetingSum:
+        """A sum with these others whose pieces are known; valid while nobody's memory is laid out anew."""
+        return MeetingSum(show, add, take, self.own.shares.start, [self._areas[rank].shares.start for rank in ranks])
+
+    def make(self, known: MeetingSum, heads: bytes | None) -> int:
+        """Begin such a sum, whose two messages are these, or go on with it; returns how far it has come."""
+        before = meeting.NEW if heads is not None else known.stage
+        stage = known.go_on() if heads is None else known.begin(self._number + 1, heads)
+        self._number += min(stage, meeting.TOLD) - min(before, meeting.TOLD)
+        return stage
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
         """Those who have not sent the message that is due."""

@@ -40,6 +40,7 @@ class Function:
         self._lines: list[str] = []
         self._count = 0
         self._block = "entry"
+        self._loops: list[int] = []
         self.result: str | None = None
         """The pointer that it returns, if it does."""
         self.declared: dict[str, None] = {}
@@ -333,12 +334,20 @@ class Function:
         inside = self.compare("slt", index, end)
         self.emit(f"br i1 {inside}, label %body{k}, label %done{k}")
         self._label(f"body{k}")
+        self._loops.append(k)
         yield index
+        self._loops.pop()
         self.emit(f"br label %latch{k}")
         self._label(f"latch{k}")
         self.emit(f"%next{k} = add nsw i64 {index}, {step}")
         self.emit(f"br label %head{k}, !llvm.loop !0")
         self._label(f"done{k}")
+
+    def leave(self, condition: str) -> None:
+        """Go on behind the innermost loop where the condition holds."""
+        self._count += 1
+        self.emit(f"br i1 {condition}, label %done{self._loops[-1]}, label %stay{self._count}")
+        self._label(f"stay{self._count}")
 
     @contextlib.contextmanager
     def when(self, condition: str) -> Iterator[None]:

@@ -8,7 +8,6 @@ kept but the functions. A kernel is compiled for one number of arrays, when that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -92,7 +91,30 @@ def copy_past(source: Array, target: Array) -> bool:
     return True
 
 
-def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Callable[[], None] | None:
+class Pieces:
+    """Makes, piece by piece, every target the sum of its terms; see :func:`compiled_pieces`.
+
+    Attributes:
+        scalar: the type of an element, as LLVM writes it.
+        start: the address of a table of the pieces.
+    """
+
+    __slots__ = ("_entry", "_table", "scalar", "start", "targets", "terms")
+
+    def __init__(self, pieces: Sequence[Sequence[int]], terms: int, scalar: str) -> None:
+        self.scalar, self.terms = scalar, terms
+        self.targets = targets = len(pieces[0]) - 1 - terms
+        name = f"pieces-{terms}-{targets}-{scalar}"
+        entries = library(name, lambda target: [pieces_function("pieces", scalar, terms, targets)], ("pieces",))
+        self._entry = entries["pieces"]
+        self._table = np.array([len(pieces), *chain.from_iterable(pieces)], np.int64)
+        self.start = address(self._table)
+
+    def __call__(self) -> None:
+        self._entry(self.start)
+
+
+def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Pieces | None:
     """What makes, piece by piece, every target the sum of its terms from left to right; None where there is no compiled
     kernel for it.
 
@@ -107,18 +129,7 @@ def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype
     scalar = _SCALARS.get(dtype)
     if scalar is None or not pieces or isinstance(host(), str):
         return None
-    targets = len(pieces[0]) - 1 - terms
-    if terms + targets > MOST:
-        return None
-    name = f"pieces-{terms}-{targets}-{scalar}"
-    entry = library(name, lambda target: [_pieces(scalar, terms, targets)], ("pieces",))["pieces"]
-    words = np.array([len(pieces), *chain.from_iterable(pieces)], np.int64)
-    return partial(_call, entry, address(words), words)
-
-
-def _call(entry: Entry, start: int, words: Array) -> None:
-    del words  # whoever holds the call keeps them
-    entry(start)
+    return Pieces(pieces, terms, scalar) if len(pieces[0]) - 1 <= MOST else None
 
 
 def _spreads(scalar: str, count: int) -> dict[str, Entry]:
@@ -169,9 +180,9 @@ def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Cal
     return total
 
 
-def _pieces(scalar: str, terms: int, targets: int) -> Function:
+def pieces_function(name: str, scalar: str, terms: int, targets: int, *, local: bool = False) -> Function:
     """The first word is the number of pieces, each of which has (bytes, addresses…)."""
-    f = Function("pieces", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
+    f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8), local=local)
     width = 1 + terms + targets
     with f.loop(0, f.word("%words", 0)) as number:
         piece = f.at("%words", f.add(f.mul(number, 8 * width), 8))
