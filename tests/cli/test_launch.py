@@ -64,6 +64,15 @@ def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def test_a_process_that_nobody_launched_says_so():
+    """`dist_sync` without `weftplan launch` trains, and the first line says that it does so alone, and what to type."""
+    need_mpi()
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("needs scikit-learn")
+    told = finished("train", "--network", "mlp", "--epochs", "1", "--kvstore", "dist_sync").stdout
+    assert "kvstore dist_sync of this process alone (weftplan launch starts several)" in " ".join(told.split())
+
+
 def test_digits_over_processes_and_over_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Four processes end with the bits of four devices, and those with the bits of one that sums over four pieces of
     each batch: same pieces, same order of sums."""

@@ -1,12 +1,19 @@
-"""``weftplan launch -n 4 script.py``: start the processes of a distributed kvstore with Open MPI's ``mpiexec``."""
+"""``weftplan launch -n 4 script.py``: start the processes of a distributed kvstore with Open MPI's ``mpiexec``.
+
+A signal that ends this command ends the job: mpiexec gets it once, and is waited for while it ends the processes. One
+that is killed, or gets a second signal within five seconds, leaves them running.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -45,7 +52,7 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
     More processes than cores are allowed. When a process dies, the others go on. What they do then is theirs to decide
     (docs/distributed.md). With --restarts the death of a process ends the others, and all of them start again:
 
-    
+    \b
         weftplan launch -n 4 --restarts 3 weftplan train \\
             --kvstore dist_sync --checkpoint run/a --resume
     """
@@ -54,10 +61,9 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
         click.echo(" ".join(arguments))
         return
     for start in range(restarts + 1):
-        try:
-            status = subprocess.run(arguments, env={**os.environ, **environment()}, check=False).returncode
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(130) from None
+        status, ended_by = _run(arguments)
+        if ended_by:
+            raise click.exceptions.Exit(128 + ended_by)
         if not status:
             break
         if start < restarts:
@@ -65,6 +71,36 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
                 f"weftplan launch: the job ended with status {status}; restart {start + 1} of {restarts}", err=True
             )
     raise click.exceptions.Exit(status)
+
+
+_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def _run(arguments: Sequence[str]) -> tuple[int, int]:
+    """The status with which mpiexec has ended, and the number of the signal that has ended it, or 0."""
+    # On a terminal mpiexec stays in the group of this process, where it can read what is typed, and where Ctrl-C and
+    # the end of the terminal reach it without help.
+    in_group = os.isatty(0)
+    received: list[int] = []
+    job: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if job is not None and not (in_group and number != signal.SIGTERM):
+            job.send_signal(number)
+
+    before = [(number, signal.signal(number, pass_on)) for number in _ENDING]
+    try:
+        started = subprocess.Popen(
+            arguments, env={**os.environ, **environment()}, process_group=None if in_group else 0
+        )
+        job = started
+        if received:  # while it was started
+            job.send_signal(received[0])
+        return started.wait(), received[0] if received else 0
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def mpiexec_command(

@@ -213,6 +213,13 @@ def _seeded(seed: int) -> int:
     return seed
 
 
+def _partners(store: KVStoreBase) -> str:
+    """In words: who shares the store, where there could be several."""
+    if store.num_workers > 1:
+        return f" of {store.num_workers} processes"
+    return " of this process alone (weftplan launch starts several)" if store.type.startswith("dist") else ""
+
+
 def _run(
     network: str,
     task: train_tasks.Task,
@@ -236,8 +243,7 @@ def _run(
         # Whoever reads this line may interrupt: from here on Ctrl-C waits for the end of a batch.
         console.print(
             f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore "
-            f"{store.type if store is not None else 'none'}{f' of {workers} processes' * (workers > 1)}, "
-            f"{task.described}",
+            f"{'none' if store is None else store.type + _partners(store)}, {task.described}",
             highlight=False,
         )
         try:
