@@ -42,6 +42,24 @@ def test_folders_that_others_can_write_are_refused(tmp_path: Path):
 
 
 @posix
+def test_what_keeps_files_away_is_said_before_there_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file on the way, a place without permission to write, a refused folder; a folder that can be made is none."""
+    place = tmp_path.resolve() / "home" / "weftplan" / "kernels"
+    assert user_cache.obstacle(place) is None
+    place.parent.parent.write_text("a file")
+    assert user_cache.obstacle(place) == f"{tmp_path.resolve()}/home is no folder"
+    assert not user_cache.keep(place, "one", b"content")
+    place.parent.parent.unlink()
+    assert user_cache.keep(place, "one", b"content")
+    assert user_cache.obstacle(place) is None
+    place.chmod(0o755)
+    assert "permissions for others" in str(user_cache.obstacle(place))
+    place.chmod(0o700)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a file system that is read-only
+    assert user_cache.obstacle(place) == f"{place} cannot be written"
+
+
+@posix
 @pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give folders away")
 def test_folders_of_other_users_are_refused(tmp_path: Path):
     """A folder or an object that belongs to somebody else is not loaded from, whatever its permissions."""

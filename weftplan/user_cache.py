@@ -63,6 +63,21 @@ def refusal(place: Path) -> str | None:
     return None
 
 
+def obstacle(place: Path) -> str | None:
+    """Why nothing can be kept in a folder, which may not exist yet; None when something can. For a reader: whether it
+    is so is seen when something is kept."""
+    there = place
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    if there == place:
+        refused = refusal(place)
+        if refused is not None:
+            return refused
+    elif not there.is_dir():
+        return f"{there} is no folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+
+
 def key(*parts: str) -> str:
     """A name for what is made from these texts."""
     digest = hashlib.sha256()

@@ -74,8 +74,10 @@ def _kernels() -> dict[str, Any]:
 def _kept(kind: str, variable: str) -> dict[str, Any]:
     """Where files of a kind are kept for later processes, and why not."""
     place = user_cache.folder(kind) if _value(variable) else None
-    refused = user_cache.refusal(place) if place is not None and place.exists() else None
-    return {"cache": None if place is None else str(place), "cache_note": refused or ""}
+    return {
+        "cache": None if place is None else str(place),
+        "cache_note": "" if place is None else user_cache.obstacle(place) or "",
+    }
 
 
 def _variables() -> tuple[list[dict[str, Any]], list[str]]:
