@@ -153,6 +153,31 @@ def test_rows_of_a_large_softmax_are_cut(monkeypatch, op, shape, params):
     assert together.counts == [min(4, shape[0])]
 
 
+@pytest.mark.parametrize(("shape", "params"), [((13, 40), {}), ((3, 5, 7), {"multi_output": True})])
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_a_small_softmax_takes_a_shorter_way_to_the_same_bits(monkeypatch, kind, shape, params):
+    """What fits one block is computed by the bare form."""
+    data = uniform(*shape, low=-30, high=30).astype(kind)
+    inputs = [data, np.zeros((shape[0], *shape[2:]), kind)]
+    short = run("SoftmaxOutput", inputs, params)[0]
+    monkeypatch.setattr(softmax_core, "softmax_bare", lambda *_: None)
+    assert run("SoftmaxOutput", inputs, params)[0].tobytes() == short.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "params", "labels"),
+    [((5, 3), {}, [0, -1, 3, 2, 1 << 40]), ((1, 3, 5), {"multi_output": True}, [[-7, 1, 3, 2, 9]])],
+)
+def test_a_label_that_is_no_class_leaves_the_output(shape, params, labels):
+    """Below the classes and above them."""
+    data, labels = uniform(*shape), np.array(labels, np.float64)
+    output = run("SoftmaxOutput", [data, labels], params)[0]
+    found = gradients("SoftmaxOutput", [data, labels], [np.ones(shape)], params)[0]
+    classes = np.arange(3).reshape(3, *[1] * (len(shape) - 2))
+    wanted = (output - (np.expand_dims(labels, 1) == classes)) / (5 if params else 1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-15)
+
+
 @pytest.mark.parametrize("elements", [40, 41, 47])
 def test_the_gradient_of_a_large_softmax_is_cut(monkeypatch, elements):
     """Every element is scaled once, whichever part has it."""

@@ -171,15 +171,18 @@ def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, ou
     columns = out.reshape(outer, classes, inner)
     for first, part in _label_blocks(label, size, index):
         where = place[: part.size]
-        hit = (part >= 0) & (part < classes)
-        xp.clip(part, 0, classes - 1, out=where)
+        hit = part.view(np.uint64) < classes  # what is less than 0 is a large number then
+        xp.multiply(part, hit, out=where)  # any class will do where none is hit: 0 is subtracted there
         # place = (outer index · classes + class) · inner + inner index
-        position = xp.arange(first, first + part.size)
-        xp.multiply(where, inner, out=where)
-        xp.add(where, position // inner * (classes * inner) + position % inner, out=where)
+        if inner == 1:
+            xp.add(where, xp.arange(first * classes, (first + part.size) * classes, classes), out=where)
+        else:
+            position = xp.arange(first, first + part.size)
+            xp.multiply(where, inner, out=where)
+            xp.add(where, position // inner * (classes * inner) + position % inner, out=where)
         flat[where] -= hit * out.dtype.type(1.0 - alpha - rest)
         if params["use_ignore"]:
-            ignored = position[part == ignore]
+            ignored = first + xp.flatnonzero(part == ignore)
             columns[ignored // inner, :, ignored % inner] = 0
     scale: float = params["grad_scale"]
     if params["normalization"] == "valid":
