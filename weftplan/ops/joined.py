@@ -17,7 +17,7 @@ from weftplan.ops import registry
 from weftplan.ops.kernels import blocks
 from weftplan.ops.nn import batch_norm, convolution  # noqa: F401 - they register what is joined here
 from weftplan.ops.rules import DTypes, Shapes
-from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Params, TensorSpec
 from weftplan.ops.unary import relu_step
 
 _T = TypeVar("_T")
@@ -55,9 +55,8 @@ def _backward_batch_norm() -> Op:
         op,
         name=op.name + RELU,
         forward=batch_norm.backward_behind_relu,
-        inputs=("ograd", "relu", "data", "gamma", "mean", "var"),
-        inplace=(InplacePair(0, 0), InplacePair(1, 0), InplacePair(2, 0)),
-        ignored_inputs=lambda params: (3,) if params["fix_gamma"] else (),
+        inputs=("ograd", "data", "gamma", "beta", "mean", "var"),
+        ignored_inputs=lambda params: (2,) if params["fix_gamma"] else (),
         workspace=batch_norm.workspace_behind_relu,
     )
 
@@ -126,8 +125,8 @@ NORMALIZED = {relu: _normalized(relu) for relu in ("", RELU)}
 """A convolution with a batch norm behind it, without and with a relu behind that. Its inputs are the convolution's data
 and weight, the batch norm's four vectors, and the convolution's bias where it has one."""
 GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
-"""By the operator of a layer's gradient: the same behind the gradient of a relu; its inputs are the incoming gradient,
-the relu's output, and the others."""
+"""By the operator of a layer's gradient: the same behind the gradient of a relu, whose output it does not read; its
+inputs are the layer's gradient's, and beta behind gamma."""
 for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
     registry.register_planner_op(_made)
 

@@ -61,7 +61,7 @@ def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], 
             alone = free and not uses[node, 1] and not uses[node, 2]
             if alone and first.op.name == "Convolution" and node.params["axis"] == 1:
                 before_norm[node] = first
-        elif first not in behind and _is_gradient_of_relu(first):
+        elif first not in behind and _is_gradient_of_relu(first) and _normalization(node, first) is not None:
             inner[node] = first
     # The shapes of a gradient are those of its forward node's inputs, so that of a relu needs the relu as it is.
     gone = set(inner.values())
@@ -93,6 +93,12 @@ def _is_relu(node: Node) -> bool:
 
 def _is_gradient_of_relu(node: Node) -> bool:
     return node.op is not None and joined.is_gradient_of_relu(node.op, node.params)
+
+
+def _normalization(node: Node, before: Node) -> Node | None:
+    """The batch norm of which ``node`` is the gradient, if ``before`` is that of the relu behind it."""
+    norm = before.inputs[1][0].inputs[0][0]
+    return norm if norm in node.control_deps else None
 
 
 def alike(a: Node, b: Node) -> bool:
@@ -141,7 +147,9 @@ def _rebuilt(
             named = {_LAYER: node.name}
             moved[node] = moved[relu] = one(made, relu.name, node, inputs=node.inputs, other=relu, more=named)
         elif op is not None and before is not None:
-            inputs = [*before.inputs, *node.inputs[1:]]
+            norm = _normalization(node, before)
+            assert norm is not None
+            inputs = [before.inputs[0], *node.inputs[1:3], norm.inputs[2], *node.inputs[3:]]
             moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
         elif not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
             moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weftplan.ops import implementations, registry
+from weftplan.ops import implementations, joined, registry
 from weftplan.ops.compiled import batch_norm
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.schema import OpContext, TensorSpec
@@ -119,6 +119,48 @@ def test_against_the_formula(given_case: dict[str, Any]):
             np.testing.assert_allclose(got, want, **loose)
 
 
+@pytest.mark.parametrize("mode", ["native", "numpy"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("settings", [{}, {"fix_gamma": True}, {"use_global_stats": True}])
+def test_gradient_behind_a_relu(settings: dict[str, Any], dtype: Any, mode: str):
+    """It has the bits of the plain gradient, of what the relu's output lets pass, and knows that output without seeing
+    it: at values that just vanish or do not, at none below 0, and at NaN."""
+    if mode == "native" and dtype == np.float16:
+        pytest.skip("there is no such kernel")
+    op, norm = joined.GRADIENTS["_backward_BatchNorm"], registry.get("_backward_BatchNorm")
+    params = registry.parse_params(registry.get("BatchNorm"), {"fix_gamma": False, "eps": 1e-3, **settings})
+    rng = np.random.default_rng(5)
+    x, dy = (rng.normal(0, 2, (3, 6, 5, 29)).astype(dtype) for _ in range(2))
+    acc = np.float32 if dtype == np.float16 else dtype
+    x[:, 1] = np.nan
+    gamma, beta, mean, var = (rng.uniform(-1, 1, 6).astype(acc) for _ in range(4))
+    var += 2
+    beta[2], beta[3], x[:, 3] = -20, 20, np.abs(x[:, 3])
+    mean[4], beta[4], x[:, 4] = 0, 0, np.maximum(x[:, 4], 0)  # with these statistics many are exactly 0
+    y, kept = np.empty_like(x), [np.empty(6, acc) for _ in range(2)]
+    shapes = [TensorSpec(a.shape, a.dtype) for a in (x, gamma, gamma)]
+
+    def run(one: Any, inputs: list[Any], outputs: list[Any]) -> list[Any]:
+        specs = [TensorSpec(a.shape, a.dtype) for a in inputs]
+        chosen = implementations.choose(one, params, specs, shapes, mode).implementation
+        assert chosen.name == mode
+        scratch = np.full(chosen.workspace(params, specs, shapes), 0xFF, np.uint8)
+        given = [None if i in one.ignored(params) else a for i, a in enumerate(inputs)]
+        with np.errstate(all="ignore"):
+            chosen.kernel(OpContext(np, is_train=True, workspace=scratch), params, given, outputs)
+        return outputs
+
+    run(joined.LAYERS["BatchNorm"], [x, gamma, beta, mean, var], [y, *kept])
+    for wanted in ((True, True, True), (True, False, False), (False, True, True)):
+        room = [[np.empty_like(x), np.empty(6, acc), np.empty(6, acc)] for _ in range(2)]
+        first, second = ([a if w else None for a, w in zip(outs, wanted, strict=True)] for outs in room)
+        run(norm, [dy * (y != 0), x, gamma, *kept], first)
+        run(op, [dy, x, gamma, beta, *kept], second)
+        for a, b in zip(first, second, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or a.tobytes() == b.tobytes()
+
+
 @pytest.mark.parametrize("plane", [7, 16, 49, 200, 1024])
 def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
     """The same bits from code for 128, 256 and 512 bits."""
@@ -136,7 +178,12 @@ def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
         values |= {"gamma": 0, "images": 3, "channels": 4, "plane": plane, "last": 4}
         words = np.array([values.get(name, 0) for name in batch_norm.FORWARD], np.int64)
         batch_norm.entries(x.dtype, target)["forward"](batch_norm.address(words))
-        found.append(y.tobytes() + mean.tobytes() + var.tobytes() + inverse.tobytes())
+        dx, dgamma, dbeta = np.empty_like(x), np.empty(4, np.float32), np.empty(4, np.float32)
+        back = (y, x, dx, beta, mean, inverse, dgamma, dbeta, constants, beta)
+        places = dict(zip(batch_norm.BACKWARD, map(batch_norm.address, back), strict=False))
+        words = np.array([{**values, **places, "gamma": 0}.get(name, 0) for name in batch_norm.BACKWARD], np.int64)
+        batch_norm.entries(x.dtype, target)["backward"](batch_norm.address(words))
+        found.append(b"".join(a.tobytes() for a in (y, mean, var, inverse, dx, dgamma, dbeta)))
     assert found[0] == found[1] == found[2]
 
 

@@ -246,7 +246,7 @@ def test_nodes_stay_apart_where_one_of_them_may_be_repeated(nets: Any) -> None:
     assert any(name.endswith(RELU) for name in names(plain))
     cheap, apart = plan(recompute="cheap"), plan(recompute="cheap", fusion=False)
     assert cheap.memory.peak <= min(apart.memory.peak, plain.memory.peak)
-    tight = plain.memory.peak * 3 // 4
+    tight = plan(fusion=False).memory.peak * 3 // 4  # less than the plan with joined nodes, whose batch norm keeps less
     assert names(plan(budget=tight)) == names(plan(budget=tight, fusion=False))
     assert names(plan(budget=plain.memory.peak)) == names(plain)
     with pytest.raises(BudgetError) as refused:

@@ -27,11 +27,12 @@ from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
 
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
            "first", "last", "relu")  # fmt: skip
-BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "relu", "images", "channels",
+BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "beta", "images", "channels",
             "plane", "given", "first", "last")  # fmt: skip
 """Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
 are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null. ``relu``:
-whether ``y`` is that of a relu behind; in the gradient its output, or null without one."""
+whether ``y`` is that of a relu behind. The gradient has ``beta`` where there is a relu, else null: what the relu let
+pass follows from the data, as it did forward, in fewer bytes than its output has."""
 SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
 """Words of the function that makes of given statistics what each channel is multiplied by, and what is added then."""
 
@@ -217,30 +218,37 @@ def backward(scalar: str) -> Function:
     f = Function("backward", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
     of = _block(f, BACKWARD, 10)
     op = _scalars(f)
-    behind = f.value(f"icmp ne ptr {of['relu']}, null")
+    behind = f.value(f"icmp ne ptr {of['beta']}, null")
     alone = f.value(f"xor i1 {behind}, true")
-
-    def incoming(offset: Value, mask: str | None, *, masked: bool) -> str:
-        dy = walk.load(of["dy"], offset, mask)
-        if not masked:
-            return dy
-        return f.binary("fmul", dy, f.nonzero(walk.load(of["relu"], offset, mask)))
 
     share = f.scalar_at(f.at(of["constants"], f.size))
     walk, sums, products = _Channel(f, of), _Sum(f), _Sum(f)
     through = f.compare("eq", of["given"], 0)
     writes = f.value(f"icmp ne ptr {of['dx']}, null")
+    kept = f.local(f.scalar)
+    f.put_scalar("0.0", kept)
     with f.loop(of["first"], of["last"]) as channel:
         place = f.mul(channel, f.size)
         mean, inverse = (f.scalar_at(f.at(of[name], place)) for name in ("mean", "inverse"))
-        means = f.splat(mean)
+        scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
+        with f.when(behind):
+            f.put_scalar(op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale)), kept)
+        means, scales, shifts = f.splat(mean), f.splat(scale), f.splat(f.scalar_at(kept))
+
+        def incoming(
+            offset: Value, x: str, mask: str | None, *, masked: bool, scales: str = scales, shifts: str = shifts
+        ) -> str:
+            dy = walk.load(of["dy"], offset, mask)
+            return f.binary("fmul", dy, f.positive(f.fma(x, scales, shifts))) if masked else dy
+
         sums.clear()
         products.clear()
 
         def adding(masked: bool) -> Callable[[Value, int, str | None], None]:
             def add(offset: Value, chain: int, mask: str | None) -> None:
-                dy = incoming(offset, mask, masked=masked)
-                d = f.binary("fsub", walk.load(of["x"], offset, mask), means)
+                x = walk.load(of["x"], offset, mask)
+                dy = incoming(offset, x, mask, masked=masked)
+                d = f.binary("fsub", x, means)
                 if mask is not None:
                     d = walk.kept(d, mask)
                 sums.put(chain, lambda old: f.binary("fadd", old, dy))
@@ -256,24 +264,24 @@ def backward(scalar: str) -> Function:
         dgamma = op("fmul", products.total(), inverse)
         f.put_scalar(dgamma, f.at(of["dgamma"], place))
         f.put_scalar(total, f.at(of["dbeta"], place))
-        scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
         # dx = slope x + scale dy + offset
         slope = op("fmul", op("fmul", op("fmul", dgamma, inverse), scale), share)
         slope = op("fsub", "0.0", slope)
         constant = op("fsub", "0.0", op("fmul", op("fmul", total, scale), share))
         constant = op("fsub", constant, op("fmul", slope, mean))
-        scales, slopes, constants = f.splat(scale), f.splat(slope), f.splat(constant)
+        slopes, constants = f.splat(slope), f.splat(constant)
 
         def writing(masked: bool) -> Callable[[Value, int, str | None], None]:
             def write(offset: Value, chain: int, mask: str | None) -> None:
-                x, dy = walk.load(of["x"], offset, mask), incoming(offset, mask, masked=masked)
+                x = walk.load(of["x"], offset, mask)
+                dy = incoming(offset, x, mask, masked=masked)
                 walk.store(f.fma(dy, scales, f.fma(x, slopes, constants)), of["dx"], offset, mask)
 
             return write
 
         def simply(masked: bool) -> Callable[[Value, int, str | None], None]:
             def write(offset: Value, chain: int, mask: str | None) -> None:
-                dy = incoming(offset, mask, masked=masked)
+                dy = incoming(offset, walk.load(of["x"], offset, mask), mask, masked=masked)
                 walk.store(f.binary("fmul", dy, scales), of["dx"], offset, mask)
 
             return write
@@ -361,11 +369,11 @@ def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
 
 
 def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-    ograd, y, *others = inputs
-    return _backward(ctx, params, [ograd, *others], outputs, relu=y)
+    ograd, data, gamma, beta, mean, inverse = inputs
+    return _backward(ctx, params, [ograd, data, gamma, mean, inverse], outputs, beta=beta)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: Any = None) -> Call:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Call:
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
@@ -374,9 +382,9 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
         "dy": address(ograd), "x": address(data), "dx": _address(outputs[0]),
         "gamma": 0 if params["fix_gamma"] else address(gamma), "mean": address(mean), "inverse": address(inverse),
         "dgamma": address(ggrad), "dbeta": address(bgrad), "images": images, "plane": plane,
-        "given": int(params["use_global_stats"]), "relu": _address(relu),
+        "given": int(params["use_global_stats"]), "beta": _address(beta),
     })  # fmt: skip
-    calls: list[Call] = [holding(differentiate, ograd, data, outputs[0], gamma, mean, inverse, ggrad, bgrad, relu)]
+    calls: list[Call] = [holding(differentiate, ograd, data, outputs[0], gamma, mean, inverse, ggrad, bgrad, beta)]
     if outputs[1] is not None:
         calls.append(partial(np.copyto, outputs[1], 0 if params["fix_gamma"] else ggrad))
     if outputs[2] is not None:
@@ -414,4 +422,4 @@ def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
 _provide("BatchNorm", normalization, data=0, vector=2, count=3)
 _provide("_backward_BatchNorm", _backward, data=1, vector=3, count=2)
 _provide("BatchNorm+relu", partial(normalization, relu=True), data=0, vector=2, count=3)
-_provide("_backward_BatchNorm+relu", _backward_behind_relu, data=2, vector=4, count=2)
+_provide("_backward_BatchNorm+relu", _backward_behind_relu, data=1, vector=4, count=2)

@@ -251,9 +251,9 @@ class Function:
         keeps = self.value(f"fcmp ugt {self.vector} {a}, {least}")
         return self.value(f"select <{self.lanes} x i1> {keeps}, {self.vector} {a}, {self.vector} {least}")
 
-    def nonzero(self, a: str) -> str:
-        """1 where an element is not 0 (or is NaN), else 0."""
-        there = self.value(f"fcmp une {self.vector} {a}, zeroinitializer")
+    def positive(self, a: str) -> str:
+        """1 where an element is above 0 (or is NaN), else 0."""
+        there = self.value(f"fcmp ugt {self.vector} {a}, zeroinitializer")
         return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
 
     def constant(self, number: str) -> str:

@@ -1,7 +1,8 @@
 """BatchNorm: normalisation of each channel over batch and space; and the same with a relu behind it.
 
-The form with the relu is an operator that only the planner uses (``joined.py``). Its backward form is given the relu's
-output, too, and takes as incoming what the relu's gradient would be, block by block.
+The form with the relu is an operator that only the planner uses (``joined.py``). Its backward form is given beta, too,
+and takes as incoming what the relu's gradient would be, block by block: what the relu let pass is computed again from
+the data, to the same bits, since its output would be one more array to read.
 
 Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) of what was used to normalise (the batch in training, the
 moving statistics otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet
@@ -22,7 +23,6 @@ from weftplan.errors import ShapeError
 from weftplan.ops import grain
 from weftplan.ops.forms import context_kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, accumulator
-from weftplan.ops.nn.activation import relu_gradient
 from weftplan.ops.params import p_bool, p_float, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -218,16 +218,16 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
 
 
 @workspace_kernel
-def backward_behind_relu(ctx: Workspace, p: Params, ograd: Any, y: Any, *others: Any) -> None:
-    """The same, where a relu gave ``y`` of what was normalised."""
-    _backward_of(ctx, p, ograd, y, *others)
+def backward_behind_relu(ctx: Workspace, p: Params, ograd: Any, data: Any, gamma: Any, beta: Any, *others: Any) -> None:
+    """The same, where a relu is behind what was normalised."""
+    _backward_of(ctx, p, ograd, beta, data, gamma, *others)
 
 
 def _backward_of(
     ctx: Workspace,
     params: Params,
     ograd: Any,
-    y: Any,
+    beta: Any,
     data: Any,
     gamma: Any,
     mean: Any,
@@ -242,21 +242,32 @@ def _backward_of(
     acc = mean.dtype
     block = ctx.take(split.block, acc)
     second = ctx.take(split.block, acc) if acc != data.dtype else None
-    if y is not None:
-        y = y.reshape(split.shape)
+    sums, products, part, scale = (ctx.take((split.channels,), acc) for _ in range(4))
+    if params["fix_gamma"]:
+        scale = inverse
+    else:
+        xp.multiply(inverse, gamma, out=scale)
+    if beta is not None:
         masked, mask = ctx.take(split.block, ograd.dtype), ctx.take(split.block, BOOL)
+        shift = ctx.take((split.channels,), acc)
+        xp.multiply(mean, scale, out=shift)
+        xp.subtract(beta, shift, out=shift)
 
     def incoming(where: tuple[slice, slice]) -> Any:
-        if y is None:
+        """What comes in through the relu; it uses ``block``."""
+        if beta is None:
             return ograd[where]
-        found = split.cut(masked, where)
-        relu_gradient(xp, ograd[where], y[where], found, split.cut(mask, where))
+        wide, found, let = (split.cut(one, where) for one in (block, masked, mask))
+        xp.multiply(data[where], scale[where[1], None], out=wide)
+        xp.add(wide, shift[where[1], None], out=found, casting="same_kind")
+        xp.less_equal(found, 0, out=let)
+        xp.logical_not(let, out=let)  # what comes in must not vanish at NaN
+        xp.multiply(ograd[where], let, out=found)
         return found
 
-    sums, products, part, scale = (ctx.take((split.channels,), acc) for _ in range(4))
     total = sums if bgrad is None else bgrad
     for where in split:
-        term, coming = split.cut(block, where), incoming(where)
+        coming, term = incoming(where), split.cut(block, where)
         _add_up(xp, coming, where, total, part)
         xp.subtract(data[where], mean[where[1], None], out=term)
         xp.multiply(term, coming, out=term)
@@ -272,10 +283,6 @@ def _backward_of(
         return
     # dgrad = slope·data + scale·ograd + offset per channel; slope and offset overwrite products and sums.
     xp.multiply(slope, inverse, out=products)
-    if params["fix_gamma"]:
-        scale = inverse
-    else:
-        xp.multiply(inverse, gamma, out=scale)
     xp.multiply(scale, -1.0 / split.count, out=part)
     xp.multiply(products, part, out=products)
     xp.multiply(total, part, out=sums)
@@ -307,9 +314,10 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 def workspace_behind_relu(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     """Scratch of :func:`backward_behind_relu`."""
-    ograd, _, *others = inputs
-    block = _Split(params, others[0].shape).block
-    return _backward_workspace(params, [ograd, *others], outputs) + take_bytes((block, ograd.dtype), (block, BOOL))
+    ograd, data, gamma, beta, *statistics = inputs
+    split = _Split(params, data.shape)
+    alone = _backward_workspace(params, [ograd, data, gamma, *statistics], outputs)
+    return alone + take_bytes((split.block, ograd.dtype), (split.block, BOOL), ((split.channels,), beta.dtype))
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
