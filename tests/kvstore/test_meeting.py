@@ -96,14 +96,15 @@ def test_whose_message_is_another_one_is_left_to_the_caller(sent: int):
 
 
 @shares_memory
-def test_the_same_arrays_again_and_again(tmp_path: Path):
+@pytest.mark.parametrize("size", [5000, 300])
+def test_the_same_arrays_again_and_again(tmp_path: Path, size: int):
     """Sums of arrays that come again are right whoever is late, and whatever has happened in between."""
     run_ranks(
         tmp_path,
         3,
         """
         from weftplan.kvstore.distributed.shared import SharedMemory
-        keys, size = ["a", "b"], 5000
+        keys, size = ["a", "b"], int(os.environ["SIZE"])
         kv.init(keys, [mx.nd.zeros((size,)) for _ in keys])
         gradients, outs = ([mx.nd.zeros((size,)) for _ in keys] for _ in range(2))
         make, stages = SharedMemory.make, []
@@ -153,18 +154,21 @@ def test_the_same_arrays_again_and_again(tmp_path: Path):
                     pass
                 assert (sums == 2 * (step + 10) + 100).all(), sums
         """,
+        SIZE=str(size),
     )
 
 
 @shares_memory
-def test_a_pull_while_others_are_awaited(tmp_path: Path):
+@pytest.mark.parametrize("size", [5000, 300])
+def test_a_pull_while_others_are_awaited(tmp_path: Path, size: int):
     """Is written by the exchange, which has begun without it."""
     run_ranks(
         tmp_path,
         2,
         """
-        share = np.full(5000, 1 + rank, "f4")
-        total, pulled = np.zeros(5000, "f4"), np.zeros(5000, "f4")
+        size = int(os.environ["SIZE"])
+        share = np.full(size, 1 + rank, "f4")
+        total, pulled = np.zeros(size, "f4"), np.zeros(size, "f4")
         also, begun = [], os.path.join(os.environ["FOLDER"], "begun")
         def exchange(group):
             for _ in group.sum([share], [total], "sum it", None, also):
@@ -182,4 +186,5 @@ def test_a_pull_while_others_are_awaited(tmp_path: Path):
         assert (pulled == 3).all() == (rank == 0)
         """,
         FOLDER=str(tmp_path),
+        SIZE=str(size),
     )

@@ -23,7 +23,7 @@ from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
 from weftplan.kvstore.distributed.moving import Known, Mover, Operand, Row, Span
 from weftplan.kvstore.distributed.shared import Area, SharedMemory
-from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode, encoded
+from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode, head
 from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
 from weftplan.ops.compiled.meeting import BEGUN, DONE, MeetingSum
 from weftplan.ops.compiled.sums import Pieces
@@ -93,34 +93,45 @@ class Group(Meeting):
         """
         nbytes, count, shared, payload = 0, len(self.members), None, b""
         known: Known | None = None
+        work: MeetingSum | None = None
         shown: Pieces | None = None
         for share in shares:
             nbytes += share.nbytes
-        if failure is None and nbytes <= INLINE:
-            payload = shares[0].tobytes() if len(shares) == 1 else b"".join(share.tobytes() for share in shares)
-        elif failure is None and self._shared is not None and count > 1:
+        small = nbytes <= INLINE
+        if failure is None and self._shared is not None and count > 1 and nbytes:
             shared, known = self._shared, self._known.get(description)
-            if known is not None and known.holds((shares, totals, *also), (self.members, Area.maps)):
-                mark = mark_of(description)
-                heads = encoded(_READY, self.sequence, mark, nbytes) + encoded(_SUMMED, self.sequence, mark, nbytes)
-                stage = shared.make(known.work, heads)
-            else:
-                known, shown = None, self._show(shared, shares, nbytes, whole=False)
-        if known is None or stage == BEGUN:
-            payloads = yield from self.agreed(description, failure, nbytes, payload, sent=known is not None)
-        if shared is not None and 1 < len(self.members) < count:  # ranges have become other ones
-            known = shown = None
+            if known is not None and not known.holds((shares, totals, *also), (self.members, Area.maps)):
+                known = None
+            if known is not None:
+                work = known.work or self._message_sum(shared, known, shares, (totals, *also), nbytes)
+        if shared is not None and work is not None:
+            mark = mark_of(description)
+            heads = head(_READY, self.sequence, mark, nbytes, nbytes if small else 0)
+            stage = shared.make(work, heads if small else heads + head(_SUMMED, self.sequence, mark, nbytes))
+        elif shared is not None and not small:
+            shown = self._show(shared, shares, nbytes, whole=False)
+        if work is None or stage == BEGUN:
+            if failure is None and small:
+                payload = shares[0].tobytes() if len(shares) == 1 else b"".join(share.tobytes() for share in shares)
+            payloads = yield from self.agreed(description, failure, nbytes, payload, sent=work is not None)
+            if work and shared and (len(self.members) < count or shared.make(work, None) == BEGUN):
+                work = None  # somebody has left, or counts exchanges otherwise
+        if shared is not None and not small and 1 < len(self.members) < count:  # ranges have become other ones
+            shown = None
             self._show(shared, shares, nbytes, whole=True)
             yield from self.agreed(description, None, nbytes)
         if len(self.members) == 1 or not nbytes:
             for share, total in zip(shares, totals, strict=True):
                 if total is not share:
                     total[...] = share
-        elif nbytes <= INLINE:
-            self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
-        elif shared is not None and known is not None:
-            yield from self._sum_again(shared, known.work, nbytes, description)
+        elif shared is not None and known is not None and work is not None:
+            if work.stage != DONE:
+                yield from self._sum_again(shared, work, nbytes, description)
             also = also[known.rows - 2 :]  # those that a pull has added meanwhile
+        elif small:
+            if shared is not None and known is None:
+                self._remember(description, Known((shares, totals, *also), (self.members, Area.maps), None))
+            self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
         elif shared is not None:
             yield from self._sum_shared(shared, shares, nbytes, totals, description, also, shown)
             also = ()
@@ -206,13 +217,8 @@ class Group(Meeting):
         return self._mover.move(_sizes(results[0]), dtype, spans)
 
     def _sum_again(self, shared: SharedMemory, work: MeetingSum, nbytes: int, description: str) -> Steps[None]:
-        """Go on with a sum that one call makes as far as nobody has to wait for long, where it has not come to its end.
-
-        All agree on it, or have told each other so already.
-        """
-        stage = shared.make(work, None) if work.stage == BEGUN else work.stage
-        if stage == DONE:
-            return
+        """End a sum that one call makes as far as nobody has to wait for long, where all are told that this process has
+        added its range."""
         yield from self._tell_summed(
             Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes), description, sent=True
         )
@@ -252,10 +258,36 @@ class Group(Meeting):
         rows = (totals, *also)
         taken = self._take(shared, rows, nbytes)
         if shown is not None and added is not None and taken is not None:
-            if len(self._known) == _MOST:
-                self._known.clear()
             work = shared.sum_of(self.others(), shown, added, taken)
-            self._known[description] = Known((shares, *rows), (self.members, Area.maps), work)
+            self._remember(description, Known((shares, *rows), (self.members, Area.maps), work))
+
+    def _remember(self, description: str, known: Known) -> None:
+        if len(self._known) == _MOST:
+            self._known.clear()
+        self._known[description] = known
+
+    def _message_sum(
+        self,
+        shared: SharedMemory,
+        known: Known,
+        shares: Sequence[Array],
+        rows: Sequence[Sequence[Array]],
+        nbytes: int,
+    ) -> MeetingSum | None:
+        """What makes a small sum, whose arrays have come again, in one call; None where NumPy is to do it."""
+        dtype, sources, targets = shares[0].dtype, flat(shares), [flat(row) for row in rows]
+        sizes, shows, adds = _sizes(sources), [], []
+        for number in range(2):
+            places = {rank: Row(shared.payload(rank, number, nbytes).view(dtype)) for rank in self.members}
+            terms: list[Operand] = [sources if rank == self.rank else places[rank] for rank in self.members]
+            show = self._mover.pieces(sizes, dtype, [Span(0, sum(sizes), (sources,), (places[self.rank],))])
+            add = self._mover.pieces(sizes, dtype, [Span(0, sum(sizes), terms, targets)])
+            if show is None or add is None:
+                return None
+            shows.append(show)
+            adds.append(add)
+        known.work = shared.message_sum_of(self.others(), shows, adds, nbytes)
+        return known.work
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""

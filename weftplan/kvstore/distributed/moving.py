@@ -64,21 +64,24 @@ class Mover:
             compiled=self._compiled,
         )
 
+    def pieces(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> Pieces | None:
+        """What makes spans as :meth:`move` does, in one call; None where NumPy is to do it."""
+        size, item = sum(sizes), dtype.itemsize
+        if not self._compiled or size * item >= PAST or (self._threads > 1 and size >= self._bound):
+            return None
+        return _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
+
     def move(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> Pieces | None:
         """Make spans of arrays of these sizes; all of them have as many terms, and as many targets.
 
         Returns:
             What makes them again, as long as all arrays are where they were; None where NumPy does it.
         """
-        size = sum(sizes)
-        in_caches = size * dtype.itemsize < PAST
-        if self._compiled and in_caches and (self._threads <= 1 or size < self._bound):
-            item = dtype.itemsize
-            work = _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
-            if work is not None:
-                work()
-                return work
-        fill, sums = filler(size * dtype.itemsize, compiled=self._compiled), []
+        work = self.pieces(sizes, dtype, spans)
+        if work is not None:
+            work()
+            return work
+        fill, sums = filler(sum(sizes) * dtype.itemsize, compiled=self._compiled), []
         for span in spans:
             for which, low, high, place in cuts(sizes, span.first, span.end):
                 terms = [_piece(operand, which, low, high, place) for operand in span.terms]
@@ -102,7 +105,7 @@ class Known:
     Args:
         rows: the arrays.
         where: what else the places follow from: an object, and a number.
-        work: what makes it again.
+        work: what makes it again; None where that is still to be found out.
 
     Attributes:
         rows: how many.
@@ -110,7 +113,7 @@ class Known:
 
     __slots__ = ("_refs", "_where", "rows", "work")
 
-    def __init__(self, rows: Sequence[Sequence[Array]], where: tuple[object, int], work: MeetingSum) -> None:
+    def __init__(self, rows: Sequence[Sequence[Array]], where: tuple[object, int], work: MeetingSum | None) -> None:
         self._refs = [ref(array) for row in rows for array in row]
         self.rows, self._where = len(rows), where
         self.work = work

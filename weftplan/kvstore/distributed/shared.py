@@ -19,18 +19,18 @@ import contextlib
 import mmap
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from weftplan import config
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.wire import SIZE
+from weftplan.kvstore.distributed.wire import HEADER, SIZE
 from weftplan.kvstore.reduce import Array
 from weftplan.ops.compiled import meeting
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.meeting import MeetingSum
+from weftplan.ops.compiled.meeting import MeetingSum, MessageSum
 from weftplan.ops.compiled.sums import Pieces
 
 _SLOT, _TEXT = meeting.SLOT, meeting.TEXT
@@ -195,11 +195,24 @@ class SharedMemory:
         """A sum with these others whose pieces are known; valid while nobody's memory is laid out anew."""
         return MeetingSum(show, add, take, self.own.shares.start, [self._areas[rank].shares.start for rank in ranks])
 
+    def message_sum_of(
+        self, ranks: Iterable[int], shows: Sequence[Pieces], adds: Sequence[Pieces], nbytes: int
+    ) -> MessageSum:
+        """The same for what travels in messages; pieces of messages with even numbers and odd ones."""
+        others = [self._areas[rank].shares.start for rank in ranks]
+        return MessageSum(shows, adds, self.own.shares.start, others, nbytes)
+
+    def payload(self, rank: int, number: int, nbytes: int) -> Array:
+        """Where message ``number`` of a rank, or of this process, has so many bytes of payload."""
+        areas = self._areas.get(rank, self.own)
+        start = number % 2 * _SLOT + _TEXT + HEADER
+        return np.frombuffer(areas.shares.data, np.uint8, nbytes, start)
+
     def make(self, known: MeetingSum, heads: bytes | None) -> int:
-        """Begin such a sum, whose two messages are these, or go on with it; returns how far it has come."""
+        """Begin such a sum, whose messages begin like this, or go on with it; returns how far it has come."""
         before = meeting.NEW if heads is not None else known.stage
         stage = known.go_on() if heads is None else known.begin(self._number + 1, heads)
-        self._number += min(stage, meeting.TOLD) - min(before, meeting.TOLD)
+        self._number += min(stage, known.messages) - min(before, known.messages)
         return stage
 
     def missing(self, ranks: Iterable[int]) -> list[int]:

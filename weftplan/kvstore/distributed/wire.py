@@ -72,7 +72,12 @@ class Message(NamedTuple):
 
 def encoded(kind: int, sequence: int, mark: bytes, nbytes: int = 0, payload: bytes = b"") -> bytes:
     """What :meth:`Message.encode` returns, without the message: one is sent for every exchange."""
-    return _LAYOUT.pack(_MAGIC, kind, len(payload), sequence, nbytes, mark) + payload
+    return head(kind, sequence, mark, nbytes, len(payload)) + payload
+
+
+def head(kind: int, sequence: int, mark: bytes, nbytes: int, length: int = 0) -> bytes:
+    """How a message begins whose payload has so many bytes."""
+    return _LAYOUT.pack(_MAGIC, kind, length, sequence, nbytes, mark)
 
 
 def digest(description: str) -> bytes:

@@ -5,16 +5,18 @@ and from :data:`TEXT` on the message, of which the first :data:`HEAD` bytes are 
 and its number is written last. What others have not written after some looks is left to the caller, who waits for them
 in other ways, and goes on with another call. So a call ends soon whatever the others do, and decides nothing but that
 all is as it should be.
+
+What is small travels in the first message, behind its head, and there is no second one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.ir import Function
+from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import library
 from weftplan.ops.compiled.sums import LINE, Pieces, pieces_function
 
@@ -30,9 +32,9 @@ and said so; all is over."""
 
 _STAGE, _NUMBER, _FIRST = 0, 1, 2
 _SECOND = _FIRST + HEAD // 8
-_SHOW, _ADD, _TAKE, _OWN, _COUNT, _OTHERS = range(_SECOND + HEAD // 8, _SECOND + HEAD // 8 + 6)
+_SHOW, _ADD, _TAKE, _LENGTH, _OWN, _COUNT, _OTHERS = range(_SECOND + HEAD // 8, _SECOND + HEAD // 8 + 7)
 """Words of a call: how far it has come; the number of the first of its two messages, and how they begin; the tables of
-pieces; the own slots; the number of others, and the slots of each."""
+pieces; the bytes of the first message; the own slots; the number of others, and the slots of each."""
 
 _SPINS, _LOOKS = 64, 300
 """Looks at a message before others may have the core between two, and looks in all: some hundred microseconds."""
@@ -42,30 +44,38 @@ class MeetingSum:
     """A sum whose places are known; it can be made again and again, by one thread at a time.
 
     Args:
-        show, add, take: what moves the pieces of each step; of one dtype.
+        show, add, take: what moves the pieces of each step; of one dtype. None to take: all is over when it is added.
         own, others: addresses of slots.
+        nbytes: of what is shown in the first message.
 
     Attributes:
+        messages: that each process sends.
         stage: how far the last one has come.
     """
 
-    __slots__ = ("_entry", "_keeps", "_start", "_view", "_words", "stage")
+    __slots__ = ("_entry", "_keeps", "_start", "_view", "_words", "messages", "stage")
 
-    def __init__(self, show: Pieces, add: Pieces, take: Pieces, own: int, others: Iterable[int]) -> None:
-        slots = list(others)
-        scalar, name = add.scalar, f"meeting-{add.terms}-{take.targets}-{add.scalar}"
+    def __init__(
+        self, show: Pieces, add: Pieces, take: Pieces | None, own: int, others: Iterable[int], nbytes: int = 0
+    ) -> None:
+        slots, steps = list(others), {"show": show, "add": add}
+        if take is not None:
+            steps["take"] = take
+        scalar, name = add.scalar, "-".join(f"{step.terms}-{step.targets}" for step in steps.values())
 
         def functions(_: object) -> list[Function]:
-            steps = [
+            made = [
                 pieces_function(step, scalar, pieces.terms, pieces.targets, local=True)
-                for step, pieces in (("show", show), ("add", add), ("take", take))
+                for step, pieces in steps.items()
             ]
-            return [_meeting(scalar, *steps), *steps]
+            return [_meeting(scalar, *made), *made]
 
-        self._entry = library(name, functions, ("meeting",))["meeting"]
-        self._keeps = show, add, take
+        self._entry = library(f"meeting-{name}-{scalar}", functions, ("meeting",))["meeting"]
+        self._keeps: tuple[object, ...] = show, add, take
         self._words = np.zeros(_OTHERS + len(slots), np.int64)
-        self._words[_SHOW:] = show.start, add.start, take.start, own, len(slots), *slots
+        self._words[_SHOW:_TAKE] = show.start, add.start
+        self._words[_TAKE:] = take.start if take else 0, HEAD + nbytes, own, len(slots), *slots
+        self.messages = len(steps) - 1
         self._view, self._start = self._words.data.cast("B"), address(self._words)
         self.stage = DONE
 
@@ -73,11 +83,11 @@ class MeetingSum:
         """Make the sum anew, as far as that is possible now; returns how far.
 
         Args:
-            number: of the first of two messages.
-            heads: what both are, one behind the other.
+            number: of the first message.
+            heads: how each message begins, one behind the other.
         """
         self._words[:_FIRST] = NEW, number
-        self._view[8 * _FIRST : 8 * _SHOW] = heads
+        self._view[8 * _FIRST : 8 * _FIRST + len(heads)] = heads
         return self.go_on()
 
     def go_on(self) -> int:
@@ -87,7 +97,29 @@ class MeetingSum:
         return stage
 
 
-def _meeting(scalar: str, show: Function, add: Function, take: Function) -> Function:
+class MessageSum(MeetingSum):
+    """A sum of what travels in the messages themselves.
+
+    Args:
+        shows, adds: what moves the pieces of messages with even numbers, and with odd ones.
+        nbytes: of them all.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(
+        self, shows: Sequence[Pieces], adds: Sequence[Pieces], own: int, others: Iterable[int], nbytes: int
+    ) -> None:
+        super().__init__(shows[0], adds[0], None, own, others, nbytes)
+        self._keeps = *shows, *adds
+        self._places = [(show.start, add.start) for show, add in zip(shows, adds, strict=True)]
+
+    def begin(self, number: int, heads: bytes) -> int:
+        self._words[_SHOW:_TAKE] = self._places[number % 2]
+        return super().begin(number, heads)
+
+
+def _meeting(scalar: str, show: Function, add: Function, take: Function | None = None) -> Function:
     f = Function("meeting", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     f.declare("declare void @llvm.x86.sse2.pause()")
     f.declare("declare i32 @sched_yield()")
@@ -95,12 +127,15 @@ def _meeting(scalar: str, show: Function, add: Function, take: Function) -> Func
     second = f.value(f"add i64 {first}, 1")
     with f.when(f.compare("eq", f.word("%words", _STAGE), NEW)):
         f.call(show, f.pointer("%words", _SHOW))
-        _tell(f, first, _FIRST)
+        _tell(f, first, _FIRST, f.word("%words", _LENGTH))
         f.keep(BEGUN, "%words", _STAGE)
     with f.when(f.compare("eq", f.word("%words", _STAGE), BEGUN)), f.when(_all_here(f, first, _FIRST)):
         f.call(add, f.pointer("%words", _ADD))
-        _tell(f, second, _SECOND)
-        f.keep(TOLD, "%words", _STAGE)
+        if take is not None:
+            _tell(f, second, _SECOND, HEAD)
+        f.keep(DONE if take is None else TOLD, "%words", _STAGE)
+    if take is None:
+        return f
     with f.when(f.compare("eq", f.word("%words", _STAGE), TOLD)), f.when(_all_here(f, second, _SECOND)):
         f.call(take, f.pointer("%words", _TAKE))
         f.keep(DONE, "%words", _STAGE)
@@ -111,11 +146,11 @@ def _slot(f: Function, slots: str, number: str) -> str:
     return f.at(slots, f.mul(f.value(f"and i64 {number}, 1"), SLOT))
 
 
-def _tell(f: Function, number: str, head: int) -> None:
+def _tell(f: Function, number: str, head: int, length: Value) -> None:
     slot = _slot(f, f.pointer("%words", _OWN), number)
     for word in range(HEAD // 8):
         f.keep(f.word("%words", head + word), f.at(slot, TEXT), word)
-    f.keep(HEAD, slot, 1)
+    f.keep(length, slot, 1)
     f.emit(f"store atomic i64 {number}, ptr {slot} release, align 8")
 
 
