@@ -69,8 +69,8 @@ class Graph:
     rewrite added."""
     again: frozenset[int] = frozenset()
     """Nodes that run a second time what their origin is."""
-    base: Graph = None  # type: ignore[assignment]
-    """For a rewritten graph the front end's; for that one itself."""
+    base: Graph | None = None
+    """For a rewritten graph the front end's; None for that one itself, which would live on in a cycle."""
     row: list[int] = field(init=False)
     """First entry of each node, and behind them the number of entries."""
     entry_node: list[int] = field(init=False)
@@ -86,7 +86,6 @@ class Graph:
         self.is_variable = [work is VARIABLE for work in self.works]
         self.outputs = list(heads)
         self.origin = self.origin or range(len(self.works))
-        self.base = self.base or self
 
     @property
     def num_nodes(self) -> int:
@@ -106,7 +105,7 @@ class Graph:
 
     def output_name(self, nid: int, index: int) -> str:
         """What output ``index`` of a node is called."""
-        if self.base is not self and self.origin[nid] >= 0:
+        if self.base is not None and self.origin[nid] >= 0:
             return self.base.output_name(self.origin[nid], index)
         return "output" if self.row[nid + 1] - self.row[nid] == 1 else f"output{index}"
 

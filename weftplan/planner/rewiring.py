@@ -95,7 +95,7 @@ class Rewrite:
             heads=[entry[e] for e in old.outputs],
             origin=[-1 if original is None else old.origin[original] for original in stands_for],
             again=frozenset(nid for nid, was in enumerate(kept) if was in self._twin_of or was in old.again),
-            base=old.base,
+            base=old.base or old,
         )
         # A copy writes nothing that the caller brought.
         gradients = frozenset(

@@ -54,7 +54,7 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
     graph, row = program.graph, program.graph.row
     machines = [HOST if context.is_host else ACCELERATOR for context in program.contexts]
     result: list[float] = []
-    base = graph.base
+    base = graph.base or graph
     assert isinstance(base, IndexedGraph)
     for nid, origin in enumerate(graph.origin):
         # A node that a rewrite has added copies a result: it has a name of its own, and costs its traffic.

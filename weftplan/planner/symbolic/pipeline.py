@@ -112,20 +112,24 @@ def size_symbol(
     ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's, ``order`` is the depth-first
     order of the symbol, when the caller has it.
     """
-    chosen = PlanOptions.from_environment() if options is None else options
+    differentiated = partial(
+        differentiate, symbol, grad_req=grad_req, grad_dtypes=grad_dtypes or {}, context=context or Context("cpu", 0),
+        group2ctx=group2ctx or {}, variable_contexts=variable_contexts or {}, order=order,
+    )  # fmt: skip
+    return _size(differentiated, PlanOptions.from_environment() if options is None else options, shapes, dtypes or {})
 
-    def sized(options: PlanOptions) -> SizedGraph:
-        found = differentiate(
-            symbol, options, grad_req=grad_req, grad_dtypes=grad_dtypes or {}, context=context or Context("cpu", 0),
-            group2ctx=group2ctx or {}, variable_contexts=variable_contexts or {}, order=order,
-        )  # fmt: skip
-        found, program, choices = _sized(found, shapes, dtypes or {}, options=options)
-        if options.compat == "paddle":
-            program = program.in_order(breadth_first(program))
-        apart = (lambda: sized(options.replace(fusion=False))) if found.joined else None
-        return SizedGraph(found, program, options, choices, apart)
 
-    return sized(chosen)
+def _size(
+    differentiated: Callable[[PlanOptions], Differentiated],
+    options: PlanOptions,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any],
+) -> SizedGraph:
+    found, program, choices = _sized(differentiated(options), shapes, dtypes, options=options)
+    if options.compat == "paddle":
+        program = program.in_order(breadth_first(program))
+    apart = partial(_size, differentiated, options.replace(fusion=False), shapes, dtypes) if found.joined else None
+    return SizedGraph(found, program, options, choices, apart)
 
 
 @dataclass(eq=False)
