@@ -160,8 +160,9 @@ class _Rebuilt:
         return followed(entry, self.moved) if found is None else found
 
     def run(self) -> None:
-        """Make all nodes that change."""
-        for node in self.order:
+        """Make all nodes that change; those before the first sum or group read nothing that does."""
+        begin = min(self._place[node] for node in (*self._sums, *self._groups))
+        for node in self.order[begin:]:
             if node in self._sums:
                 self._sum(node, *self._sums[node])
                 continue

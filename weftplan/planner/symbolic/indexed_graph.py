@@ -9,18 +9,22 @@ Nothing here recurses: chains of 10^6 nodes are ordinary input.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 
 from weftplan.errors import PlanError
 from weftplan.ops.joined import layer_of
+from weftplan.ops.schema import Op, Params
+from weftplan.ops.settled import Settled
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order
 
-FORCE = "__force_mirroring__"
+FORCE, OLD_FORCE = "__force_mirroring__", "force_mirroring"
 NEVER_V1 = frozenset(("Convolution", "FullyConnected", "Concat", "SoftmaxOutput"))
 NEVER_ECHO = NEVER_V1 | {"Embedding"}
 TRUE, FALSE = frozenset(("1", "true")), frozenset(("0", "false", ""))
+_settled = Settled[tuple[Work, int]]()
 
 
 class IndexedGraph(Graph):
@@ -75,8 +79,8 @@ class IndexedGraph(Graph):
 
 
 def _works(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
-    """What each node does, and how many outputs it has. Repeated layers share one object: the parser gives equal
-    parameters one dictionary."""
+    """What each node does, and how many outputs it has. Nodes of one kind share one object: repeated layers ask once,
+    since the parser gives equal parameters one dictionary, and later graphs are told what the first was told."""
     known: dict[tuple[int, int, bool | None], tuple[Work, int]] = {}
     works: list[Work] = []
     counts: list[int] = []
@@ -88,25 +92,30 @@ def _works(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
             works.append(VARIABLE)
             counts.append(1)
             continue
-        force = _forced(node) if node.attrs else None
+        attrs = node.attrs
+        force = _forced(node) if FORCE in attrs or OLD_FORCE in attrs else None
         key = (id(op), id(node.params), force)
         found = known.get(key)
         if found is None:
-            work = Work(
-                label=op.name,
-                ignored=op.ignored(node.params),
-                inplace=op.inplace_pairs(node.params),
-                writes=op.aux,
-                is_sum=op.name == "_grad_add",
-                only_overwrites=op.name == "_CrossDeviceCopy",
-                may_repeat=not op.loss,
-                asked_twice=bool(force),
-                rules=rules_of(op.name, force),
-            )
-            found = known[key] = work, op.num_outputs(node.params)
+            found = known[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
         works.append(found[0])
         counts.append(found[1])
     return works, counts
+
+
+def _work(op: Op, params: Params, force: bool | None) -> tuple[Work, int]:
+    work = Work(
+        label=op.name,
+        ignored=op.ignored(params),
+        inplace=op.inplace_pairs(params),
+        writes=op.aux,
+        is_sum=op.name == "_grad_add",
+        only_overwrites=op.name == "_CrossDeviceCopy",
+        may_repeat=not op.loss,
+        asked_twice=bool(force),
+        rules=rules_of(op.name, force),
+    )
+    return work, op.num_outputs(params)
 
 
 def _no_such_output(entry: Entry, where: str) -> str:
@@ -120,7 +129,7 @@ def _forced(node: Node) -> bool | None:
     Raises:
         PlanError: the value is no boolean.
     """
-    text = node.attrs.get(FORCE, node.attrs.get("force_mirroring"))
+    text = node.attrs.get(FORCE, node.attrs.get(OLD_FORCE))
     if text is None:
         return None
     word = str(text).strip().lower()
