@@ -9,6 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine, planner, storage
 from weftplan.errors import EngineError, MXNetError
+from weftplan.planner.graph import Graph
 
 
 @pytest.fixture
@@ -101,6 +102,28 @@ def test_no_executor_needs_the_cycle_collector():
             other.forward()
             del executor, other
         assert live_bytes() == start
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("budget", [None, "1GB"])
+def test_a_bind_leaves_no_cycles(budget):
+    """Graphs that passes have superseded go with the bind, those of a network whose layers are joined included."""
+    made = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
+    symbol = mx.sym.FullyConnected(mx.sym.Activation(made, act_type="relu"), num_hidden=3)
+    symbol.simple_bind(mx.cpu(), budget=budget, data=(4, 5)).forward()[0].wait_to_read()  # what a first one settles
+    gc.collect()
+
+    def graphs():
+        return sum(isinstance(one, Graph) for one in gc.get_objects())
+
+    before = graphs()
+    gc.disable()
+    try:
+        executor = symbol.simple_bind(mx.cpu(), budget=budget, data=(9, 5))
+        assert graphs() == before + 1
+        del executor, symbol
+        assert graphs() < before
     finally:
         gc.enable()
 
