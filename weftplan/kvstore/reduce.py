@@ -4,7 +4,8 @@ The result depends on the order of the sources only: never on arrival order, thr
 element is summed by the same sequence of additions. Two orders exist, as in MXNet 1.9.1:
 
 * :func:`sum_grouped` (store ``local``): ``acc = x0``, then for i = 1, 5, 9, …
-  ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])`` with the terms there are;
+  ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])`` with the terms there are; float16 is rounded after each
+  addition, as MXNet does, bfloat16 is added in float32 and rounded once;
 * :func:`sum_sequential` (store ``device``): left to right, half precision in float32 and rounded once.
 
 Both read every source from memory once and write the result once: a compiled loop (:mod:`weftplan.ops.compiled.sums`)
@@ -23,6 +24,7 @@ import numpy as np
 from weftplan.cores import share_out
 from weftplan.ndarray.errstate import quietly
 from weftplan.ops.compiled.sums import PAST, compiled_spread, compiled_sum, copy_past
+from weftplan.ops.floats import is_half
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
@@ -36,6 +38,11 @@ def sum_grouped_block(sources: Sequence[Array], out: Array, scratch: Array) -> N
     count = len(sources)
     if count == 1:
         np.copyto(out, sources[0])
+        return
+    if count > 2 and out.dtype != np.float16 and is_half(out.dtype):  # bfloat16, for which MXNet has no sums
+        wide, group_sum = sources[0].astype(np.float32), np.empty(out.shape, np.float32)
+        sum_grouped_block([wide, *(term.astype(np.float32) for term in sources[1:])], wide, group_sum)
+        np.copyto(out, wide, casting="unsafe")
         return
     acc = sources[0]
     for first in range(1, count, 4):
@@ -56,7 +63,7 @@ def sum_sequential_block(sources: Sequence[Array], out: Array, scratch: Array) -
     if len(sources) == 1:
         np.copyto(out, sources[0])
         return
-    if len(sources) > 2 and out.itemsize == 2 and out.dtype.kind not in "iu":  # float16, bfloat16
+    if len(sources) > 2 and is_half(out.dtype):
         wide = np.add(sources[0], sources[1], dtype=np.float32)
         for term in sources[2:]:
             np.add(wide, term, out=wide, dtype=np.float32)
