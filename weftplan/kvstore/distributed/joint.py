@@ -7,6 +7,8 @@ A call of a store names its keys at every step of training, and what follows fro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter, call, is_
 from typing import Any
 from weakref import ref
 
@@ -20,6 +22,8 @@ from weftplan.kvstore.distributed.sequencer import OnComplete, Part
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, pushing
+
+_failure = attrgetter("failure")
 
 _GIVEN = 4
 """Rows of arrays that a call knows again: what is pushed, what is pulled."""
@@ -194,8 +198,9 @@ class Call:
         self.keys, self._stored, self.rule = keys, stored, rule
         self._kinds = [key.__class__ for key in keys]
         self._written = {array.var for array in stored}
-        self._given: list[list[ref[NDArray]]] = []
-        """Arrays that were as they should be: the same ones come again at every step."""
+        self._given: list[tuple[list[ref[NDArray]], list[Any]]] = []
+        """Arrays that were as they should be, and the vars of which none may have failed: the same ones come again at
+        every step."""
         order = sorted(range(len(keys)), key=lambda place: -number(keys[place]))
         self.buckets = [
             Bucket(
@@ -211,10 +216,10 @@ class Call:
         """Whether it still is what follows from these keys, which equal its own."""
         if rule is not self.rule:
             return False
-        for key, kind, array in zip(keys, self._kinds, self._stored, strict=True):
-            if key.__class__ is not kind or stored[key] is not array:  # 1.0 is no key, but equals 1
-                return False
-        return True
+        # Loops within the interpreter take half the time. 1.0 is no key, but equals 1.
+        if not all(map(is_, map(type, keys), self._kinds)):
+            return False
+        return all(map(is_, map(stored.__getitem__, keys), self._stored))
 
     def arrays(self, values: Any, *, listed: bool) -> list[NDArray] | None:
         """The arrays of a call, by key, where there is one for each, on the host and as it should be; else None.
@@ -229,8 +234,10 @@ class Call:
             values = (values,)
         elif (values.__class__ is not list and values.__class__ is not tuple) or len(values) != len(self.keys):
             return None
-        for given in self._given:
-            if self._again(given, values):
+        for given, watched in self._given:
+            if all(map(is_, map(call, given), values)) and not any(map(_failure, watched)):
+                if any(map(is_, values, repeat(None))):  # as a reference to what is gone is
+                    return None
                 return list(values)
         found, used = [], set()
         for value, stored in zip(values, self._stored, strict=True):
@@ -251,19 +258,8 @@ class Call:
             return None
         if len(self._given) == _GIVEN:
             del self._given[0]
-        self._given.append([ref(array) for array in found])
+        self._given.append(([ref(array) for array in found], [*used, *self._written]))
         return found
-
-    def _again(self, given: list[ref[NDArray]], values: Sequence[Any]) -> bool:
-        """Whether these are arrays that were looked at before, and still have not failed."""
-        for known, value in zip(given, values, strict=True):
-            array = known()
-            if array is None or array is not value or array.chunk.var.failure is not None:
-                return False
-        for var in self._written:  # noqa: SIM110  # a generator costs more than the rest
-            if var.failure is not None:
-                return False
-        return True
 
 
 class Calls:

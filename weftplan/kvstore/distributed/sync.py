@@ -164,7 +164,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         for bucket in call.buckets:
             places, writes = bucket.places, bucket.writes
             sources = [arrays[place] for place in places]
-            reads = needed = tuple([source.var for source in sources])
+            reads = needed = tuple([source.chunk.var for source in sources])
             rows: list[list[NDArray]] = []
             totals = bucket.stored
             if results:
@@ -172,7 +172,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
                 writes = tuple([total.var for total in totals])
             elif outs:
                 rows.append([outs[place] for place in places])
-                written = tuple([out.var for out in rows[0]])
+                written = tuple([out.chunk.var for out in rows[0]])
                 reads = tuple([var for var in needed if var not in written])
                 writes += written
             pairs = [(total, (source,)) for total, source in zip(totals, sources, strict=True)]
@@ -398,7 +398,7 @@ def _listed(key: Any) -> bool:
 def _taken(bucket: Bucket, outs: Sequence[NDArray]) -> bool:
     """Whether the pending exchange of a bucket writes its ``outs``, too; called while nobody drives."""
     arrays = [outs[place] for place in bucket.places]
-    return bucket.part is not None and bucket.part.take(arrays, [array.var for array in arrays])
+    return bucket.part is not None and bucket.part.take(arrays, [array.chunk.var for array in arrays])
 
 
 def _heal(array: NDArray) -> None:
