@@ -19,7 +19,9 @@ from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import DType, Shape, Workspace
 
 FEW = 1 << 19
-"""Elements of one part, which take about a millisecond."""
+"""Elements of one part, and of one block of it, which take about a millisecond. A thread needs the interpreter between
+two calls of NumPy, and who finds it taken sleeps: with blocks of 60,000 elements two threads take 0.9 of the time of
+one, with these 0.55, and one takes the same."""
 
 
 def as_rows(shape: Shape, axis: int) -> Shape:
@@ -40,8 +42,7 @@ def compute_dtype(source: DType, target: DType) -> DType:
 def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = False, masked: bool = False) -> int:
     """Workspace of :func:`softmax`."""
     acc = compute_dtype(source, target)
-    step = rows_per_block(shape)
-    parts = _parts(shape, plain=acc == target and not log and not masked)
+    parts, step = _parts(shape, plain=acc == target and not log and not masked)
     taken: list[tuple[Shape, DType]] = [((parts * step, 1, shape[2]), acc)]
     if acc != target:
         taken.append(((step, *shape[1:]), acc))
@@ -52,9 +53,14 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
     return take_bytes(*taken)
 
 
-def _parts(shape: Shape, *, plain: bool) -> int:
-    """Parts of a forward pass: several only where each needs no other scratch than a number for each row."""
-    return max(1, min(MOST, math.prod(shape) // FEW, shape[0])) if plain else 1
+def _parts(shape: Shape, *, plain: bool) -> tuple[int, int]:
+    """Parts of a forward pass, and rows of one of their blocks: several parts, and large blocks, only where each needs
+    no other scratch than a number for each row."""
+    parts = max(1, min(MOST, math.prod(shape) // FEW, shape[0])) if plain else 1
+    if parts == 1:
+        return 1, rows_per_block(shape)
+    rows = -(-shape[0] // parts)
+    return parts, max(rows_per_block(shape), -(-rows // max(1, rows * math.prod(shape[1:]) // FEW)))
 
 
 def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None) -> None:
@@ -69,9 +75,8 @@ def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: boo
         if short is not None:
             short(data, out, ctx.take((shape[0], 1, shape[2]), out.dtype))
             return
-    step = rows_per_block(shape)
     acc = compute_dtype(data.dtype, out.dtype)
-    parts = _parts(shape, plain=acc == out.dtype and not log and length is None)
+    parts, step = _parts(shape, plain=acc == out.dtype and not log and length is None)
     reduced = ctx.take((parts * step, 1, shape[2]), acc)
     wide = ctx.take((step, *shape[1:]), acc) if acc != out.dtype else None
     powers = ctx.take((step, *shape[1:]), acc) if log else None
@@ -105,7 +110,7 @@ def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: boo
         if wide is not None:
             y[...] = z
 
-    blocks = list(row_blocks(shape))
+    blocks = [slice(first, first + step) for first in range(0, shape[0], step)]
 
     def part(number: int, room: int) -> None:
         for here in blocks[number::parts]:
