@@ -247,12 +247,19 @@ def test_a_run_that_has_not_begun_lets_others_go_first(room):
         finish()
 
 
-def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room):
+def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room, monkeypatch):
     """It lacks memory itself, and has what another thread waits for: that one gets it, and the run begins again."""
     ctx, _, want = room
     executor = bound(ctx)
     assert step(executor) == want
-    count, calls, threads = executor.allocated_bytes // 4, [], []
+    count, calls, threads, let = executor.allocated_bytes // 4, [], [], idle.Idleness._let_others_go_first
+
+    def let_one_go_and_drop_its_array(pool_of_run):
+        let(pool_of_run)
+        if threads:
+            threads[0]()
+
+    monkeypatch.setattr(idle.Idleness, "_let_others_go_first", let_one_go_and_drop_its_array)
 
     def prepare():
         calls.append(None)

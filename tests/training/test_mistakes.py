@@ -143,12 +143,15 @@ def test_outputs_before_forward():
 
 
 def test_predict_takes_labelled_iterators_and_arrays():
-    """A module bound without labels predicts from an iterator that has some, and from arrays of any length."""
+    """A module bound without labels predicts from an iterator that has some, and from arrays of any length.
+
+    A BLAS may add in another order for another number of rows, so those agree within float32's noise only.
+    """
     module = bound(initializer="one")
     expected = module.predict(batches()).asnumpy()
     assert expected.shape == (20, 3)
-    np.testing.assert_array_equal(module.predict(IMAGES[:7]).asnumpy(), expected[:7])
-    np.testing.assert_array_equal(module.predict(mx.nd.array(IMAGES[:3])).asnumpy(), expected[:3])
+    np.testing.assert_allclose(module.predict(IMAGES[:7]).asnumpy(), expected[:7], rtol=1e-5)
+    np.testing.assert_allclose(module.predict(mx.nd.array(IMAGES[:3])).asnumpy(), expected[:3], rtol=1e-5)
     assert dict(module.score(batches(), "acc"))["accuracy"] == np.mean(expected.argmax(1) == LABELS)
     with pytest.raises(MXNetError, match=r"predict: eval_data must be a DataIter .* got list"):
         module.predict([1, 2])
