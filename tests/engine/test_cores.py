@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -118,6 +120,42 @@ class TestSplit:
 
         on_worker(work)
 
+    def test_who_waits_looks_first(self, monkeypatch):
+        """Helpers see the next job, and owners that a helper has ended, where something can look at memory."""
+        seen: dict[str, list[bool]] = {"helper": [], "owner": []}
+
+        def look(start: int) -> None:
+            words = (ctypes.c_int64 * 2).from_address(start)
+            end = time.monotonic() + 60
+            while words[0] == words[1] and time.monotonic() < end and not over:
+                time.sleep(1e-4)
+            who = "helper" if "helper" in threading.current_thread().name else "owner"
+            seen[who].append(words[0] != words[1])
+            if not seen[who][-1]:
+                over.append(True)  # once is enough
+
+        over: list[bool] = []
+        monkeypatch.setattr(cores, "_looking", lambda: look)
+        monkeypatch.setattr(cores, "_free", [])
+        monkeypatch.setattr(cores, "_started", 0)
+
+        def work() -> None:
+            for _ in range(20):
+                both, slow = threading.Barrier(2, timeout=60), threading.Event()
+
+                def part(number: int, both: threading.Barrier = both, slow: threading.Event = slow) -> None:
+                    both.wait()
+                    if "helper" in threading.current_thread().name:
+                        slow.wait(0.01)
+
+                cores.split(part, 2)
+
+        on_worker(work)
+        over.append(True)
+        assert seen["owner"] == [True] * 20
+        assert len(seen["helper"]) >= 19
+        assert all(seen["helper"][:19])
+
     def test_parts_that_nobody_takes(self, monkeypatch):
         """A helper that never comes: the caller does all."""
 
@@ -175,7 +213,7 @@ class TestSplit:
         late = job._help
         job._finish()
         assert job._work is cores._nothing
-        late()
+        late(cores._Word())
 
     def test_numpy_is_as_quiet_as_for_the_caller(self):
         """A helper treats overflow as the thread that splits does."""

@@ -1,10 +1,15 @@
 """Compiled kernels: other implementations of operators, written as LLVM IR and compiled when first used.
 
 Importing this package offers them (:mod:`weftplan.ops.implementations`); llvmlite is imported when a plan first asks
-whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.
+whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each. Cores
+that share an operation wait for each other by what is compiled here.
 """
 
 import weftplan.ops.compiled.batch_norm
 import weftplan.ops.compiled.chains
 import weftplan.ops.compiled.convolution
 import weftplan.ops.compiled.pooling  # noqa: F401
+from weftplan import cores
+from weftplan.ops.compiled import looking
+
+cores.look_with(looking.look)
