@@ -79,6 +79,8 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
             kv._group.timeout_s = 1  # from here on: to start may take longer
             kv.push("w", mx.nd.ones((3,)))
             says(lambda: value("w"), "waited", "rank 1", "sum 'w' (3,)", "gave up")
+            from weftplan.kvstore.distributed import mpi
+            assert mpi._lost    # who has given up waits for nobody at its end either: MPI_Finalize would
             open(over, "w").close()
         while not os.path.exists(over):
             time.sleep(0.01)
@@ -91,6 +93,25 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
     )
     assert "has waited" in done.stderr
     assert "AssertionError" not in done.stderr
+
+
+def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
+    """What starts the job can tell a program that has given up from one that has done its work."""
+    done = run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        kv.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        kv.push("w", mx.nd.ones((3,)))
+        says(lambda: value("w"), "rank 1")
+        sys.exit(7)
+        """,
+        ok=False,
+    )
+    assert done.returncode == 7, done.stderr
 
 
 def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):

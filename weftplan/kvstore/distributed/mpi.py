@@ -32,25 +32,52 @@ def cores_of_this_process() -> int:
 
 
 _lost: list[bool] = []
+_own: list[tuple[Any, int]] = []
+"""MPI and the process that has started it, where this module has: it then ends MPI, too."""
+_ends: list[Any] = []
+"""What is called at exit, once it is."""
 
 
 def note_loss() -> None:
-    """A process of this job has died: this one will end without ``MPI_Finalize``.
+    """A process of this job has died or was given up: this one will end without ``MPI_Finalize``.
 
-    There Open MPI (5.0.11) waits for all processes, and after a death now and then for ever.
+    There Open MPI (5.0.11) waits for all processes, and after a death now and then for ever. One that was given up
+    hears of it and ends in this way, too.
     """
     if not _lost:
         _lost.append(True)
 
 
 def _end() -> None:
-    """At exit, after the stores: leave at once where MPI might not let this process go."""
+    """At exit, after the stores: end MPI, or nothing where that might not let this process go."""
+    for mpi, process in _own:
+        if not _lost and process == os.getpid() and not mpi.Is_finalized():  # not in the child of a fork
+            mpi.Finalize()
+        return
     if not _lost:
         return
+    # MPI was started elsewhere, and ends when the interpreter does. What the program exits with is not known here.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(1 if hasattr(sys, "last_value") else 0)
+
+
+def _started() -> Any:
+    """MPI, which this module is to end unless the program has said otherwise."""
+    settings = importlib.import_module("mpi4py").rc
+    ends = settings.finalize is None and settings.initialize is not False
+    if ends:
+        settings.finalize = False
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    except BaseException:
+        if ends:
+            settings.finalize = None
+        raise
+    if ends:
+        _own.append((mpi, os.getpid()))
+    return mpi
 
 
 def start() -> Any:
@@ -59,17 +86,17 @@ def start() -> Any:
     Raises:
         KVStoreError: mpi4py or an MPI library is missing, or the library does not allow calls from several threads.
     """
-    atexit.unregister(_end)
-    atexit.register(_end)
     for name, value in environment().items():
         os.environ.setdefault(name, value)
     try:
-        mpi = importlib.import_module("mpi4py.MPI")
+        mpi = sys.modules.get("mpi4py.MPI") or _started()
     except (ImportError, RuntimeError) as error:
         raise KVStoreError(
             f"a distributed kvstore needs mpi4py and an MPI library, which could not be loaded ({error}): "
             f"pip install 'weftplan[mpi]'"
         ) from error
+    if not _ends:
+        _ends.append(atexit.register(_end))  # once: what is registered later, as stores are, comes first
     if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
         raise KVStoreError(
             "this MPI library was started without MPI_THREAD_MULTIPLE, which a distributed kvstore needs: let weftplan "
