@@ -40,8 +40,8 @@ def multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
     """``out = a @ b`` for matrices or stacks of them, with bits that do not depend on whether they share memory.
 
     Where shapes and strides would let ``b`` be the transpose of ``a``, the columns are computed in two calls, wherever
-    the two lie: neither call has as many columns as rows then. For 64 by 64 by 64 numbers that costs 3 µs on 8, for 512
-    columns 5 %.
+    the two lie: neither call has as many columns as rows then. On AVX2 that costs 3 µs on 8 for 64 by 64 by 64 numbers,
+    10 % for 128 columns, 3 to 14 % for 256, the most where sums are short, and 2 to 4 % for 512 and more.
     """
     columns = out.shape[-1]
     if xp is np and columns == out.shape[-2] > 1 and a.strides[-2:] == b.strides[:-3:-1]:
