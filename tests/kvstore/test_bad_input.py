@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,11 @@ def test_a_truncated_file_of_states(tmp_path: Path, part: float) -> None:
     kv.save_optimizer_states(file)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(part * len(whole))])
-    with pytest.raises(FormatError, match="optimizer states are truncated or not a states file"):
+    refused = f"{re.escape(str(file))}: optimizer states are truncated or not a states file"
+    with pytest.raises(FormatError, match=refused):
+        kv.load_optimizer_states(file)
+    file.write_bytes(b"\x93NUMPY, or a text")
+    with pytest.raises(FormatError, match=rf"{refused}, it begins b'\\x93NUMPY, '"):
         kv.load_optimizer_states(file)
     kv.save_optimizer_states(file)
     assert file.read_bytes() == whole

@@ -122,6 +122,10 @@ class Updater:
             states, counts = read_mxnet_states(data)
             self._go_on(states, counts, _VERSION)
             return
+        if data[: len(_ARCHIVE)] != _ARCHIVE:
+            raise FormatError(
+                f"optimizer states are truncated or not a states file, it begins {data[:8]!r}"
+            )
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
@@ -141,6 +145,8 @@ class Updater:
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]
 
 
+_ARCHIVE = b"PK\x03\x04"
+"""How what NumPy's ``savez`` writes begins."""
 _COUNTS = "_index_update_count"
 """Where MXNet's optimizers, and ours, count the updates of each key; ``num_update`` is the largest of them."""
 

@@ -67,7 +67,10 @@ class UpdatingStore(KVStoreBase):
             data = Path(fname).read_bytes()
         except OSError as error:
             raise FormatError(f"cannot read optimizer states from {fname}: {error}") from error
-        updater.set_states(data)
+        try:
+            updater.set_states(data)
+        except FormatError as error:
+            raise FormatError(f"{os.fspath(fname)}: {error}") from error
 
     def _states(self) -> Updater:
         if not isinstance(self._updater, Updater):
