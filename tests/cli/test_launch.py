@@ -15,6 +15,7 @@ from tests.cli.test_train import FEW
 from tests.kvstore.ranks import need_mpi
 from weftplan.cli import main, train_tasks
 from weftplan.cli.launch import command, mpiexec_command
+from weftplan.kvstore.distributed.mpi import TCP, environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,19 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     shown = CliRunner().invoke(command, ["-n", "2", "--dry-run", "hostname", "--help"])
     assert shown.exit_code == 0
     assert shown.output.endswith("-n 2 hostname --help\n")
+
+
+@pytest.mark.parametrize("own", [None, "put"])
+def test_messages_that_pass_each_other_do_not_take_turns(monkeypatch: pytest.MonkeyPatch, own: str | None):
+    """Open MPI sends by TCP in pieces, unless the user has said otherwise."""
+    need_mpi()
+    monkeypatch.delenv(TCP, raising=False)
+    if own is not None:
+        monkeypatch.setenv(TCP, own)
+    found = mpiexec_command(2, None, ("weftplan",))
+    place = found.index("btl_tcp_flags")
+    assert found[place - 1 : place + 2] == ["--mca", "btl_tcp_flags", own or "send,inplace"]
+    assert environment()[TCP] == found[place + 1]
 
 
 def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -123,9 +123,7 @@ class Updater:
             self._go_on(states, counts, _VERSION)
             return
         if data[: len(_ARCHIVE)] != _ARCHIVE:
-            raise FormatError(
-                f"optimizer states are truncated or not a states file, it begins {data[:8]!r}"
-            )
+            raise FormatError(f"optimizer states are truncated or not a states file, it begins {data[:8]!r}")
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1

@@ -19,10 +19,16 @@ COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
 """Open MPI's collective components that report a dead process. Its defaults, ``han`` and ``adapt`` among them, returned
 wrong sums as success after a death on several hosts (Open MPI 5.0.11)."""
 
+TCP = "OMPI_MCA_btl_tcp_flags"
+BOTH_WAYS = "send,inplace"
+"""How Open MPI sends by TCP: large messages in pieces. Its default, ``put``, hands a whole message to the connection at
+once, with the answer to the message that comes from the other side behind it: the two then take turns, and an exchange
+takes up to twice as long."""
+
 
 def environment() -> dict[str, str]:
-    """Settings of Open MPI for the processes of a job, as environment variables."""
-    return {"OMPI_MCA_coll": COMPONENTS}
+    """Settings of Open MPI for the processes of a job, as environment variables; a user may set that of :data:`TCP`."""
+    return {"OMPI_MCA_coll": COMPONENTS, TCP: os.environ.get(TCP, BOTH_WAYS)}
 
 
 def cores_of_this_process() -> int:

@@ -346,10 +346,8 @@ class Sequencer:
                         return False, None
                     if looks > _POLITE:
                         os.sched_yield()
-                elif looks < _SPINS:
-                    os.sched_yield()
                 else:
-                    time.sleep(0.0001 if looks < 2 * _SPINS else 0.001)
+                    rest(looks)
             error: BaseException | None = None
             if item.repairs:
                 self._broken = None
@@ -360,6 +358,14 @@ class Sequencer:
         self._steps = None
         self._items.popleft()
         return True, error
+
+
+def rest(looks: int) -> None:
+    """Let others have the core between two looks at what is to come, as the store's thread does."""
+    if looks < _SPINS:
+        os.sched_yield()
+    else:
+        time.sleep(0.0001 if looks < 2 * _SPINS else 0.001)
 
 
 def _nothing() -> None:
