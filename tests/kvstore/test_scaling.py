@@ -227,6 +227,7 @@ def test_the_slowest_counts_in_each_round(tmp_path) -> None:
         (1e-4, 3e-4, 1e-9, (1e-9, 3e-4)),  # a line, whatever a short message takes
         (1e-4, 0.0, 1e-10, (1e-10, 1e-4)),  # at least as long as a short one
         (1e-2, 1e-2, 1e-9, (1e-9, 1e-2)),  # lengthened until it stands out
+        (1e-4, 1e-3, 1e-9, (1e-9 + 6e-4 / (4 << 20), 4e-4)),  # what no short message explains is of the bytes
     ],
 )
 def test_a_line_through_two_long_messages(monkeypatch, short, fixed, per_byte, found) -> None:

@@ -30,6 +30,9 @@ _RESOLVED = 3.0
 """A long message takes this many times as long as a short one, or it is made longer: the difference of two times that
 are almost equal is noise, and the bandwidth that follows from it could be anything."""
 
+_TRIPS = 4
+"""Short messages, in time, that a long one takes beside its bytes, at most."""
+
 _OVERHEAD = 2e-6
 """Seconds that a message keeps its sender busy."""
 
@@ -99,8 +102,10 @@ def _line(mpi: Any, comm: Any, short: float, timed: Callable[[int], float]) -> t
     """Seconds a byte, and seconds of no bytes, from two long messages.
 
     All processes make them longer together, until the difference from a short one is clear to each. A short message is
-    no point of the line: it travels in another way. Where the two long ones do not differ as they should on a busy
-    machine, between half of the longer one's time and all of it counts for its bytes.
+    no point of the line: it travels in another way. But what a long one takes beside its bytes is not more than a few
+    short ones do, which announce and answer it; what is more is noise, as queues and other programs make it. Where the
+    two long ones do not differ as they should on a busy machine, between half of the longer one's time and all of it
+    counts for its bytes.
     """
     nbytes = _LONG
     while True:
@@ -110,6 +115,7 @@ def _line(mpi: Any, comm: Any, short: float, timed: Callable[[int], float]) -> t
         nbytes *= 2
     twice = timed(2 * nbytes)
     per_byte = min(max((twice - once) / nbytes, twice / (4 * nbytes)), twice / (2 * nbytes))
+    per_byte = max(per_byte, (twice - _TRIPS * short) / (2 * nbytes))
     return per_byte, max(short, twice - 2 * nbytes * per_byte)
 
 
