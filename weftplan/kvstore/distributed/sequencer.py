@@ -310,12 +310,20 @@ class Sequencer:
             self.closed = True
 
     def _serve(self) -> None:
-        idle = 0
+        idle, lazy, seen = 0, False, None
         while True:
-            rung = self._bell.acquire(timeout=_LAZY_S if self._lazy else 1.0)
-            if self._lazy and not self._items:
+            rung = self._bell.acquire(timeout=_LAZY_S if lazy else 1.0)
+            began, lazy = self._lazy and not lazy, self._lazy
+            if lazy and not self._items:
                 idle = 0 if rung else idle + 1
-                self._lazy = idle < _LAZY_LOOKS
+                lazy = self._lazy = idle < _LAZY_LOOKS
+            if lazy and (began or not rung):
+                # Whoever put the first exchange is about to make it. Only one that is still there at the second look
+                # was left, and to take another would only be in the way.
+                found = next(iter(tuple(self._items)), None)
+                before, seen = seen, found
+                if began or found is None or found is not before:
+                    continue
             while self._items:
                 with self._driving:
                     item = self._items[0] if self._items else None
