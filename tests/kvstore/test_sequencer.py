@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from weftplan.kvstore.distributed import sequencer as module
 from weftplan.kvstore.distributed.sequencer import Part, Sequencer, Ticket
 
 SMALL, LARGE = 4, 1 << 20
@@ -72,3 +73,21 @@ def test_what_becomes_ready_later_wakes_the_thread(others_drive, nbytes):
     assert not rung
     late.arrive()
     assert len(rung) == 1
+
+
+def test_the_thread_leaves_the_next_exchange_to_who_has_made_the_last(monkeypatch):
+    """It is woken to look from now on, not to take what the program is about to make; it takes only what was left."""
+    monkeypatch.setattr(module, "_LAZY_S", 0.3)
+    sequencer = Sequencer(Group(shares_memory=True), "test")
+    made, left = Exchange(), Exchange()
+    with sequencer._driving:  # the thread waits here, if it was woken
+        for exchange in (made, left):
+            exchange.arrive()
+        sequencer.put(made.ticket)
+    assert made.over.wait(60)
+    sequencer._lazy = True
+    sequencer.put(left.ticket)
+    sequencer._ring()  # as who has begun to make exchanges does
+    assert not left.over.wait(0.1)
+    assert left.over.wait(60)
+    sequencer.close(60)
