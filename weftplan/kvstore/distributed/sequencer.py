@@ -10,7 +10,8 @@ A thread of the store drives. A thread that is about to sleep in a wait of the e
 takes longer than a small exchange. It leaves what it has begun to the store's thread. A thread that pulls does the same
 (:meth:`Sequencer.hurry`), for a shorter time, since a pull is not a wait. While exchanges are made in this way the
 store's thread is not woken for what is ready when the program asks for it, and looks every few milliseconds whether one
-was left. The lock ``driving`` is held by whoever drives, so MPI is called by one thread at a time.
+was left: it is, when two looks find the same one. The lock ``driving`` is held by whoever drives, so MPI is called by one
+thread at a time.
 
 A :class:`Ticket` has one *part* for each operation that waits for it. ``Part.arrive`` is called from the engine (any
 thread) when its arrays are ready; the driver answers by calling ``on_complete`` of the operation.
@@ -320,10 +321,11 @@ class Sequencer:
             if lazy and (began or not rung):
                 # Whoever put the first exchange is about to make it. Only one that is still there at the second look
                 # was left, and to take another would only be in the way.
-                found = next(iter(tuple(self._items)), None)
+                found = next(iter(tuple(self._items)), None)  # in one step: others change the queue
                 before, seen = seen, found
                 if began or found is None or found is not before:
                     continue
+            seen = None  # what is over is kept no longer
             while self._items:
                 with self._driving:
                     item = self._items[0] if self._items else None
