@@ -10,8 +10,8 @@ A thread of the store drives. A thread that is about to sleep in a wait of the e
 takes longer than a small exchange. It leaves what it has begun to the store's thread. A thread that pulls does the same
 (:meth:`Sequencer.hurry`), for a shorter time, since a pull is not a wait. While exchanges are made in this way the
 store's thread is not woken for what is ready when the program asks for it, and looks every few milliseconds whether one
-was left: it is, when two looks find the same one. The lock ``driving`` is held by whoever drives, so MPI is called by one
-thread at a time.
+was left: it is, when two looks find the same one. The lock ``driving`` is held by whoever drives, so MPI is called by
+one thread at a time.
 
 A :class:`Ticket` has one *part* for each operation that waits for it. ``Part.arrive`` is called from the engine (any
 thread) when its arrays are ready; the driver answers by calling ``on_complete`` of the operation.
