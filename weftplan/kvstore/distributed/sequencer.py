@@ -318,12 +318,11 @@ class Sequencer:
             if lazy and not self._items:
                 idle = 0 if rung else idle + 1
                 lazy = self._lazy = idle < _LAZY_LOOKS
-            if lazy and (began or not rung):
+            if began or (lazy and not rung):
                 # Whoever put the first exchange is about to make it. Only one that is still there at the second look
                 # was left, and to take another would only be in the way.
-                found = next(iter(tuple(self._items)), None)  # in one step: others change the queue
-                before, seen = seen, found
-                if began or found is None or found is not before:
+                before, seen = seen, next(iter(tuple(self._items)), None)  # in one step: others change the queue
+                if began or seen is not before:
                     continue
             seen = None  # what is over is kept no longer
             while self._items:
@@ -335,7 +334,7 @@ class Sequencer:
                         if not self._ended.is_set():
                             break
                         _give_up(item)
-                    self._lazy = False
+                    self._lazy = lazy = False
                     _, error = self._drive(item, None)
                 item.tell(error)
                 if item is self._last:
