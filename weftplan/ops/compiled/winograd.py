@@ -2,8 +2,8 @@
 
 The kernels are those of ``winograd_kernels.py``. A pass makes *u* of the weight, *v* of the image and *m*, their
 products, for one block of tiles after the other. Where all of u is small it is made once, and idle cores take ranges of
-tiles, each with its own v and m. Else the cores share a block's v, and each makes u of some filters after the others:
-u of 512 channels and filters would be 16 MB.
+tiles, each with its own v and m. Else u would be up to 16 MB, and v would not stay in a cache: then the cores share a
+block's m of all filters and its v of some channels after the others, and each makes u of some filters after the others.
 
 Everything but the tiles of a block follows from shapes and is the same on every machine.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,14 @@ LEAST_TILES = 32
 """Tiles of a batch from which it is faster: with fewer, making u costs more than is saved."""
 WHOLE = 5 << 18
 """Bytes of u that are kept whole."""
-MOST_V = 2 << 20
-"""Bytes of v of a block, which shortens blocks of many channels."""
+CHANNELS = 256
+"""Channels of which v is kept whole where u is."""
+CHUNK = 128
+"""Channels that are summed at a time elsewhere: their v stays in the second cache while filters pass."""
 MOST_BYTES = 3 << 20
 """Bytes of scratch that more than two parts may have, who may have no more than a quarter of images and results."""
 SOME = 32
-"""Filters that are multiplied together, to read v less often; half as many where their u were more than MOST_U."""
-MOST_U = 1 << 19
+"""Filters that are multiplied together, to read v less often."""
 WIDE = 64
 """Tiles of a block at most: their v stays near while filters pass."""
 LANES = 16
@@ -128,10 +129,14 @@ class Layout:
 
     whole: bool
     """Whether all of u is kept."""
+    chunk: int
+    """Channels that are summed at a time."""
     some: int
     """Filters that are multiplied together."""
     row: int
-    """Tiles that a channel has room for in v and m."""
+    """Tiles that a channel has room for in v."""
+    m_row: int
+    """Tiles that a filter has room for in m."""
     half: int
     """Elements of the even, or odd, columns of a line."""
     lines: int
@@ -150,12 +155,13 @@ class Layout:
     @property
     def shared(self) -> int:
         """Bytes that all parts have together."""
-        return aligned(PLACES * (self.u if self.whole else self.v))
+        return aligned(PLACES * self.u) if self.whole else aligned(PLACES * self.v) + aligned(PLACES * self.m)
 
     @property
     def own(self) -> int:
         """Bytes that each part has."""
-        return self.line + aligned(PLACES * self.m) + aligned(PLACES * (self.v if self.whole else self.u))
+        rest = aligned(PLACES * self.v) + aligned(PLACES * self.m) if self.whole else aligned(PLACES * self.u)
+        return self.line + rest
 
     @property
     def nbytes(self) -> int:
@@ -163,27 +169,29 @@ class Layout:
         return self.shared + self.parts * self.own
 
 
-def _odd(number: int) -> int:
-    """The least odd multiple of 8 that is not smaller: rows that far apart spread over the whole nearest cache."""
-    return (-(-max(number - 8, 0) // 16) * 2 + 1) * 8
+def _lines(number: int) -> int:
+    """So many elements, rounded up to whole vectors of the widest machine."""
+    return -(-number // LANES) * LANES
 
 
 def layout(p: Pass) -> Layout:
     """Scratch of a pass and how it is cut: the same on every machine."""
-    filters = -(-p.filters // LANES) * LANES
-    whole = PLACES * p.channels * filters * 4 <= WHOLE
-    some = min(filters, SOME if whole or PLACES * p.channels * SOME * 4 <= MOST_U else SOME // 2)
-    fits = MOST_V // (PLACES * p.channels * 4)
-    row = max(_odd(min(WIDE + 8, p.all_tiles + LANES, fits) - 15), 40)
-    u, v, m = ((count * 4 // 64 + 1) * 64 + APART for count in
-               (p.channels * (filters if whole else some), p.channels * row, some * row))  # fmt: skip
-    half = -(-max(p.columns, -(-p.source[1] // 2)) // LANES) * LANES + 3 * LANES
-    lines = 2 * min(p.rows, (row - 1) // p.columns + 2) + 2
-    one = Layout(whole, some, row, half, lines, u, v, m, 1)
+    filters = _lines(p.filters)
+    whole = PLACES * p.channels * filters * 4 <= WHOLE and p.channels <= CHANNELS
+    chunk = p.channels if whole else min(CHUNK, p.channels)
+    some = min(filters, SOME)
+    m_row = _lines(min(WIDE, p.all_tiles))
+    # A vector of tiles may begin at the last. Rows an odd number of lines apart spread over the whole nearest cache.
+    row = m_row + LANES * (1 + m_row // LANES % 2)
+    of_u, of_m = (filters, some) if whole else (some, filters)
+    u, v, m = (elements * 4 + APART for elements in (chunk * of_u, chunk * row, of_m * m_row + LANES))
+    half = _lines(max(p.columns, -(-p.source[1] // 2))) + 3 * LANES
+    lines = 2 * min(p.rows, (m_row - 1) // p.columns + 2) + 2
+    one = Layout(whole, chunk, some, row, m_row, half, lines, u, v, m, 1)
     room = min(MOST_BYTES, p.batch * (p.channels * math.prod(p.source) + p.filters * math.prod(p.result)))
     most = min(MOST, max(2, (room - one.shared) // one.own))
-    units = -(-p.all_tiles // row) if whole else -(-filters // some)
-    return Layout(whole, some, row, half, lines, u, v, m, count(p.work, scratch.FEW, min(most, units)))
+    units = -(-p.all_tiles // WIDE) if whole else -(-filters // some)
+    return replace(one, parts=count(p.work, scratch.FEW, min(most, units)))
 
 
 def functions(target: Target) -> dict[str, Entry]:
@@ -194,11 +202,10 @@ def functions(target: Target) -> dict[str, Entry]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _arguments(p: Pass, at: Layout, lanes: int) -> KernelArguments:
+def _arguments(p: Pass, at: Layout) -> KernelArguments:
     """The words of a pass, but for its arrays."""
     (height, width), (y_height, y_width) = p.source, p.result
-    block = (at.row - lanes + 1) // 8 * 8
-    blocks = -(-p.all_tiles // block)
+    blocks = -(-p.all_tiles // WIDE)
     block = -(-p.all_tiles // (8 * blocks)) * 8
     same = [0, 1, 2, 3]
     turned = [3, 1, 2, 0]  # half a turn of a filter changes the first and the last of its four rows and columns
@@ -210,13 +217,14 @@ def _arguments(p: Pass, at: Layout, lanes: int) -> KernelArguments:
     weights = (36, 36 * p.filters) if p.back else (36 * p.channels, 36)
     values = {
         "last": p.all_tiles, "block": block, "last_in": p.channels, "last_out": p.filters, "some": at.some,
-        "turns": int(not at.whole), "channels": p.channels, "filters": p.filters, "height": height, "width": width,
+        "turns": int(not at.whole), "channels": at.chunk, "filters": p.filters, "height": height, "width": width,
         "x_image": p.channels * height * width * 4, "x_plane": height * width * 4, "lead": p.pad[0],
         "line_bytes": 2 * at.half * 4, "lines_bytes": at.line, "odd": at.half * 4, "even_to": even_to,
         "odd_to": odd_to, "tiles": p.rows * p.columns, "columns": p.columns,
         "y_image": p.filters * y_height * y_width * 4, "y_plane": y_height * y_width * 4, "y_height": y_height,
         "y_width": y_width, "w_out": weights[0], "w_in": weights[1], "order": address(order), "u_place": at.u,
-        "v_row": at.row * 4, "v_place": at.v, "m_row": at.row * 4, "m_place": at.m,
+        "v_row": at.row * 4, "v_place": at.v, "m_row": at.m_row * 4, "m_place": at.m,
+        "m_out": 0 if at.whole else at.m_row * 4, "ends": 1,
     }  # fmt: skip
     return KernelArguments(WINOGRAD, np.array([values.get(name, 0) for name in WINOGRAD], dtype=np.int64), [order])
 
@@ -231,11 +239,13 @@ def call(
     entry = functions(found)
     at = layout(p)
     begin = address(room)
-    own = begin + at.shared
-    line, m, other = own, own + at.line, own + at.line + aligned(PLACES * at.m)
-    here = _arguments(p, at, found.lanes(4)).filled(
+    line = begin + at.shared
+    behind = line + at.line
+    u, v = (begin, behind) if at.whole else (behind, begin)
+    m = v + aligned(PLACES * at.v)
+    here = _arguments(p, at).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
-        u=begin if at.whole else other, v=other if at.whole else begin, m=m, line=line, **places_of(after),
+        u=u, v=v, m=m, line=line, **places_of(after),
     )  # fmt: skip
     calls = _by_tiles(p, at, here, entry) if at.whole else _by_filters(p, at, here, entry)
     return holding(one_after_other(*calls), x, weight, bias, y, room, after)
@@ -249,7 +259,7 @@ def _by_tiles(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry
 
 
 def _by_filters(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
-    """For each block of tiles v of ranges of channels, then ranges of filters."""
+    """For each block of tiles and each chunk of channels v of ranges of them, then ranges of filters."""
     calls: list[Call] = []
     block = here["block"]
 
@@ -258,7 +268,13 @@ def _by_filters(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Ent
         return in_parts(entry["winograd"], words, size, at.parts, unit=unit, moves=moves, kind=kind)
 
     for first in range(0, p.all_tiles, block):
-        tiles = here.filled(first=first, last=min(first + block, p.all_tiles))
-        calls.append(ranges(tiles.filled(last_out=0), p.channels, 1, "_in", "line"))
-        calls.append(ranges(tiles.filled(last_in=0), p.filters, at.some, "_out", "u", "m", "line"))
+        for begin in range(0, p.channels, at.chunk):
+            some = min(at.chunk, p.channels - begin)
+            words = here.filled(
+                first=first, last=min(first + block, p.all_tiles), channels=some, last_in=some, adds=int(begin > 0),
+                ends=int(begin + some == p.channels), x=here["x"] + begin * here["x_plane"],
+                w=here["w"] + begin * here["w_in"],
+            )  # fmt: skip
+            calls.append(ranges(words.filled(last_out=0), some, 1, "_in", "line"))
+            calls.append(ranges(words.filled(last_in=0), p.filters, at.some, "_out", "u", "line"))
     return calls

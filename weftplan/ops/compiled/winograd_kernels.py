@@ -27,11 +27,13 @@ WINOGRAD = ("x", "w", "y", "bias", "u", "v", "m", "line", "first", "last", "bloc
             "last_out", "some", "turns", "channels", "filters", "x_image", "x_plane", "height", "width", "lead",
             "line_bytes", "lines_bytes", "odd", "even_to", "odd_to", "tiles", "columns", "y_image", "y_plane",
             "y_height", "y_width", "w_out", "w_in", "order", "u_place", "v_row", "v_place", "m_row", "m_place",
-            "relu", "scale", "shift")  # fmt: skip
+            "m_out", "adds", "ends", "relu", "scale", "shift")  # fmt: skip
 """How a call runs, in bytes and counts.
 
 Tiles ``first`` to ``last``, in blocks of ``block``; channels ``first_in`` to ``last_in`` are made v of; filters
-``first_out`` to ``last_out`` are multiplied, ``some`` at a time, and made u of before where ``turns`` is not 0.
+``first_out`` to ``last_out`` are multiplied, ``some`` at a time, and made u of before where ``turns`` is not 0. Their m
+lies ``m_out`` from filter to filter, 0 where all have the same; with ``adds`` the sums in it go on, and with ``ends``
+they are whole, so that y is made of them.
 ``order`` points to where u of each position lies. A line has a row's even columns, then from ``odd`` on the odd ones.
 Results are multiplied by ``scale`` and added to ``shift`` unless those are null, before the relu.
 """
@@ -40,13 +42,18 @@ PLACES = 16
 ROWS = 4
 """Filters of one block of registers."""
 VECTORS = 3
-"""Vectors of tiles of one block of registers."""
+"""Vectors of one block of registers, where a processor has 16."""
 CHAIN = 64
 """Channels that are summed before the next block of registers: what they take of u and v stays in the nearest cache.
 Between such stretches a sum waits in m, which changes none of its bits."""
 
 
 POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order", "scale", "shift")
+
+
+def block_vectors(target: Target) -> int:
+    """Vectors of one block of registers, as many as fit beside those that they are made from."""
+    return 4 if target.registers > 16 else VECTORS
 
 
 class Words:
@@ -206,34 +213,43 @@ def filters(scalar: str, lanes: int) -> Function:
     return f
 
 
-def runs(f: Function, count: Value) -> list[tuple[int, Value]]:
+def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Value]]:
     """How so many elements are cut into blocks of registers: (vectors of a block, where blocks of as many end).
 
     A block of one vector takes as long as one of two, so there is one only where nothing else is.
     """
     every = f.value(f"udiv i64 {f.add(count, f.lanes - 1)}, {f.lanes}")
-    rest = f.value(f"urem i64 {every}, {VECTORS}")
-    alone = f.value(f"and i1 {f.compare('eq', rest, 1)}, {f.compare('sgt', every, 1)}")
-    threes = f.sub(every, f.choose(alone, 4, rest))
-    twos = f.choose(f.compare("eq", every, 1), 0, every)
-    return [(3, f.mul(threes, f.lanes)), (2, f.mul(twos, f.lanes)), (1, f.mul(every, f.lanes))]
+    rest = f.value(f"urem i64 {every}, {most}")
+    single = f.compare("eq", every, 1)
+    alone = f.value(f"and i1 {f.compare('eq', rest, 1)}, {f.value(f'xor i1 {single}, true')}")
+    end = f.sub(every, f.choose(alone, most + 1, rest))
+    found = [(most, f.mul(end, f.lanes))]
+    for vectors in range(most - 1, 1, -1):  # after the largest blocks, of one kind or two: less than twice as many
+        left = f.sub(every, end)
+        takes = f.compare("sge", left, vectors)
+        if vectors > 2:  # not where one vector would be left
+            takes = f.value(f"and i1 {takes}, {f.compare('ne', left, vectors + 1)}")
+        end = f.add(end, f.choose(takes, vectors, 0)) if vectors > 2 else f.choose(single, 0, every)
+        found.append((vectors, f.mul(end, f.lanes)))
+    return [*found, (1, f.mul(every, f.lanes))]
 
 
-def multiply(scalar: str, lanes: int) -> Function:
-    """``multiply(how, u, outs, tiles)``: m of some filters and tiles."""
-    arguments = (("ptr", "how"), ("ptr", "u"), ("i64", "outs"), ("i64", "tiles"))
+def multiply(scalar: str, lanes: int, most: int) -> Function:
+    """``multiply(how, u, m, outs, tiles)``: m of some filters and tiles; ``most`` vectors to a block of registers."""
+    arguments = (("ptr", "how"), ("ptr", "u"), ("ptr", "m"), ("i64", "outs"), ("i64", "tiles"))
     f = Function("multiply", arguments, scalar, lanes, local=True)
-    get = Words(f, WINOGRAD, ("v", "m", "channels", "u_place", "v_row", "v_place", "m_row", "m_place"), POINTERS)
+    get = Words(f, WINOGRAD, ("v", "channels", "u_place", "v_row", "v_place", "m_row", "m_place", "adds"), POINTERS)
     n, size = lanes, f.size
+    fresh = f.compare("eq", get["adds"], 0)
     panel_bytes = f.mul(get["channels"], n * size)
 
-    zeros = f.local(f.vector, VECTORS)
-    for vector in range(VECTORS):
+    zeros = f.local(f.vector, most)
+    for vector in range(most):
         f.store("zeroinitializer", f.at(zeros, vector * n * size))
 
     def block(u: str, v: str, m: str, vectors: int, first: str, last: str) -> None:
         sums = [[f.local(f.vector) for _ in range(vectors)] for _ in range(ROWS)]
-        begins = f.compare("eq", first, 0)
+        begins = f.value(f"and i1 {fresh}, {f.compare('eq', first, 0)}")
         source = f.value(f"select i1 {begins}, ptr {zeros}, ptr {m}")
         step = f.choose(begins, 0, get["m_row"])
         for r, row in enumerate(sums):
@@ -253,12 +269,12 @@ def multiply(scalar: str, lanes: int) -> Function:
             for vector, place in enumerate(row):
                 f.store(f.load(place), f.at(to, vector * n * size))
 
-    blocks = runs(f, "%tiles")
+    blocks = runs(f, "%tiles", most)
     with f.loop(0, PLACES) as p, f.loop(0, get["channels"], CHAIN) as first:
         last_channel = f.smaller(f.add(first, CHAIN), get["channels"])
         u = f.at("%u", f.mul(p, get["u_place"]))
         v = f.at(get["v"], f.mul(p, get["v_place"]))
-        m = f.at(get["m"], f.mul(p, get["m_place"]))
+        m = f.at("%m", f.mul(p, get["m_place"]))
         done: Value = 0
         for vectors, end in blocks:
             with f.loop(done, end, vectors * n) as tile, f.loop(0, "%outs", ROWS) as out:
@@ -276,10 +292,10 @@ def multiply(scalar: str, lanes: int) -> Function:
 
 
 def results(scalar: str, lanes: int) -> Function:
-    """``results(how, first, last, begin, end)``: y of some filters and tiles."""
-    arguments = (("ptr", "how"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
+    """``results(how, m, first, last, begin, end)``: y of some filters and tiles."""
+    arguments = (("ptr", "how"), ("ptr", "m"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
     f = Function("results", arguments, scalar, lanes, local=True)
-    get = Words(f, WINOGRAD, ("y", "m", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width",
+    get = Words(f, WINOGRAD, ("y", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width",
                               "m_row", "m_place", "relu", "scale", "shift"), POINTERS)  # fmt: skip
     n, size = lanes, f.size
     row_bytes = f.mul(get["y_width"], size)
@@ -321,7 +337,7 @@ def results(scalar: str, lanes: int) -> Function:
             plane = f.at(whole_image, f.mul(out, get["y_plane"]))
             bias = chosen(biased, "bias", out, nothing)
             scale, shift = chosen(scaled, "scale", out, one_), chosen(scaled, "shift", out, less)
-            source = f.at(get["m"], f.mul(f.sub(out, "%first"), get["m_row"]))
+            source = f.at("%m", f.mul(f.sub(out, "%first"), get["m_row"]))
             with f.loop(above, below) as row:
                 from_ = f.at(source, f.mul(f.add(at, f.mul(row, get["columns"])), size))
                 line = f.at(plane, f.mul(f.mul(row, 2), row_bytes))
@@ -350,8 +366,8 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     """``winograd(how)``: a range of tiles, channels and filters of a convolution."""
     f = Function("winograd", (("ptr", "how"),), scalar, lanes)
     get = Words(f, WINOGRAD, ("u", "line", "lines_bytes", "first", "last", "block", "first_in", "last_in", "first_out",
-                              "last_out", "some", "turns", "channels"), POINTERS)  # fmt: skip
-    turns = f.compare("ne", get["turns"], 0)
+                              "last_out", "some", "turns", "channels", "m", "m_out", "ends"), POINTERS)  # fmt: skip
+    turns, ends = (f.compare("ne", get[name], 0) for name in ("turns", "ends"))
     u_row = f.mul(get["channels"], f.size)
     # What is never copied into a line is the padding in front of a row, and behind it.
     f.emit(f"call void @llvm.memset.p0.i64(ptr {get['line']}, i8 0, i64 {get['lines_bytes']}, i1 false)")
@@ -364,8 +380,10 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
             u = f.at(get["u"], f.choose(turns, 0, f.mul(first, u_row)))
             with f.when(turns):
                 f.call(helpers["filters"], "%how", u, first, last)
-            f.call(helpers["multiply"], "%how", u, f.sub(last, first), f.sub(end, begin))
-            f.call(helpers["results"], "%how", first, last, begin, end)
+            m = f.at(get["m"], f.mul(first, get["m_out"]))
+            f.call(helpers["multiply"], "%how", u, m, f.sub(last, first), f.sub(end, begin))
+            with f.when(ends):
+                f.call(helpers["results"], "%how", m, first, last, begin, end)
     return f
 
 
@@ -385,7 +403,7 @@ def functions(scalar: str, target: Target) -> list[Function]:
     helpers = {
         "image": image(scalar, lanes, rows),
         "filters": filters(scalar, lanes),
-        "multiply": multiply(scalar, lanes),
+        "multiply": multiply(scalar, lanes, block_vectors(target)),
         "results": results(scalar, lanes),
     }
     return [rows, *helpers.values(), turned(scalar, lanes, helpers), winograd(scalar, lanes, helpers)]

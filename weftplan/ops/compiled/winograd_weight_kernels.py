@@ -16,7 +16,7 @@ from collections.abc import Callable
 from weftplan.ops.compiled.copies import word
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.target import Target
-from weftplan.ops.compiled.winograd_kernels import PLACES, ROWS, Words, images, runs, spread
+from weftplan.ops.compiled.winograd_kernels import PLACES, ROWS, Words, block_vectors, images, runs, spread
 
 WEIGHTS = ("x", "dy", "dw", "v", "e", "m", "line", "lines_bytes", "first", "last", "some_in", "some_out", "channels",
            "filters", "all_tiles", "block", "tiles", "columns", "lead", "images", "outputs", "row", "place",
@@ -120,8 +120,11 @@ def _narrowed(f: Function, m: list[str]) -> list[str]:
     return [f.binary("fadd", m[0], ends), middle, f.binary("fadd", ends, m[3])]
 
 
-def multiply(lanes: int) -> Function:
-    """``multiply(how, ins, outs, tiles, adds)``: m of some channels and filters, or what a block adds to it."""
+def multiply(lanes: int, most: int) -> Function:
+    """``multiply(how, ins, outs, tiles, adds)``: m of some channels and filters, or what a block adds to it.
+
+    ``most`` vectors are in a block of registers.
+    """
     arguments = (("ptr", "how"), ("i64", "ins"), ("i64", "outs"), ("i64", "tiles"), ("i64", "adds"))
     f = Function("multiply", arguments, "float", lanes, local=True)
     get = Words(f, WEIGHTS, ("v", "e", "m", "row", "place", "e_row", "e_place", "m_place"), POINTERS)
@@ -150,7 +153,7 @@ def multiply(lanes: int) -> Function:
                 earlier = f.load(f.value(f"select i1 {adds}, ptr {there}, ptr {zeros}"))
                 f.store(f.binary("fadd", earlier, f.load(place)), there)
 
-    blocks = runs(f, "%ins")
+    blocks = runs(f, "%ins", most)
     with f.loop(0, PLACES) as p:
         e, v, m = (f.at(get[one], f.mul(p, get[step])) for one, step in
                    (("e", "e_place"), ("v", "place"), ("m", "m_place")))  # fmt: skip
@@ -231,7 +234,7 @@ def functions(target: Target) -> list[Function]:
     helpers = {
         "image": tiles("image", lanes, copy, 4, lambda f, d: both_ways(f, d, spread)),
         "output": tiles("output", lanes, copy, 2, lambda f, d: both_ways(f, d, _widened)),
-        "multiply": multiply(lanes),
+        "multiply": multiply(lanes, block_vectors(target)),
         "results": results(lanes),
     }
     return [copy, *helpers.values(), weights(lanes, helpers)]
