@@ -29,6 +29,7 @@ from roofline import Pass, draw, table
 
 import weftplan as mx
 from weftplan import models
+from weftplan.device.numpy_device import ALIGNMENT
 from weftplan.ops import registry
 from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import choose
@@ -103,12 +104,20 @@ def least(calls, repetitions):
     return best
 
 
+def memory(shape, dtype=np.float32):
+    """An array that begins where one in storage would: from others a wide vector's loads would cross lines."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + nbytes].view(dtype).reshape(shape)
+
+
 def kernel_call(op_name, params, inputs, outputs, shapes, mode):
     """One kernel on arrays, ready to be called."""
     op = registry.get(op_name)
     specs = [TensorSpec(a.shape, a.dtype) for a in inputs]
     chosen = choose(op, params, specs, shapes, mode).implementation
-    scratch = np.empty(chosen.workspace(params, specs, shapes), np.uint8)
+    scratch = memory((chosen.workspace(params, specs, shapes),), np.uint8)
 
     def call():
         chosen.kernel(OpContext(np, is_train=True, workspace=scratch), params, inputs, outputs)
@@ -121,18 +130,19 @@ def layer_calls(layer, mode, dtype=np.float32):
     _, batch, channels, extent, filters, kernel, stride, pad, groups, has_data = layer
     rng = np.random.default_rng(0)
     of = grid(layer)
-    x = rng.standard_normal((batch, channels, extent, extent)).astype(dtype)
-    w = rng.standard_normal((filters, channels // groups, kernel, kernel)).astype(dtype)
-    dy = rng.standard_normal((batch, filters, of, of)).astype(dtype)
+    shapes = (batch, channels, extent, extent), (filters, channels // groups, kernel, kernel), (batch, filters, of, of)
+    x, w, dy = (memory(shape, dtype) for shape in shapes)
+    for array in (x, w, dy):
+        array[...] = rng.standard_normal(array.shape)
     given = {"kernel": (kernel,) * 2, "num_filter": filters, "stride": (stride,) * 2, "pad": (pad,) * 2}
     params = registry.parse_params(registry.get("Convolution"), {**given, "num_group": groups, "no_bias": True})
     spec = {id(a): TensorSpec(a.shape, a.dtype) for a in (x, w, dy)}
-    calls = {"forward": kernel_call("Convolution", params, [x, w], [np.empty_like(dy)], [spec[id(dy)]], mode)}
+    calls = {"forward": kernel_call("Convolution", params, [x, w], [memory(dy.shape, dtype)], [spec[id(dy)]], mode)}
     shapes = [spec[id(x)], spec[id(w)]]
     back = "_backward_Convolution"
     if has_data:
-        calls["data"] = kernel_call(back, params, [dy, x, w], [np.empty_like(x), None], shapes, mode)
-    calls["weight"] = kernel_call(back, params, [dy, x, w], [None, np.empty_like(w)], shapes, mode)
+        calls["data"] = kernel_call(back, params, [dy, x, w], [memory(x.shape, dtype), None], shapes, mode)
+    calls["weight"] = kernel_call(back, params, [dy, x, w], [None, memory(w.shape, dtype)], shapes, mode)
     return calls
 
 
@@ -238,6 +248,7 @@ def batch_norm(repetitions):
 COMPILE = """
 import numpy as np, weftplan as mx
 from weftplan import models
+from weftplan.device.numpy_device import ALIGNMENT
 from weftplan.ops.compiled import jit
 symbol = models.get("resnet18", image_shape=(3, 64, 64))
 executor = symbol.simple_bind(mx.cpu(), **models.input_shapes("resnet18", 1, (3, 64, 64)))

@@ -107,7 +107,7 @@ class Sizes:
     @property
     def side_by_side(self) -> int:
         """Images whose places one product takes together: as many as make its tiles worth their weights."""
-        return min(self.batch, -(-TOGETHER // max(self.pixels, math.prod(self.image))))
+        return min(self.batch, -(-TOGETHER // self.pixels))
 
     @property
     def chunk_rows(self) -> int:
