@@ -14,7 +14,9 @@ from tests.contract.devices import place
 from tests.standin_cupy import meter
 from weftplan import blas, cores, device, ops
 from weftplan.ops import products, registry
+from weftplan.ops.compiled import scratch
 from weftplan.ops.schema import OpContext
+from weftplan.planner import PlanOptions
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +80,10 @@ def test_one_call_elsewhere(cuts):
         where.launch(run)
 
 
-@pytest.mark.parametrize("cell", ["dense", "lstm"])
-def test_same_bits_on_every_engine(cuts, cell):
+@pytest.mark.parametrize(("cell", "kernels"), [("dense", "numpy"), ("dense", "auto"), ("lstm", "auto")])
+def test_same_bits_on_every_engine(monkeypatch, cuts, cell, kernels):
     """A training step of layers that are cut, on one thread, on workers with idle cores, and on one worker by wish."""
+    monkeypatch.setattr(scratch, "FEW", 1 << 12)
     if cell == "dense":
         hidden = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=90, name="a")
         symbol = mx.sym.FullyConnected(mx.sym.Activation(hidden, act_type="tanh"), num_hidden=37, name="b")
@@ -96,7 +99,7 @@ def test_same_bits_on_every_engine(cuts, cell):
         engine = mx.engine.create(kind, **options)
         with mx.engine.using(engine):
             shape = (65, 70) if cell == "dense" else (9, 7, 33)
-            executor = symbol.simple_bind(mx.cpu(), data=shape)
+            executor = symbol.simple_bind(mx.cpu(), data=shape, plan_options=PlanOptions(kernels=kernels))
             random = np.random.RandomState(0)
             for array in executor.arg_arrays:
                 array[:] = random.standard_normal(array.shape) * 0.1
@@ -104,7 +107,7 @@ def test_same_bits_on_every_engine(cuts, cell):
             executor.backward([mx.nd.ones(out.shape) for out in executor.outputs])
             found.append(b"".join(grad.asnumpy().tobytes() for grad in executor.grad_arrays))
         engine.stop()
-    assert cuts
+    assert cuts or (cell, kernels) == ("dense", "auto")  # which compiled kernels compute, where there are any
     assert len(set(found)) == 1
 
 

@@ -80,7 +80,8 @@ def test_random_graphs_with_random_spills(
 )
 def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None:
     """The peak of every state of the search is what is alive at once on the device in the rewritten graph."""
-    net, shapes = models.get(name), models.input_shapes(name, batch=2)
+    # With fewer samples the last layer of the LSTM needs more than all others, whatever goes elsewhere.
+    net, shapes = models.get(name), models.input_shapes(name, batch=8 if name == "lstm" else 2)
     requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
     check_prices(net, shapes, grad_req=requests, context=device)
 

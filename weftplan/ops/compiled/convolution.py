@@ -104,8 +104,7 @@ def _data_scratch(s: Sizes) -> Scratch:
 
 def _weight_scratch(s: Sizes) -> Scratch:
     """Scratch of the weight's gradient in :func:`_adjoint`."""
-    turned = pointwise_weights.weight_pass(s)
-    return weight_scratch(s) if turned is None else Scratch(turned.nbytes, 0)
+    return weight_scratch(s) if pointwise_weights.weight_pass(s) is None else Scratch(0, 0)
 
 
 def _sum_to_bias(ograd: Any, target: Any) -> Call:
@@ -165,7 +164,7 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
     if wgrad is not None and single:
         calls.append(depthwise_tables.weight_call(s, data, ograd, wgrad, room))
     elif wgrad is not None and turned is not None:
-        calls.append(pointwise_weights.call(turned, data, ograd, wgrad, room))
+        calls.append(pointwise_weights.call(turned, data, ograd, wgrad))
     elif wgrad is not None:
         packed, padded, widened = _buffers(room, weight_scratch(s))
         calls.append(dense.weight_gradient(s, data, ograd, wgrad, packed, padded, widened=widened))

@@ -34,6 +34,8 @@ stretches in which weights are read."""
 W_ROOM = 512 << 10
 """Bytes of weights that are gathered for a gradient of the data, where those of one filter lie apart; they stay in the
 second cache while all pixels pass."""
+AS_THEY_LIE = 32 << 10
+"""Bytes of weights that are not gathered: however far apart, all lie in the nearest cache."""
 UNIT = 48
 """Pixels: ranges of an image begin at multiples, which are whole blocks of registers on every machine."""
 ROWS = 8
@@ -58,6 +60,8 @@ class Pass:
     itemsize: int
     back: bool
     """Whether the weight has a row for each channel, not for each filter."""
+    most_gathered: int = W_ROOM
+    """Bytes of weights that are gathered at a time, where they are."""
 
     @property
     def spans(self) -> bool:
@@ -96,11 +100,18 @@ class Pass:
         return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES) + behind)
 
     @property
+    def gathers(self) -> bool:
+        """Whether weights are gathered."""
+        return self.back and self.channels * self.filters * self.itemsize > AS_THEY_LIE
+
+    @property
     def room(self) -> int:
-        """Bytes of one part's scratch: its pixels, and weights of a gradient of the data."""
-        if not self.back:
+        """Bytes of one part's scratch: its pixels, and weights that are gathered."""
+        if not self.gathers:
             return self.near
-        return self.near + aligned(min(W_ROOM, -(-self.filters // ROWS) * ROWS * self.channels * self.itemsize))
+        return self.near + aligned(
+            min(self.most_gathered, -(-self.filters // ROWS) * ROWS * self.channels * self.itemsize)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -136,7 +147,9 @@ def _arguments(p: Pass, bits: int) -> KernelArguments:
     plane = p.pixels * p.itemsize
     row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
     some, pixels = ROOM // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)
-    block = max(ROWS, W_ROOM // (min(some, p.channels) * p.itemsize) // ROWS * ROWS) if p.back else p.filters
+    block = p.filters
+    if p.gathers:
+        block = max(ROWS, p.most_gathered // (min(some, p.channels) * p.itemsize) // ROWS * ROWS)
     values = {
         "last": p.all_units, "last_out": p.filters, "units": p.units, "unit": UNIT, "pixels": pixels, "plane": p.pixels,
         "channels": p.channels, "some": some, "block": block, "x_image": p.channels * plane,
@@ -154,7 +167,7 @@ def call(
     assert isinstance(found, Target)
     here = _arguments(p, found.bits).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
-        room=address(room) if p.near else 0, w_room=address(room) + p.near if p.back else 0, **places_of(after),
+        room=address(room) if p.near else 0, w_room=address(room) + p.near if p.gathers else 0, **places_of(after),
     )  # fmt: skip
     parts, function = p.parts, entry(x.dtype, found)
     moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null

@@ -1,4 +1,6 @@
-"""The gradient of the weight of a 1x1 convolution as LLVM IR: vectors run along channels of the image.
+"""The gradient of the weight of a 1x1 convolution, a matrix times a transposed one, as LLVM IR.
+
+Vectors run along channels of the image.
 
 Some pixels of a few vectors of channels are turned so that the channels of one pixel lie together, and stay near while
 the output gradients of all filters pass, which are read as they are. Pixels are cut into chunks by their number alone:
@@ -12,18 +14,24 @@ from weftplan.ops.compiled.copies import pointer, word
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.pointwise_kernels import rows_of
 from weftplan.ops.compiled.target import Target
-from weftplan.ops.compiled.winograd_kernels import runs
+from weftplan.ops.compiled.winograd_kernels import VECTORS, runs
 
-WEIGHTS = ("x", "dy", "dw", "room", "first", "last", "first_out", "last_out", "images", "together", "pixels", "chunk",
-           "x_image", "x_plane", "dy_image", "dy_plane", "dw_row")  # fmt: skip
+WEIGHTS = ("x", "dy", "dw", "first", "last", "first_out", "last_out", "images", "together", "pixels", "chunk",
+           "x_image", "x_plane", "dy_image", "dy_plane", "dw_row", "bias")  # fmt: skip
 """How a call runs, in bytes and counts: the gradients of channels ``first`` to ``last`` of filters ``first_out`` to
-``last_out``. One chain sums ``chunk`` pixels of an image, or all pixels of ``together`` images."""
+``last_out``. One chain sums ``chunk`` pixels of an image, or all pixels of ``together`` images. The first begins with
+the channel's ``bias``, unless that is null."""
 LINE = 64
 """Bytes that the caches hold together, on most machines."""
-POINTERS = ("x", "dy", "dw", "room")
+POINTERS = ("x", "dy", "dw", "bias")
+CHUNK = 256
+"""Pixels in one chain of additions: those of a block of registers fit the nearest cache, and find room on the stack, in
+52 KB or less. Part of the result's bits."""
 
 
-def _turn(f: Function, get: dict[str, str], x: str, left: Value, vectors: int, length: Value, images: Value) -> None:
+def _turn(
+    f: Function, get: dict[str, str], room: str, x: str, left: Value, vectors: int, length: Value, images: Value
+) -> None:  # fmt: skip
     """Lay ``length`` pixels of some images in the room, pixel by pixel; of ``left`` channels from ``x`` on.
 
     What is written behind the last pixel of an image is overwritten by the next image's; the room has space for it.
@@ -36,7 +44,7 @@ def _turn(f: Function, get: dict[str, str], x: str, left: Value, vectors: int, l
     most = f.sub(left, 1)
     with f.loop(0, images) as image:
         source = f.at(x, f.mul(image, get["x_image"]))
-        target = f.at(get["room"], f.mul(f.mul(image, length), step))
+        target = f.at(room, f.mul(f.mul(image, length), step))
         for vector in range(vectors):
             planes = [f.at(source, f.mul(f.smaller(most, vector * n + lane), get["x_plane"])) for lane in range(n)]
 
@@ -54,8 +62,8 @@ def _turn(f: Function, get: dict[str, str], x: str, left: Value, vectors: int, l
 
 
 def _block(
-    f: Function, get: dict[str, str], rows: int, dy: str, dw: str, out: str, left: Value, vectors: int, length: Value,
-    images: Value, goes_on: str,
+    f: Function, get: dict[str, str], rows: int, near: str, dy: str, dw: str, bias: str, out: str, left: Value,
+    vectors: int, length: Value, images: Value, goes_on: str,
 ) -> None:  # fmt: skip
     """The sum of one chunk in registers, for filters from ``out`` on, added to what is there if it ``goes_on``."""
     n, size = f.lanes, f.size
@@ -63,11 +71,16 @@ def _block(
     numbers = [f.smaller(f.add(out, r), most) for r in range(rows)]
     sums = [[f.local(f.vector) for _ in range(vectors)] for _ in numbers]
     planes = [f.at(dy, f.mul(number, get["dy_plane"])) for number in numbers]
+    whole = f.compare("sge", left, vectors * n)
+    partly = f.value(f"xor i1 {whole}, true")
+    mask = f.mask_below(f.sub(left, (vectors - 1) * n))
+    begins = [f.load(f.at(bias, vector * n * size)) for vector in range(vectors - 1)]
+    begins.append(f.load_masked(f.at(bias, (vectors - 1) * n * size), mask))
     for row in sums:
-        for one in row:
-            f.store("zeroinitializer", one)
+        for start, one in zip(begins, row, strict=True):
+            f.store(start, one)
     with f.loop(0, images) as image:
-        room = f.at(get["room"], f.mul(f.mul(image, length), vectors * n * size))
+        room = f.at(near, f.mul(f.mul(image, length), vectors * n * size))
         moved_image = f.mul(image, get["dy_image"])
         given = [f.at(plane, moved_image) for plane in planes]
         with f.loop(0, length) as pixel:
@@ -78,9 +91,6 @@ def _block(
                 factor = f.broadcast(f.at(plane, moved))
                 for one, value in zip(row, values, strict=True):
                     f.store(f.fma(factor, value, f.load(one)), one)
-    whole = f.compare("sge", left, vectors * n)
-    partly = f.value(f"xor i1 {whole}, true")
-    mask = f.mask_below(f.sub(left, (vectors - 1) * n))
     results = [f.at(dw, f.mul(number, get["dw_row"])) for number in numbers]
     # Rows that are there twice, behind the last filter, are read before any is written.
     with f.when(goes_on):
@@ -112,10 +122,16 @@ def weights(scalar: str, target: Target) -> Function:
     size, rows = f.size, rows_of(target)
     channels = f.sub(get["last"], get["first"])
     blocks = runs(f, channels)
+    room = f.local(f.vector, (CHUNK + lanes) * VECTORS)
+    zeros = f.local(f.vector, VECTORS)
+    for vector in range(VECTORS):
+        f.store("zeroinitializer", f.at(zeros, vector * lanes * size))
+    biased = f.value(f"icmp ne ptr {get['bias']}, null")
     with f.loop(0, get["images"], get["together"]) as image, f.loop(0, get["pixels"], get["chunk"]) as begin:
         images = f.smaller(get["together"], f.sub(get["images"], image))
         length = f.smaller(get["chunk"], f.sub(get["pixels"], begin))
         goes_on = f.compare("ne", f.add(image, begin), 0)
+        starts = f.value(f"and i1 {biased}, {f.value(f'xor i1 {goes_on}, true')}")
         x = f.at(f.at(get["x"], f.mul(image, get["x_image"])), f.mul(begin, size))
         dy = f.at(f.at(get["dy"], f.mul(image, get["dy_image"])), f.mul(begin, size))
         done: Value = 0
@@ -125,8 +141,10 @@ def weights(scalar: str, target: Target) -> Function:
         for vectors, until in blocks:
             with f.loop(done, until, vectors * lanes) as some:
                 channel, left = f.add(get["first"], some), f.sub(channels, some)
-                _turn(f, get, f.at(x, f.mul(channel, get["x_plane"])), left, vectors, length, images)
+                _turn(f, get, room, f.at(x, f.mul(channel, get["x_plane"])), left, vectors, length, images)
                 dw = f.at(get["dw"], f.mul(channel, size))
+                own = f.at(get["bias"], f.mul(channel, size))
+                bias = f.value(f"select i1 {starts}, ptr {own}, ptr {zeros}")
                 first_line = f.mul(f.value(f"udiv i64 {some}, {lanes}"), share)
                 last_line = f.smaller(lines, f.add(first_line, f.mul(share, vectors)))
                 with f.loop(get["first_out"], get["last_out"], rows) as out:
@@ -135,6 +153,6 @@ def weights(scalar: str, target: Target) -> Function:
                         plane = f.at(f.at(dy, nbytes), f.mul(f.add(out, r), get["dy_plane"]))
                         with f.loop(first_line, last_line) as line:
                             f.prefetch(f.at(plane, f.mul(line, LINE)), level=2)
-                    _block(f, get, rows, dy, dw, out, left, vectors, length, images, goes_on)
+                    _block(f, get, rows, room, dy, dw, bias, out, left, vectors, length, images, goes_on)
             done = until
     return f

@@ -1,4 +1,4 @@
-"""Gradients of the weight of 1x1 convolutions: sizes, scratch and calls of :mod:`pointwise_weight_kernels`.
+"""Gradients of the weight of 1x1 convolutions: sizes and calls of :mod:`pointwise_weight_kernels`.
 
 Everything follows from shapes and is the same on every machine.
 """
@@ -15,17 +15,14 @@ from weftplan.ops.compiled import scratch
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
-from weftplan.ops.compiled.pointwise_weight_kernels import WEIGHTS, weights
+from weftplan.ops.compiled.pointwise_weight_kernels import CHUNK, WEIGHTS, weights
 from weftplan.ops.compiled.replay import Call, holding
-from weftplan.ops.compiled.sizes import PANEL_BYTES, Sizes
+from weftplan.ops.compiled.sizes import Sizes
 from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
-from weftplan.ops.compiled.winograd_kernels import VECTORS
 from weftplan.ops.products import MOST
-from weftplan.ops.schema import DType, aligned
+from weftplan.ops.schema import DType
 
-CHUNK = 256
-"""Pixels in one chain of additions: those of a block of registers fit the nearest cache. Part of the result's bits."""
 LEAST_CHANNELS = 16
 """Channels of the image from which vectors along them are worth it."""
 LEAST_FILTERS = 8
@@ -63,17 +60,6 @@ class Pass:
         most = max(self.channels // UNIT, self.filters // (4 * ROWS))
         return count(self.batch * self.channels * self.filters * self.pixels, scratch.FEW, min(MOST, most))
 
-    @property
-    def room(self) -> int:
-        """Bytes of one part's scratch: the pixels of a chunk, and what is written behind them."""
-        pixels = self.together * self.chunk + PANEL_BYTES // self.itemsize
-        return aligned(pixels * VECTORS * PANEL_BYTES)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parts' scratch."""
-        return self.parts * self.room
-
 
 def weight_pass(s: Sizes) -> Pass | None:
     """The gradient of the weight; None where it is not computed so."""
@@ -101,14 +87,19 @@ def _arguments(p: Pass) -> KernelArguments:
     return KernelArguments(WEIGHTS, np.array([values.get(name, 0) for name in WEIGHTS], dtype=np.int64))
 
 
-def call(p: Pass, x: Any, dy: Any, dw: Any, room: Any, target: Target | None = None) -> Call:
-    """What computes ``dw`` of images ``x`` and output gradients ``dy``, in scratch of :attr:`Pass.nbytes`."""
+def call(
+    p: Pass, x: Any, dy: Any, dw: Any, target: Target | None = None, *, bias: Any = None
+) -> Call:  # fmt: skip
+    """What computes ``dw`` of images ``x`` and output gradients ``dy``.
+
+    For a single image these are matrices: ``dw`` is ``dy`` times the transpose of ``x``, and ``bias`` to each row.
+    """
     found = host() if target is None else target
     assert isinstance(found, Target)
-    here = _arguments(p).filled(x=address(x), dy=address(dy), dw=address(dw), room=address(room))
-    function, moves = entry(x.dtype, found), {"room": p.room}
+    here = _arguments(p).filled(x=address(x), dy=address(dy), dw=address(dw), bias=0 if bias is None else address(bias))
+    function = entry(x.dtype, found)
     if p.channels >= p.parts * UNIT:
-        work = in_parts(function, here, p.channels, p.parts, unit=UNIT, moves=moves)
+        work = in_parts(function, here, p.channels, p.parts, unit=UNIT)
     else:
-        work = in_parts(function, here, p.filters, p.parts, unit=ROWS, moves=moves, kind="_out")
-    return holding(work, x, dy, dw, room)
+        work = in_parts(function, here, p.filters, p.parts, unit=ROWS, kind="_out")
+    return holding(work, x, dy, dw, bias)

@@ -1,0 +1,196 @@
+"""Compiled FullyConnected: the definition, bits, scratch, memory that operands share, who computes what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.ops.compiled.test_dense import HOST, OTHER, guarded
+from weftplan.ops import registry
+from weftplan.ops.compiled import fully_connected, pointwise, pointwise_weights, scratch
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.implementations import choose
+from weftplan.ops.schema import OpContext, TensorSpec
+
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+F32 = np.dtype(np.float32)
+OP, BACK = registry.get("FullyConnected"), registry.get("_backward_FullyConnected")
+
+
+def arrays(case: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    """(data, weight, bias, gradient of the output) of a case."""
+    rng = np.random.default_rng(case["seed"])
+    rows, columns, hidden, dtype = (case[name] for name in ("rows", "columns", "hidden", "dtype"))
+    shapes = (rows, columns), (hidden, columns), (hidden,), (rows, hidden)
+    data, weight, bias, ograd = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    return data, weight, bias, ograd
+
+
+def computed(op: Any, params: dict[str, Any], given: list[Any], like: list[Any], mode: str = "native") -> list[Any]:
+    """Outputs in memory with guards around, with exactly the declared scratch."""
+    specs = [[TensorSpec(a.shape, a.dtype) for a in some] for some in (given, like)]
+    chosen = choose(op, params, *specs, mode).implementation
+    assert chosen.name == mode
+    room, guard = guarded(chosen.workspace(params, *specs))
+    held = [np.full(a.size + 64, np.nan, a.dtype) for a in like]
+    outs = [one[32:-32].reshape(a.shape) for one, a in zip(held, like, strict=True)]
+    chosen.kernel(OpContext(np, is_train=True, workspace=room), params, given, outs)
+    for one in held:
+        assert np.isnan(one[:32]).all(), "something was written in front of an output"
+        assert np.isnan(one[-32:]).all(), "something was written behind an output"
+    assert (guard == 0xFF).all(), "something was written behind the scratch"
+    return outs
+
+
+def layer(case: dict[str, Any], mode: str = "native") -> list[Any]:
+    """Output, and gradients of data, weight and bias."""
+    data, weight, bias, ograd = arrays(case)
+    params = registry.parse_params(OP, {"num_hidden": case["hidden"], "no_bias": case["no_bias"]})
+    rest = [] if case["no_bias"] else [bias]
+    return [
+        *computed(OP, params, [data, weight, *rest], [ograd], mode),
+        *computed(BACK, params, [ograd, data, weight], [data, weight, *rest], mode),
+    ]
+
+
+def case_of(**changes: Any) -> dict[str, Any]:
+    """A layer with some changes."""
+    return {"rows": 9, "columns": 20, "hidden": 17, "no_bias": False, "dtype": np.float32, "seed": 0, **changes}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """A layer of any size."""
+    return case_of(
+        rows=draw(st.integers(1, 70)),
+        columns=draw(st.integers(1, 600)),
+        hidden=draw(st.integers(1, 140)),
+        no_bias=draw(st.booleans()),
+        dtype=draw(st.sampled_from((np.float32, np.float32, np.float64))),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+@example(case_of(rows=8, columns=784, hidden=50))  # four chains, each a chunk of columns
+@example(case_of(rows=300, columns=16, hidden=530))  # rows and units that are not summed in one go
+@example(case_of(rows=1, columns=1, hidden=1))
+def test_against_the_definition(case: dict[str, Any]):
+    """Products and the sum of the bias are those of float64 to within float noise."""
+    data, weight, bias, ograd = (a.astype(np.float64) for a in arrays(case))
+    out = data @ weight.T + (0 if case["no_bias"] else bias)
+    want = [out, ograd @ weight, ograd.T @ data, ograd.sum(axis=0)]
+    sums = case["columns"], case["hidden"], case["rows"], case["rows"]
+    for got, one, length in zip(layer(case), want, sums, strict=False):
+        assert np.abs(got - one).max() <= np.finfo(case["dtype"]).eps * 2 * (8 + length), case
+
+
+@pytest.mark.skipif(not OTHER, reason="one width only")
+@settings(max_examples=25, deadline=None)
+@given(cases())
+@example(case_of(rows=40, columns=784, hidden=50))
+def test_bits_do_not_depend_on_the_width_of_vectors(case: dict[str, Any]):
+    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    data, weight, bias, ograd = arrays(case)
+    sizes = fully_connected._Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
+
+    def products(target: Target | None) -> list[Any]:
+        room, _ = guarded(max(sizes.to_weight.nbytes, sizes.to_data.nbytes))
+        outs = [np.empty_like(a) for a in (ograd, weight, data)]
+        pointwise_weights.call(sizes.forward, weight, data, outs[0], target, bias=bias)()
+        pointwise.call(sizes.to_weight, data, ograd, None, outs[1], room, target)()
+        pointwise.call(sizes.to_data, weight, ograd, None, outs[2], room, target)()
+        return outs
+
+    mine = products(None)
+    for target in OTHER:
+        for got, want in zip(products(target), mine, strict=True):
+            assert got.tobytes() == want.tobytes(), (target.bits, case)
+
+
+def test_parts_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch, always_cut: None):
+    """However products are cut for cores that are idle, bits are the same."""
+    case = case_of(rows=150, columns=300, hidden=200)
+    monkeypatch.setattr(scratch, "FEW", 1 << 60)
+    want = layer(case)
+    monkeypatch.setattr(scratch, "FEW", 1 << 12)
+    _, weight, _, ograd = arrays(case)
+    sizes = fully_connected._Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
+    assert min(sizes.forward.parts, sizes.to_weight.parts, sizes.to_data.parts) > 1
+    for got, one in zip(layer(case), want, strict=True):
+        assert got.tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("wanted", ["data", "weight", "bias", "none"])
+def test_single_gradients_are_those_of_all(wanted: str):
+    """Only what is asked for is computed, with the same bits."""
+    case = case_of()
+    data, weight, bias, ograd = arrays(case)
+    params = registry.parse_params(OP, {"num_hidden": case["hidden"]})
+    every = dict(zip(("data", "weight", "bias"), layer(case)[1:], strict=True))
+    outs: list[Any] = [
+        np.empty_like(a) if name == wanted else None for name, a in zip(every, (data, weight, bias), strict=True)
+    ]
+    specs = [TensorSpec(a.shape, a.dtype) for a in (ograd, data, weight)]
+    chosen = choose(BACK, params, specs, specs[1:], "native").implementation
+    room, _ = guarded(chosen.workspace(params, specs, specs[1:]))
+    chosen.kernel(OpContext(np, is_train=True, workspace=room), params, [ograd, data, weight], outs)
+    for name, out in zip(every, outs, strict=True):
+        assert (out is None) == (name != wanted)
+        assert out is None or out.tobytes() == every[name].tobytes()
+
+
+def test_the_gradient_of_the_data_may_take_its_memory():
+    """The weight's gradient, which reads the data, comes first."""
+    case = case_of()
+    data, weight, bias, ograd = arrays(case)
+    params = registry.parse_params(OP, {"num_hidden": case["hidden"]})
+    want = layer(case)[1:]
+    outs = [data, np.empty_like(weight), np.empty_like(bias)]
+    specs = [TensorSpec(a.shape, a.dtype) for a in (ograd, data, weight)]
+    chosen = choose(BACK, params, specs, specs[1:], "native").implementation
+    room, _ = guarded(chosen.workspace(params, specs, specs[1:]))
+    chosen.kernel(OpContext(np, is_train=True, workspace=room), params, [ograd, data, weight], outs)
+    for got, one in zip(outs, want, strict=True):
+        assert got.tobytes() == one.tobytes()
+
+
+def test_data_of_several_axes():
+    """All axes but the first are a row, or with ``flatten=False`` the last one is."""
+    rng = np.random.default_rng(1)
+    data = rng.standard_normal((6, 4, 10)).astype(F32)
+    for flatten, columns, lead in ((True, 40, (6,)), (False, 10, (6, 4))):
+        weight = rng.standard_normal((11, columns)).astype(F32)
+        params = registry.parse_params(OP, {"num_hidden": 11, "no_bias": True, "flatten": flatten})
+        got = computed(OP, params, [data, weight], [np.empty((*lead, 11), F32)])[0]
+        np.testing.assert_allclose(got.reshape(-1, 11), data.reshape(-1, columns) @ weight.T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({}, "native"), ({"rows": 7}, "numpy"), ({"columns": 7}, "numpy"), ({"hidden": 7}, "numpy"),
+     ({"dtype": np.float16}, "numpy"), ({"dtype": np.float64}, "native")],
+)  # fmt: skip
+def test_who_computes(changes: dict[str, Any], name: str):
+    """Enough of everything to fill registers, in a type that kernels are written for."""
+    data, weight, bias, ograd = (TensorSpec(a.shape, a.dtype) for a in arrays(case_of(**changes)))
+    params = registry.parse_params(OP, {"num_hidden": weight.shape[0]})
+    assert choose(OP, params, [data, weight, bias], [ograd], "auto").implementation.name == name
+    assert choose(BACK, params, [ograd, data, weight], [data, weight, bias], "auto").implementation.name == name
+
+
+def test_scratch_is_a_small_share_of_a_layer():
+    """Forward there is none; of a gradient each of four parts at most has a thirty-second of a large weight."""
+    params = registry.parse_params(OP, {"num_hidden": 4096, "no_bias": True})
+    data, weight, out = (TensorSpec(shape, F32) for shape in ((64, 4096), (4096, 4096), (64, 4096)))
+    assert (
+        choose(OP, params, [data, weight], [out], "native").implementation.workspace(params, [data, weight], [out]) == 0
+    )
+    given = [out, data, weight]
+    need = choose(BACK, params, given, given[1:], "native").implementation.workspace(params, given, given[1:])
+    assert 0 < need <= 4 * (4096 * 4096 * 4 // 32)

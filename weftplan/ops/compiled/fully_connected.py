@@ -1,0 +1,143 @@
+"""Compiled implementations of FullyConnected, forward and backward.
+
+Its three products are those of a 1x1 convolution of one image, so the kernels are those of ``pointwise.py`` and
+``pointwise_weights.py``: the output is a matrix times a transposed one, as the gradient of such a weight is, and both
+gradients are plain products, of which the weight's reads the output's gradient turned, as the gradient of the data of a
+1x1 convolution reads its weight. Any worker may call them: all they write is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import pointwise, pointwise_weights
+from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.products import product
+from weftplan.ops.schema import Arrays, OpContext, Params, TensorSpec, aligned
+
+LEAST = 8
+"""Rows, columns and hidden units from which these kernels are at least as fast: fewer do not fill their registers."""
+
+SHARE = 32
+"""What share of a weight the scratch of its gradient may be, in each part: more is faster by a few hundredths."""
+LEAST_GATHERED = 64 << 10
+"""Bytes of that scratch where the weight is small."""
+FAR = 512
+"""Hidden units beyond which a BLAS computes the gradient of the data as fast with vectors of 256 bits: the rows of the
+weight that one block of registers reads no longer fit the nearest cache."""
+
+
+class _Matrices:
+    """Sizes of a layer: data of (rows, columns), a weight of (hidden, columns), results of (rows, hidden)."""
+
+    __slots__ = ("columns", "hidden", "itemsize", "rows")
+
+    def __init__(self, weight: TensorSpec, result: TensorSpec) -> None:
+        self.hidden, self.columns = weight.shape
+        self.rows = math.prod(result.shape) // self.hidden
+        self.itemsize = weight.dtype.itemsize
+
+    @property
+    def forward(self) -> pointwise_weights.Pass:
+        """Data times the transpose of the weight."""
+        return pointwise_weights.Pass(1, self.hidden, self.rows, self.columns, self.itemsize)
+
+    @property
+    def to_weight(self) -> pointwise.Pass:
+        """The transpose of the result's gradient times data."""
+        room = max(LEAST_GATHERED, self.hidden * self.columns * self.itemsize // SHARE)
+        return pointwise.Pass(
+            1, self.rows, self.hidden, self.columns, self.itemsize, True, min(room, pointwise.W_ROOM)
+        )  # fmt: skip
+
+    @property
+    def to_data(self) -> pointwise.Pass:
+        """The result's gradient times the weight."""
+        return pointwise.Pass(1, self.hidden, self.rows, self.columns, self.itemsize, False)
+
+
+def _refusal(inputs: Specs) -> str:
+    found = host()
+    if isinstance(found, str):
+        return found
+    dtype = inputs[0].dtype
+    if dtype not in (np.float32, np.float64):
+        return f"compiled kernels are written for float32 and float64, not {dtype}"
+    if any(0 in spec.shape for spec in inputs):
+        return "nothing to compute"
+    return ""
+
+
+def _slower(m: _Matrices) -> str:
+    if min(m.rows, m.columns, m.hidden) < LEAST:
+        return f"fewer than {LEAST} rows, columns or hidden units"
+    return ""
+
+
+def _by_blas(m: _Matrices) -> bool:
+    found = host()
+    return isinstance(found, Target) and found.bits < 512 and m.hidden > FAR
+
+
+def _spec(array: Any) -> TensorSpec:
+    return TensorSpec(array.shape, array.dtype)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    data, weight, *bias = inputs
+    out = outputs[0]
+    if out is None:
+        return nothing
+    m = _Matrices(_spec(weight), _spec(out))
+    return pointwise_weights.call(m.forward, weight, data, out, bias=bias[0] if bias else None)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    ograd, data, weight = inputs
+    dgrad, wgrad = outputs[:2]
+    m = _Matrices(_spec(weight), _spec(ograd))
+    room = ctx.take((max(m.to_weight.nbytes, m.to_data.nbytes),), np.uint8)
+    calls: list[Call] = []
+    # The weight's gradient first: the data gradient may take the memory of the data.
+    if wgrad is not None:
+        calls.append(pointwise.call(m.to_weight, data, ograd, None, wgrad, room))
+    if dgrad is not None and _by_blas(m):
+        flat = ograd.reshape(m.rows, m.hidden), weight, dgrad.reshape(m.rows, m.columns)
+        calls.append(partial(product, np, *flat))
+    elif dgrad is not None:
+        calls.append(pointwise.call(m.to_data, weight, ograd, None, dgrad, room))
+    if not params["no_bias"] and outputs[2] is not None:
+        calls.append(partial(np.add.reduce, ograd.reshape(m.rows, m.hidden), axis=0, out=outputs[2]))
+    return one_after_other(*calls) if calls else nothing
+
+
+def _provide(op: str, make: Maker, sizes: Callable[[Specs, Specs], _Matrices], *, gradient: bool) -> None:
+    """Offer what ``make`` says for ``op``, whose specs ``sizes`` reads."""
+
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        if not gradient:
+            return 0
+        m = sizes(inputs, outputs)
+        return aligned(max(m.to_weight.nbytes, m.to_data.nbytes))
+
+    provide(
+        op,
+        Implementation(
+            name="native",
+            kernel=RepeatedKernel(make),
+            workspace=workspace,
+            refusal=lambda params, inputs, outputs: _refusal(inputs),
+            slower=lambda params, inputs, outputs: _slower(sizes(inputs, outputs)),
+        ),
+    )
+
+
+_provide("FullyConnected", _forward, lambda inputs, outputs: _Matrices(inputs[1], outputs[0]), gradient=False)
+_provide("_backward_FullyConnected", _backward, lambda inputs, _: _Matrices(inputs[2], inputs[0]), gradient=True)
