@@ -6,7 +6,7 @@ import atexit
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import Any, SupportsIndex
@@ -210,9 +210,17 @@ def _at_exit() -> None:
             _finish(engine)
     except KeyboardInterrupt:  # the user does not want to wait
         patience = 0.0
+    # The inner ones last: what runs on the others may still work with arrays of theirs.
+    outer, inner = ([engine for engine in engines if (engine in _inner) is wanted] for wanted in (False, True))
+    _end(outer, patience)
+    for engine in inner:
+        _close(engine)
+    _end(inner, patience)
+
+
+def _end(engines: Sequence[Engine], patience: float) -> None:
+    """Let what runs end, drop the rest, and report what nobody waited for."""
     for engine in engines:
-        if engine in _inner:
-            _close(engine)
         engine.notify_shutdown()
     for engine in engines:
         if not engine._wait_idle(patience):
