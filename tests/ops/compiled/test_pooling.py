@@ -1,4 +1,4 @@
-"""Compiled maximum pooling against NumPy's kernel: the same values, whatever the shape, the vectors and the cores."""
+"""Compiled pooling against NumPy's kernel: the same values, whatever the shape, the vectors and the cores."""
 
 from __future__ import annotations
 
@@ -95,6 +95,35 @@ def test_values_are_those_of_numpy(given_case: dict[str, Any]) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.sampled_from(("avg", "sum")), st.booleans())
+@example(case(), "avg", True)
+@example(case(stride=(1, 1)), "avg", False)
+@example(
+    case(image=(5, 6, 40), kernel=(2, 3, 3), stride=(2, 1, 3), pad=(1, 1, 1), pooling_convention="full"), "avg", True
+)
+def test_averages_and_sums_are_those_of_numpy(given_case: dict[str, Any], kind: str, include_pad: bool) -> None:
+    """Equal to the last bit, with padding counted or not; windows without elements are 0."""
+    rng = np.random.default_rng(given_case["seed"])
+    op = registry.get("Pooling")
+    names = ("kernel", "stride", "pad", "pooling_convention")
+    more = {"pool_type": kind, "count_include_pad": include_pad}
+    params = registry.parse_params(op, {name: given_case[name] for name in names} | more)
+    x = numbers(rng, given_case["values"], (2, 3, *given_case["image"])).astype(given_case["dtype"])
+    shape = op.infer_shape(params, [x.shape], [None])[1][0]
+    assert shape is not None
+    if min(shape) < 1:
+        return
+    found = {}
+    for mode in ("numpy", "native"):
+        found[mode] = np.full(shape, 7, x.dtype)
+        with np.errstate(invalid="ignore"):
+            assert compute("Pooling", mode, params, [x], found[mode]) == mode
+    np.testing.assert_array_equal(found["native"], found["numpy"])
+    known = ~np.isnan(found["numpy"])
+    np.testing.assert_array_equal(np.signbit(found["native"])[known], np.signbit(found["numpy"])[known])
+
+
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
     """The same bits from code for 128, 256 and 512 bits."""
@@ -150,8 +179,8 @@ def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("changes", "dtype", "reason"),
     [
-        ({"pool_type": "avg", "kernel": (2, 2)}, np.float32, "maximum of windows"),
-        ({"pool_type": "max", "global_pool": True}, np.float32, "maximum of windows"),
+        ({"pool_type": "lp", "p_value": 2, "kernel": (2, 2)}, np.float32, "maxima, averages and sums"),
+        ({"pool_type": "max", "global_pool": True}, np.float32, "all pixels of an image"),
         ({"pool_type": "max", "kernel": (2, 2)}, np.float16, "float32 and float64"),
     ],
 )

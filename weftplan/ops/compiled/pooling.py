@@ -1,4 +1,4 @@
-"""Compiled implementation of maximum pooling, forward and backward; the other kinds are NumPy's.
+"""Compiled implementation of pooling: maxima forward and backward, averages and sums forward; the rest is NumPy's.
 
 Values are those of NumPy's kernel, to the last bit. Planes are independent, and idle cores may take parts of them, each
 with a buffer of a few rows. The kernels are those of ``pooling_kernels.py``; any worker may call them.
@@ -14,13 +14,13 @@ import numpy as np
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
-from weftplan.ops.compiled.pooling_kernels import VECTOR_BYTES, WORDS, backward, forward
+from weftplan.ops.compiled.pooling_kernels import VECTOR_BYTES, WORDS, backward, forward, sums
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding
 from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.nn.pooling import grid_of, window
-from weftplan.ops.nn.pooling_windows import lowest
+from weftplan.ops.nn.pooling_windows import divisors, lowest
 from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape, aligned
 
 FEW = 1 << 17
@@ -61,15 +61,17 @@ def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, 
     scalar = "float" if dtype.itemsize == 4 else "double"
     known = step if step in (1, 2) else 0
     return library(
-        f"max-pooling-{scalar}-{known}",
-        lambda _: [forward(scalar, known), backward(scalar, known)],
-        ("forward", "backward"),
+        f"pooling-{scalar}-{known}",
+        lambda _: [forward(scalar, known), sums(scalar, known), backward(scalar, known)],
+        ("forward", "sums", "backward"),
         target,
     )
 
 
-def _compute(ctx: OpContext, params: Params, name: str, start: float, padding: float, **arrays: Any) -> Call:
-    """What calls ``name``; ``arrays`` are x, y and for a gradient dy and dx."""
+def _compute(
+    ctx: OpContext, params: Params, name: str, start: float, padding: float, *, scales: Any = None, **arrays: Any
+) -> Call:  # fmt: skip
+    """What calls ``name``; ``arrays`` are x, y and for a gradient dy and dx, ``scales`` those of sums."""
     data, out = arrays["x"], arrays["y"]
     of = _triple(params, data.shape[2:], out.shape[2:])
     planes = data.shape[0] * data.shape[1]
@@ -80,17 +82,25 @@ def _compute(ctx: OpContext, params: Params, name: str, start: float, padding: f
     constants = np.array([padding, start], data.dtype)
     values = {word: address(array) for word, array in arrays.items()}
     values |= {"buffer": address(buffer), "constants": address(constants), "pitch": pitch, "step": of.step[2]}
+    if scales is not None:
+        values["scales"] = address(scales)
     for place, axis in enumerate(("depth", "height", "width")):
         values |= {axis: of.image[place], f"out_{axis}": of.grid[place], f"kernel_{axis}": of.kernel[place],
                    f"step_{axis}": of.step[place], f"pad_{axis}": of.pad[place]}  # fmt: skip
     words = KernelArguments(WORDS, np.array([values.get(word, 0) for word in WORDS], dtype=np.int64), [constants])
     entry = entries(data.dtype, of.step[2])[name]
-    return holding(in_parts(entry, words, planes, parts, moves={"buffer": room}), buffer, *arrays.values())
+    return holding(in_parts(entry, words, planes, parts, moves={"buffer": room}), buffer, scales, *arrays.values())
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     data, out = inputs[0], outputs[0]
-    covers = grid_of(params, data.shape[2:], out.shape[2:]).covering[0]
+    grid = grid_of(params, data.shape[2:], out.shape[2:])
+    kind = params["pool_type"]
+    if kind != "max":
+        scales = np.empty(out.shape[2:], data.dtype)
+        scales[...] = divisors(np, grid, data.dtype) if kind == "avg" else 1.0
+        return _compute(ctx, params, "sums", 0.0, -0.0, scales=scales, x=data, y=out)
+    covers = grid.covering[0]
     start = -math.inf if covers else lowest(data.dtype)
     return _compute(ctx, params, "forward", start, -math.inf, x=data, y=out)
 
@@ -108,8 +118,11 @@ def _provide(op: str, make: Maker, *, gradient: bool) -> None:
         if isinstance(found, str):
             return found
         dtype = inputs[0].dtype
-        if params["pool_type"] != "max" or params["global_pool"]:
-            return "compiled kernels take the maximum of windows"
+        if params["global_pool"]:
+            return "all pixels of an image, which NumPy reduces at once"
+        kind = params["pool_type"]
+        if kind == "lp" or (gradient and kind != "max"):
+            return "compiled kernels take maxima, averages and sums of windows, and give gradients of maxima"
         if dtype not in (np.float32, np.float64):
             return f"compiled kernels are written for float32 and float64, not {dtype}"
         return ""

@@ -1,7 +1,8 @@
-"""Kernels of maximum pooling over one to three axes as LLVM IR: vectors run along rows of windows.
+"""Kernels of pooling over one to three axes as LLVM IR: vectors run along rows of windows.
 
 For each row of windows, the rows of the image that it reads are copied with their padding into a small buffer, so that
-every window is read alike. Forward, the padding is the least number. Backward it is NaN, which equals no maximum: each
+every window is read alike. For a maximum the padding is the least number, for a sum -0, which changes no number.
+Backward, for maxima alone, it is NaN, which equals no maximum: each
 window gives its gradient to the first element that equals its maximum. Windows are taken from the last to the first, so
 an element's gradients are added in the order in which NumPy's kernel adds them.
 """
@@ -13,12 +14,13 @@ from collections.abc import Callable
 from weftplan.ops.compiled.ir import Function, Value
 
 VECTOR_BYTES = 32
-WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "depth", "height", "width", "out_depth", "out_height",
+WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "scales", "depth", "height", "width", "out_depth", "out_height",
          "out_width", "kernel_depth", "kernel_height", "kernel_width", "step_depth", "step_height", "step",
          "pad_depth", "pad_height", "pad_width", "pitch", "first", "last")  # fmt: skip
-"""``constants``: the padding, and what a maximum begins with. ``pitch``: bytes of a row of the buffer. ``first`` and
+"""``constants``: the padding, and what a maximum or a sum begins with. ``scales``: for each window of a plane, what its
+sum is multiplied by. ``pitch``: bytes of a row of the buffer. ``first`` and
 ``last`` are planes; all extents are elements."""
-_POINTERS = 6
+_POINTERS = 7
 
 
 class _Pooling:
@@ -104,35 +106,58 @@ def forward(scalar: str, step: int) -> Function:
         step: 1 or 2 between windows of a row, 0 for any number.
     """
     p = _Pooling("forward", scalar, step)
+    f = p.f
+
+    def larger(a: str, b: str) -> str:
+        is_nan = f.value(f"fcmp uno {f.vector} {b}, {b}")
+        return f.value(f"select <{f.lanes} x i1> {is_nan}, {f.vector} {b}, {f.vector} {f.floored(a, b)}")
+
+    _reduce(p, larger, scaled=False)
+    return f
+
+
+def sums(scalar: str, step: int) -> Function:
+    """``y`` = the sum of each window, in the order of its elements, times its scale.
+
+    Args:
+        step: 1 or 2 between windows of a row, 0 for any number.
+    """
+    p = _Pooling("sums", scalar, step)
+    _reduce(p, lambda a, b: p.f.binary("fadd", a, b), scaled=True)
+    return p.f
+
+
+def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> None:
+    """``y`` = ``joined`` of what is there so far and the next element, over all elements of each window."""
     f, of = p.f, p.of
     start = f.broadcast(f.at(of["constants"], f.size))
     out_row = f.mul(of["out_width"], f.size)
-    greatest = f.local(f.vector)
+    so_far = f.local(f.vector)
     with f.loop(of["first"], of["last"]) as plane:
         source = f.at(of["x"], f.mul(plane, p.plane_bytes))
         with f.loop(0, of["out_depth"]) as depth, f.loop(0, of["out_height"]) as height:
             p.fill(source, depth, height)
-            row = f.add(f.mul(f.add(f.mul(plane, of["out_depth"]), depth), of["out_height"]), height)
+            row_of_plane = f.add(f.mul(depth, of["out_height"]), height)
+            row = f.add(f.mul(plane, f.mul(of["out_depth"], of["out_height"])), row_of_plane)
             target = f.at(of["y"], f.mul(row, out_row))
+            scales = f.at(of["scales"], f.mul(row_of_plane, out_row))
 
-            def windows(first: Value, mask: str | None, target: str = target) -> None:
-                f.store(start, greatest)
+            def windows(first: Value, mask: str | None, target: str = target, scales: str = scales) -> None:
+                f.store(start, so_far)
                 begin = f.at(of["buffer"], f.mul(f.mul(first, p.step), f.size))
                 with f.loop(0, p.rows) as r, f.loop(0, of["kernel_width"]) as t:
                     b = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
-                    a = f.load(greatest)
-                    found = f.floored(a, b)
-                    is_nan = f.value(f"fcmp uno {f.vector} {b}, {b}")
-                    found = f.value(f"select <{f.lanes} x i1> {is_nan}, {f.vector} {b}, {f.vector} {found}")
-                    f.store(found, greatest)
-                place = f.at(target, f.mul(first, f.size))
+                    f.store(joined(f.load(so_far), b), so_far)
+                place, found = f.at(target, f.mul(first, f.size)), f.load(so_far)
+                if scaled:
+                    there = f.at(scales, f.mul(first, f.size))
+                    found = f.binary("fmul", found, f.load(there) if mask is None else f.load_masked(there, mask))
                 if mask is None:
-                    f.store(f.load(greatest), place)
+                    f.store(found, place)
                 else:
-                    f.store_masked(f.load(greatest), place, mask)
+                    f.store_masked(found, place, mask)
 
             p.each_vector(windows)
-    return f
 
 
 def backward(scalar: str, step: int) -> Function:
