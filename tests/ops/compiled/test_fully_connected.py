@@ -14,6 +14,7 @@ from weftplan.ops import registry
 from weftplan.ops.compiled import fully_connected, pointwise, pointwise_weights, scratch
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.implementations import choose
+from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
 from weftplan.ops.schema import OpContext, TensorSpec
 
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
@@ -97,7 +98,7 @@ def test_against_the_definition(case: dict[str, Any]):
 def test_bits_do_not_depend_on_the_width_of_vectors(case: dict[str, Any]):
     """Code for 128 and for 512 bits gives the bits of this machine's width."""
     data, weight, bias, ograd = arrays(case)
-    sizes = fully_connected._Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
+    sizes = fully_connected.Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
 
     def products(target: Target | None) -> list[Any]:
         room, _ = guarded(max(sizes.to_weight.nbytes, sizes.to_data.nbytes))
@@ -120,7 +121,7 @@ def test_parts_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch, alway
     want = layer(case)
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
     _, weight, _, ograd = arrays(case)
-    sizes = fully_connected._Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
+    sizes = fully_connected.Matrices(*(TensorSpec(a.shape, a.dtype) for a in (weight, ograd)))
     assert min(sizes.forward.parts, sizes.to_weight.parts, sizes.to_data.parts) > 1
     for got, one in zip(layer(case), want, strict=True):
         assert got.tobytes() == one.tobytes()
@@ -194,3 +195,23 @@ def test_scratch_is_a_small_share_of_a_layer():
     given = [out, data, weight]
     need = choose(BACK, params, given, given[1:], "native").implementation.workspace(params, given, given[1:])
     assert 0 < need <= 4 * (4096 * 4096 * 4 // 32)
+
+
+@pytest.mark.parametrize("no_bias", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_of_layers_with_one_weight(no_bias: bool, whole: bool, dtype: Any):
+    """They are those of one layer with the rows of all, with the same bits, in exactly the declared scratch."""
+    count, case = 3, case_of(rows=12, columns=40, hidden=24, no_bias=no_bias, dtype=dtype)
+    data, weight, bias, ograd = arrays(case)
+    want = layer(case)[1:]
+    params = {**registry.parse_params(OP, {"num_hidden": 24, "no_bias": no_bias}), "count": count, "whole": whole}
+    given = [*np.split(ograd, count), *np.split(data, count), *([weight] if whole else [])]
+    like = [weight, *([] if no_bias else [bias]), *(np.split(data, count) if whole else [])]
+    got = computed(SHARED_GRADIENT, params, given, like)
+    if whole:
+        head = 1 if no_bias else 2
+        assert np.concatenate(got[head:]).tobytes() == want[0].tobytes()
+        got = got[:head]
+    for one, other in zip(got, want[1:], strict=True):
+        assert one.tobytes() == other.tobytes()

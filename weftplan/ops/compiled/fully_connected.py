@@ -34,14 +34,18 @@ FAR = 512
 weight that one block of registers reads no longer fit the nearest cache."""
 
 
-class _Matrices:
-    """Sizes of a layer: data of (rows, columns), a weight of (hidden, columns), results of (rows, hidden)."""
+class Matrices:
+    """Sizes of a layer: data of (rows, columns), a weight of (hidden, columns), results of (rows, hidden).
+
+    Args:
+        layers: how many results of this shape there are, whose rows lie one behind the other.
+    """
 
     __slots__ = ("columns", "hidden", "itemsize", "rows")
 
-    def __init__(self, weight: TensorSpec, result: TensorSpec) -> None:
+    def __init__(self, weight: TensorSpec, result: TensorSpec, layers: int = 1) -> None:
         self.hidden, self.columns = weight.shape
-        self.rows = math.prod(result.shape) // self.hidden
+        self.rows = layers * math.prod(result.shape) // self.hidden
         self.itemsize = weight.dtype.itemsize
 
     @property
@@ -62,8 +66,14 @@ class _Matrices:
         """The result's gradient times the weight."""
         return pointwise.Pass(1, self.hidden, self.rows, self.columns, self.itemsize, False)
 
+    @property
+    def back_bytes(self) -> int:
+        """Scratch of both gradients, one after the other."""
+        return max(self.to_weight.nbytes, self.to_data.nbytes)
 
-def _refusal(inputs: Specs) -> str:
+
+def refusal(inputs: Specs) -> str:
+    """Why layers of these arrays are not computed here; empty where they are."""
     found = host()
     if isinstance(found, str):
         return found
@@ -75,18 +85,27 @@ def _refusal(inputs: Specs) -> str:
     return ""
 
 
-def _slower(m: _Matrices) -> str:
+def slower(m: Matrices) -> str:
+    """Why NumPy is expected to be faster; empty where this is."""
     if min(m.rows, m.columns, m.hidden) < LEAST:
         return f"fewer than {LEAST} rows, columns or hidden units"
     return ""
 
 
-def _by_blas(m: _Matrices) -> bool:
+def _by_blas(m: Matrices) -> bool:
     found = host()
     return isinstance(found, Target) and found.bits < 512 and m.hidden > FAR
 
 
-def _spec(array: Any) -> TensorSpec:
+def data_gradient(m: Matrices, ograd: Any, weight: Any, dgrad: Any, room: Any) -> Call:
+    """What computes the gradient of the data."""
+    if not _by_blas(m):
+        return pointwise.call(m.to_data, weight, ograd, None, dgrad, room)
+    return partial(product, np, ograd.reshape(m.rows, m.hidden), weight, dgrad.reshape(m.rows, m.columns))
+
+
+def spec(array: Any) -> TensorSpec:
+    """Shape and dtype of an array."""
     return TensorSpec(array.shape, array.dtype)
 
 
@@ -95,37 +114,33 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     out = outputs[0]
     if out is None:
         return nothing
-    m = _Matrices(_spec(weight), _spec(out))
+    m = Matrices(spec(weight), spec(out))
     return pointwise_weights.call(m.forward, weight, data, out, bias=bias[0] if bias else None)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, data, weight = inputs
     dgrad, wgrad = outputs[:2]
-    m = _Matrices(_spec(weight), _spec(ograd))
-    room = ctx.take((max(m.to_weight.nbytes, m.to_data.nbytes),), np.uint8)
+    m = Matrices(spec(weight), spec(ograd))
+    room = ctx.take((m.back_bytes,), np.uint8)
     calls: list[Call] = []
     # The weight's gradient first: the data gradient may take the memory of the data.
     if wgrad is not None:
         calls.append(pointwise.call(m.to_weight, data, ograd, None, wgrad, room))
-    if dgrad is not None and _by_blas(m):
-        flat = ograd.reshape(m.rows, m.hidden), weight, dgrad.reshape(m.rows, m.columns)
-        calls.append(partial(product, np, *flat))
-    elif dgrad is not None:
-        calls.append(pointwise.call(m.to_data, weight, ograd, None, dgrad, room))
+    if dgrad is not None:
+        calls.append(data_gradient(m, ograd, weight, dgrad, room))
     if not params["no_bias"] and outputs[2] is not None:
         calls.append(partial(np.add.reduce, ograd.reshape(m.rows, m.hidden), axis=0, out=outputs[2]))
     return one_after_other(*calls) if calls else nothing
 
 
-def _provide(op: str, make: Maker, sizes: Callable[[Specs, Specs], _Matrices], *, gradient: bool) -> None:
+def _provide(op: str, make: Maker, sizes: Callable[[Specs, Specs], Matrices], *, gradient: bool) -> None:
     """Offer what ``make`` says for ``op``, whose specs ``sizes`` reads."""
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         if not gradient:
             return 0
-        m = sizes(inputs, outputs)
-        return aligned(max(m.to_weight.nbytes, m.to_data.nbytes))
+        return aligned(sizes(inputs, outputs).back_bytes)
 
     provide(
         op,
@@ -133,11 +148,11 @@ def _provide(op: str, make: Maker, sizes: Callable[[Specs, Specs], _Matrices], *
             name="native",
             kernel=RepeatedKernel(make),
             workspace=workspace,
-            refusal=lambda params, inputs, outputs: _refusal(inputs),
-            slower=lambda params, inputs, outputs: _slower(sizes(inputs, outputs)),
+            refusal=lambda params, inputs, outputs: refusal(inputs),
+            slower=lambda params, inputs, outputs: slower(sizes(inputs, outputs)),
         ),
     )
 
 
-_provide("FullyConnected", _forward, lambda inputs, outputs: _Matrices(inputs[1], outputs[0]), gradient=False)
-_provide("_backward_FullyConnected", _backward, lambda inputs, _: _Matrices(inputs[2], inputs[0]), gradient=True)
+_provide("FullyConnected", _forward, lambda inputs, outputs: Matrices(inputs[1], outputs[0]), gradient=False)
+_provide("_backward_FullyConnected", _backward, lambda inputs, _: Matrices(inputs[2], inputs[0]), gradient=True)

@@ -30,6 +30,9 @@ from weftplan.ops.schema import (
 _INDICES = 4096
 """Indices that are looked up together."""
 
+_LONG = 96
+"""Columns from which one call for each row takes less time than NumPy's indexed sums: 1.4 of it with 64, 0.34 with 200."""
+
 _PARAMS = (
     Param("input_dim", p_int, doc="Rows of the weight: the size of the vocabulary."),
     Param("output_dim", p_int, doc="Columns of the weight: the size of one embedding."),
@@ -89,9 +92,18 @@ def _backward(xp: Any, p: Params, ograd: Any, data: Any, wgrad: Any, room: Any, 
         part = indices[first : first + _INDICES]
         index = room[: part.size]
         to_index(xp, part, wgrad.shape[0], "clip", index)
-        xp.add.at(sums, index, ograd[first : first + part.size])  # in order of position: one fixed order of sums
+        _add_rows(xp, sums, index, ograd[first : first + part.size])
     if sums is not wgrad:
         wgrad[...] = sums
+
+
+def _add_rows(xp: Any, sums: Any, index: Any, rows: Any) -> None:
+    """Add each row to the one with its index, in order of position: one fixed order of sums."""
+    if xp is np and rows.shape[1] >= _LONG and rows.dtype == sums.dtype:
+        for here, row in zip(map(sums.__getitem__, index.tolist()), rows, strict=True):
+            np.add(here, row, here)
+    else:
+        xp.add.at(sums, index, rows)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

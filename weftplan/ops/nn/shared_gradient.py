@@ -33,7 +33,7 @@ def _outputs(count: int, whole: bool, biased: bool) -> tuple[str, ...]:
     return ("weight_grad", *(("bias_grad",) if biased else ()), *(numbered("data_grad", count) if whole else ()))
 
 
-def _scratch(p: Params, *arrays: Any) -> Room:
+def gathered_rows(p: Params, *arrays: Any) -> Room:
     """All rows of the outgoing gradients, and all rows of the data."""
     count, hidden = p["count"], p["num_hidden"]
     dtype = arrays[0].dtype
@@ -41,7 +41,7 @@ def _scratch(p: Params, *arrays: Any) -> Room:
     return [((rows, hidden), dtype), ((rows, count * math.prod(arrays[count].shape) // rows), dtype)]
 
 
-@kernel(scratch=_scratch)
+@kernel(scratch=gathered_rows)
 def _gathered(xp: Any, p: Params, *arrays: Any) -> None:
     count, whole, hidden = p["count"], p["whole"], p["num_hidden"]
     *given, ograds, datas = arrays
