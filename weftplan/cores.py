@@ -14,7 +14,8 @@ and the simulator promise to run everything on one thread, and so does an engine
 A core counts as idle when no worker and no helper is at work on it (:func:`idle_cores`).
 
 A thread that sleeps takes long to wake beside a part of a small network, so helpers with nothing to do, and owners that
-wait for a helper, first look at a word of memory for a while (:class:`_Word`), where something compiled can.
+wait for a helper, first look at a word of memory for a while (:class:`_Word`), where something compiled can. Whoever
+looks can be handed parts without the interpreter (:func:`with_lookers`), so that even short ones are worth it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from ctypes import addressof, c_int64
@@ -136,6 +138,71 @@ def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
     split(part, parts)
 
 
+def with_lookers(run: Callable[[Sequence[int]], object], most: int, *, all_or_none: bool) -> bool:
+    """Call ``run`` with the addresses of the words of helpers who look at them, and do nothing else meanwhile.
+
+    What they are told there is between those who have given :func:`look_with` its function and ``run``.
+
+    Args:
+        most: helpers; no more than are idle cores.
+        all_or_none: whether fewer are not enough.
+
+    Returns:
+        False where too few look; then nothing is called.
+    """
+    global _lent
+    with _thread.seat or _NOTHING:
+        with _pool_lock:
+            taken = [helper for helper in _free if helper.looks][:most]
+            if len(taken) < (most if all_or_none else 1):
+                return False
+            for helper in taken:
+                _free.remove(helper)
+            _lent += len(taken)
+        try:
+            run([helper.words for helper in taken])
+        finally:
+            with _pool_lock:
+                _free.extend(taken)
+                _lent -= len(taken)
+    return True
+
+
+_SOON_S = 1e-3
+_AGAIN_S = 5e-3
+
+
+class _Calls:
+    """When something last found no helper who looked, and when one was last woken for that alone."""
+
+    missed = woken = 0.0
+
+
+def call_looker() -> None:
+    """Wake a helper who sleeps, to look for a while, if that is asked for twice within a millisecond.
+
+    For who has many short parts, for one of which waking takes too long: that costs the caller some 100 microseconds on
+    a virtual machine.
+    """
+    now = time.monotonic()
+    soon, _Calls.missed = now - _Calls.missed < _SOON_S, now
+    if not soon or now - _Calls.woken < _AGAIN_S:
+        return
+    _Calls.woken = now
+    with _thread.seat or _NOTHING, contextlib.suppress(RuntimeError):
+        taken = _helpers(1)
+        for helper in taken:
+            helper.give(_only_look, _no_work)
+        with _pool_lock:
+            _free.extend(taken)
+
+
+def _only_look(work: Callable[[_Word], None], at_work: _Word) -> None: ...
+
+
+def _no_work(at_work: _Word) -> None: ...
+
+
 def share_out(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
     """``work(lo, hi)`` for ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads.
 
@@ -231,17 +298,26 @@ _PAUSES = 300
 asks for that earlier sleeps after all: without pauses a helper begins 60 microseconds after it was called, not 35."""
 
 
+_BOX = 3
+"""Words of a box, behind the others, in which whoever looks can be told something; the first is 1 while it looks."""
+
+
 class _Word:
     """What one thread changes, and another one looks at for a while before it sleeps until a lock is free.
 
     It is a hint: a change that comes too early, or never, costs time alone, since the lock decides.
     """
 
-    __slots__ = ("_start", "_words")
+    __slots__ = ("_words", "start")
 
     def __init__(self) -> None:
-        self._words = (c_int64 * 4)(0, 0, _TURNS_OF_LOOKS, _PAUSES)
-        self._start = addressof(self._words)
+        self._words = (c_int64 * (4 + _BOX))(0, 0, _TURNS_OF_LOOKS, _PAUSES)
+        self.start = addressof(self._words)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether somebody looks at it now, who can be told something there."""
+        return self._words[4] == 1
 
     def begin(self) -> None:
         """Changes count from here on."""
@@ -255,7 +331,7 @@ class _Word:
         """Return soon after a change, or after a while; at once where nothing can look without the interpreter."""
         look = _looking()
         if look is not None:
-            look(self._start)
+            look(self.start)
 
 
 _Looking = Callable[[], Callable[[int], object] | None]
@@ -263,7 +339,7 @@ _looking: _Looking = lambda: None  # noqa: E731
 
 
 def look_with(looking: _Looking) -> None:
-    """Let ``looking()`` give what waits for a change of the first of four words (``ops/compiled/looking.py``) whose
+    """Let ``looking()`` give what waits for a change of the first of some words (``ops/compiled/looking.py``) whose
     address it gets, or None; called once, by who compiles."""
     global _looking
     _looking = looking
@@ -289,6 +365,16 @@ class _Helper:
         self._park.acquire()
         self._task: deque[tuple[Callable[..., object], Callable[[_Word], None]]] = deque(maxlen=1)
         threading.Thread(target=self._live, name=f"weftplan helper {number}", daemon=True).start()
+
+    @property
+    def looks(self) -> bool:
+        """Whether it looks for something to do."""
+        return self._given.is_seen
+
+    @property
+    def words(self) -> int:
+        """The address of the words that it looks at."""
+        return self._given.start
 
     def give(self, run: Callable[..., object], work: Callable[[_Word], None]) -> None:
         """``run(work, at_work)``, which raises nothing and changes the word when it has ended. For whoever has taken it

@@ -251,3 +251,87 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0 and both()
 """
         subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=100)
+
+
+class Awake:
+    """A helper who looks, or does not."""
+
+    def __init__(self, looks: bool, words: int = 0):
+        self.looks, self.words, self.given = looks, words, 0
+
+    def give(self, *work: object) -> None:
+        """Note it."""
+        self.given += 1
+
+
+class TestLookers:
+    """Helpers who look are handed work without being woken."""
+
+    @pytest.fixture
+    def free(self, monkeypatch):
+        """Of three helpers two look."""
+        found = [Awake(True, 1), Awake(False, 2), Awake(True, 3)]
+        monkeypatch.setattr(cores, "_free", list(found))
+        monkeypatch.setattr(cores, "_started", 3)
+        monkeypatch.setattr(cores._Calls, "missed", 0.0)
+        monkeypatch.setattr(cores._Calls, "woken", 0.0)
+        return found
+
+    @pytest.mark.parametrize(("most", "all_or_none", "told"), [
+        (1, True, [1]), (2, True, [1, 3]), (3, True, None), (3, False, [1, 3]), (1, False, [1]),
+    ])  # fmt: skip
+    def test_who_is_told(self, free, most, all_or_none, told):
+        """Those who look, as many as are wanted; where that is too few, nobody."""
+        seen = []
+        assert cores.with_lookers(seen.append, most, all_or_none=all_or_none) is (told is not None)
+        assert seen == ([] if told is None else [told])
+        assert set(cores._free) == set(free)
+
+    def test_they_are_at_work_meanwhile(self, free):
+        """Their cores are not idle until the work is over, also where that fails."""
+
+        def run(boxes):
+            idle.append(cores.idle_cores())
+            assert len(cores._free) == 1
+            raise ValueError("no")
+
+        def work():
+            with pytest.raises(ValueError, match="no"):
+                cores.with_lookers(run, 2, all_or_none=True)
+            return cores.idle_cores()
+
+        idle: list[int] = []
+        assert on_worker(work) == 3
+        assert idle == [1]
+        assert set(cores._free) == set(free)
+
+    def test_nobody_looks(self, monkeypatch):
+        """Nothing is called."""
+        monkeypatch.setattr(cores, "_free", [])
+        assert not cores.with_lookers(pytest.fail, 1, all_or_none=False)
+
+    def test_a_sleeper_is_called_when_that_is_asked_for_again(self, monkeypatch, free):
+        """Twice within a millisecond, and not again within five."""
+        now = [10.0]
+        monkeypatch.setattr(cores.time, "monotonic", lambda: now[0])
+        woken = []
+        for passed in (0.0, 0.1, 0.0005, 0.0005, 0.1, 0.0005):
+            now[0] += passed
+            cores.call_looker()
+            woken.append(sum(helper.given for helper in free))
+        assert woken == [0, 0, 1, 1, 1, 2]
+        assert set(cores._free) == set(free)
+
+    def test_a_helper_who_was_called_looks(self, monkeypatch):
+        """It comes back to its looks, and can be told something."""
+        monkeypatch.setattr(cores, "_free", [])
+        monkeypatch.setattr(cores, "_started", 0)
+        looked = threading.Event()
+
+        def look(start: int) -> None:
+            looked.set()
+
+        monkeypatch.setattr(cores, "_looking", lambda: look)
+        for _ in range(2):
+            cores.call_looker()
+        assert looked.wait(60)

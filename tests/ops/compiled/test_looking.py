@@ -1,4 +1,4 @@
-"""Looks at memory without the interpreter: they end with a change, or after their turns."""
+"""Looks at memory without the interpreter: they end with a change, or after their turns; parts that who looks takes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def look():
 
 
 def words(*values):
-    """Words in memory, and where they begin."""
-    made = (ctypes.c_int64 * len(values))(*values)
+    """Words in memory, with a box behind them, and where they begin."""
+    made = (ctypes.c_int64 * (len(values) + 3))(*values)
     return made, ctypes.addressof(made)
 
 
@@ -31,7 +31,7 @@ def test_nobody_changes_anything(look):
     """It ends all the same, and writes nothing."""
     made, start = words(7, 7, 3, 3)
     look(start)
-    assert list(made) == [7, 7, 3, 3]
+    assert list(made) == [7, 7, 3, 3, 0, 0, 0]
 
 
 def test_changed_before(look):
@@ -64,3 +64,88 @@ def test_no_compiler_is_imported_for_it(monkeypatch):
 
     monkeypatch.setattr(looking, "host", Never())
     assert looking.look() is None
+
+
+AWAY, LOOKS, HANDED = range(3)
+
+
+class Parts:
+    """Parts that note who did them in which room; ``meet`` holds each until so many threads are at one."""
+
+    def __init__(self, count, rooms, meet=1):
+        self.words = (ctypes.c_int64 * (count * rooms))(*range(count * rooms))
+        self.count, self.seen = count, []
+        self.together = threading.Barrier(meet, timeout=60)
+        self.entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._part)
+        start = ctypes.addressof(self.words)
+        places = [[start + 8 * (room * count + number) for number in range(count)] for room in range(rooms)]
+        self.shared = looking.Shared(self.entry, places)
+
+    def _part(self, place):
+        room, number = divmod((place - ctypes.addressof(self.words)) // 8, self.count)
+        self.seen.append((number, room, threading.get_ident()))
+        if len(self.seen) <= self.together.parties:
+            self.together.wait()
+
+
+def test_nobody_helps(look):
+    """The calling thread does every part once, in the first room."""
+    parts = Parts(5, 2)
+    for _ in range(2):
+        parts.seen.clear()
+        parts.shared.run([])
+        assert parts.seen == [(number, 0, threading.get_ident()) for number in range(5)]
+
+
+def test_who_looks_takes_parts(look):
+    """Two threads that wait for each other end; each part is done once; and looks go on until the word changes."""
+    made, start = words(7, 7, 1 << 62, 0)
+    thread = threading.Thread(target=look, args=(start,), daemon=True)
+    thread.start()
+    while made[4] != LOOKS:
+        thread.join(1e-3)
+    for _ in range(20):
+        parts = Parts(6, 2, meet=2)
+        parts.shared.run([start])
+        assert sorted(number for number, _, _ in parts.seen) == list(range(6))
+        rooms = {(room, ident == threading.get_ident()) for _, room, ident in parts.seen}
+        assert rooms == {(0, True), (1, False)}
+        assert made[4] == LOOKS
+    made[0] += 1
+    thread.join(60)
+    assert not thread.is_alive()
+    assert made[4] == AWAY
+
+
+@pytest.mark.parametrize("state", [AWAY, LOOKS])
+def test_who_does_not_come_is_not_waited_for(look, state):
+    """Who has gone away is handed nothing, and what nobody has begun is taken back."""
+    made, start = words(7, 7, 1 << 62, 0)
+    made[4] = state
+    parts = Parts(3, 2)
+    parts.shared.run([start])
+    assert [number for number, _, _ in parts.seen] == [0, 1, 2]
+    assert made[4] == state
+
+
+def test_handed_over_at_the_end_of_looks(look):
+    """What is handed over when all turns are over is done before looks end.
+
+    looks       sees its last turn end
+    owner                                looks -> handed
+    looks       looks -> away fails      does parts
+    """
+    made, start = words(7, 7, 0, 0)  # no turns: it leaves at once
+    thread = None
+    done = []
+    for _ in range(200):
+        parts = Parts(4, 2)
+        thread = threading.Thread(target=look, args=(start,), daemon=True)
+        thread.start()
+        parts.shared.run([start])
+        thread.join(60)
+        assert not thread.is_alive()
+        assert sorted(number for number, _, _ in parts.seen) == [0, 1, 2, 3]
+        assert made[4] == AWAY
+        done.append(made[4])
+    assert len(done) == 200

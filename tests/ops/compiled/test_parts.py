@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 import weftplan as mx
 from weftplan import cores
 from weftplan.ops import products
-from weftplan.ops.compiled import batch_norm, dense, depthwise_tables, scratch
+from weftplan.ops.compiled import batch_norm, dense, depthwise_tables, parts, scratch
 from weftplan.ops.compiled import pooling as compiled_pooling
 from weftplan.ops.compiled.sizes import Sizes
+from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.nn import pooling
 from weftplan.planner import PlanOptions
 
@@ -230,3 +232,26 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert run() == before
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+@pytest.mark.parametrize("light", [True, False])
+@pytest.mark.parametrize("awake", [True, False])
+def test_who_gets_light_parts(monkeypatch: pytest.MonkeyPatch, light: bool, awake: bool) -> None:
+    """Helpers who are awake get any parts; the others are woken for heavy ones, and light ones are done in one call."""
+    told: list[str] = []
+    ranges: list[tuple[int, int]] = []
+
+    def entry(place: int) -> None:
+        ranges.append(tuple((ctypes.c_int64 * 2).from_address(place)))
+
+    def with_lookers(run: Any, most: int, *, all_or_none: bool) -> bool:
+        told.append(f"lookers {most} {all_or_none}")
+        return awake
+
+    monkeypatch.setattr(parts, "idle_cores", lambda: 2)
+    monkeypatch.setattr(parts, "with_lookers", with_lookers)
+    monkeypatch.setattr(parts, "call_looker", lambda: told.append("call"))
+    arguments = KernelArguments(("first", "last"), np.zeros(2, np.int64))
+    parts.in_parts(entry, arguments, 10, 3, light=light)()
+    assert told == [f"lookers 2 {not light}", *(["call"] if light and not awake else [])]
+    assert sorted(ranges) == ([] if awake else [(0, 10)] if light else [(0, 4), (4, 8), (8, 10)])

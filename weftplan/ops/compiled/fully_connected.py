@@ -51,20 +51,20 @@ class Matrices:
     @property
     def forward(self) -> pointwise_weights.Pass:
         """Data times the transpose of the weight."""
-        return pointwise_weights.Pass(1, self.hidden, self.rows, self.columns, self.itemsize)
+        return pointwise_weights.Pass(1, self.hidden, self.rows, self.columns, self.itemsize, little=True)
 
     @property
     def to_weight(self) -> pointwise.Pass:
         """The transpose of the result's gradient times data."""
         room = max(LEAST_GATHERED, self.hidden * self.columns * self.itemsize // SHARE)
         return pointwise.Pass(
-            1, self.rows, self.hidden, self.columns, self.itemsize, True, min(room, pointwise.W_ROOM)
-        )  # fmt: skip
+            1, self.rows, self.hidden, self.columns, self.itemsize, True, min(room, pointwise.W_ROOM), little=True
+        )
 
     @property
     def to_data(self) -> pointwise.Pass:
         """The result's gradient times the weight."""
-        return pointwise.Pass(1, self.hidden, self.rows, self.columns, self.itemsize, False)
+        return pointwise.Pass(1, self.hidden, self.rows, self.columns, self.itemsize, False, little=True)
 
     @property
     def back_bytes(self) -> int:

@@ -1,15 +1,25 @@
-"""Looks at a word of memory, again and again for a while, without the interpreter.
+"""Looks at a word of memory, again and again for a while, without the interpreter; and work that waits for looks.
 
 A thread that sleeps until another one wakes it goes on some 40 microseconds later; who looks goes on at once. Others
 may have the core between looks, so that little is taken from a thread that has something to do.
+
+Who looks can be handed parts of a compiled function (:class:`Shared`), which it does without the interpreter. Its words
+are a box with a state: it is away, looks, has been handed parts, or is at work on them. Only its own thread leaves
+*looks* for *away* and *handed* for *works*; only who has the box for itself hands parts over, and takes back what has
+not been begun. So who waits for it waits no longer than for a part that runs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+from collections.abc import Sequence
 
-from weftplan.ops.compiled.ir import Function
+import numpy as np
+
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
 
@@ -17,38 +27,157 @@ _OLD, _TURNS, _PAUSES = range(1, 4)
 """Words of a call, behind the one that is looked at: what it was; turns of :data:`_LOOKS` looks, after each of which
 others may have the core; pauses after a change."""
 _LOOKS = 32
+_STATE, _JOB, _ROOM = range(4, 7)
+"""Words of a box: its state, what has been handed over, and for which room."""
+_AWAY, _LOOKS_ON, _HANDED, _WORKS = range(4)
+_NEXT, _COUNT, _FUNCTION, _BOXES, _FIRST_BOX = range(5)
+"""Words of shared work: the number of the next part, how many there are, the function, how many boxes are told, and
+these."""
+MOST_BOXES = 3
+_TABLES = _FIRST_BOX + MOST_BOXES
+"""The words of every part, room by room."""
+_ENDLESS = 1 << 62
 
 
 def look() -> Entry | None:
     """What returns when a word has changed and some pauses are over, or when its turns are over; None while nobody has
     asked for a compiler, which takes a while to import, or where there is none."""
-    return _entry() if host.cache_info().currsize else None
+    if not host.cache_info().currsize:
+        return None
+    entries = _entries()
+    return None if entries is None else entries["looking"]
 
 
 @functools.cache
-def _entry() -> Entry | None:
+def _entries() -> dict[str, Entry] | None:
     target = host()
     if isinstance(target, str) or target.bits < 256 or not hasattr(os, "sched_yield"):
         return None
-    return library("looking", lambda _: [_function()], ("looking",))["looking"]
+    return library("looking", lambda _: [_looking(), _sharing(), _parts()], ("looking", "sharing"))
 
 
-def _function() -> Function:
-    f = Function("looking", (("ptr", "words"),), "float", 8)
+class Shared:
+    """Parts of one function, for the calling thread and who looks; one thread at a time may run them.
+
+    Args:
+        entry: the function.
+        words: for every room, the addresses of the words of all parts in that room.
+    """
+
+    __slots__ = ("_start", "_words")
+
+    def __init__(self, entry: Entry, words: Sequence[Sequence[int]]) -> None:
+        function = ctypes.cast(entry, ctypes.c_void_p).value or 0  # type: ignore[arg-type]  # it is ctypes' own
+        count = len(words[0])
+        self._words = np.zeros(_TABLES + count * len(words), np.int64)
+        self._words[[_COUNT, _FUNCTION]] = count, function
+        self._words[_TABLES:] = np.ravel(words)
+        self._start = address(self._words)
+
+    def run(self, boxes: Sequence[int]) -> None:
+        """Do all parts, with the help of those who look at ``boxes`` (:data:`MOST_BOXES` at most), which nobody else
+        has. This thread has the first room, the others one each."""
+        entries = _entries()
+        assert entries is not None
+        count = len(boxes)
+        self._words[_BOXES] = count
+        self._words[_FIRST_BOX : _FIRST_BOX + count] = boxes
+        entries["sharing"](self._start)
+
+
+def available() -> bool:
+    """Whether who looks can be handed anything."""
+    return _entries() is not None
+
+
+def _function(name: str, *arguments: tuple[str, str], local: bool = False) -> Function:
+    f = Function(name, arguments or (("ptr", "words"),), "float", 8, local=local)
     f.declare("declare void @llvm.x86.sse2.pause()")
     f.declare("declare i32 @sched_yield()")
+    return f
+
+
+def _looking() -> Function:
+    f = _function("looking")
     old, turns, pauses = (f.word("%words", index) for index in (_OLD, _TURNS, _PAUSES))
+    state, count = f.at("%words", 8 * _STATE), f.local("i64")
     with f.when(f.compare("eq", _seen(f), old)):
-        with f.loop(0, turns):
+        f.keep(0, count)
+        _tell(f, _LOOKS_ON, state)
+        with f.loop(0, _ENDLESS):
             with f.loop(0, _LOOKS):
                 f.leave(f.compare("ne", _seen(f), old))
+                with f.when(f.compare("eq", _seen(f, state), _HANDED)):
+                    _take(f, state)
+                    f.keep(0, count)
                 f.emit("call void @llvm.x86.sse2.pause()")
             f.leave(f.compare("ne", _seen(f), old))
             f.value("call i32 @sched_yield()")
+            f.keep(f.add(f.word(count), 1), count)
+            f.leave(f.compare("sge", f.word(count), turns))
+        with f.loop(0, _ENDLESS):
+            f.leave(_changed(f, state, _LOOKS_ON, _AWAY))
+            _take(f, state)
         with f.loop(0, pauses):
             f.emit("call void @llvm.x86.sse2.pause()")
     return f
 
 
-def _seen(f: Function) -> str:
-    return f.value("load atomic i64, ptr %words acquire, align 8")
+def _take(f: Function, state: str) -> None:
+    """Do parts of what has been handed over, unless it has been taken back."""
+    with f.when(_changed(f, state, _HANDED, _WORKS)):
+        f.call(_parts(), f.pointer("%words", _JOB), f.word("%words", _ROOM))
+        _tell(f, _LOOKS_ON, state)
+
+
+def _parts() -> Function:
+    """``parts(work, room)``: part after part, until none is left."""
+    f = _function("parts", ("ptr", "work"), ("i64", "room"), local=True)
+    count, function = f.word("%work", _COUNT), f.pointer("%work", _FUNCTION)
+    table = f.at(f.at("%work", 8 * _TABLES), f.mul("%room", f.mul(count, 8)))
+    with f.loop(0, _ENDLESS):
+        number = f.value("atomicrmw add ptr %work, i64 1 acq_rel, align 8")
+        f.leave(f.compare("sge", number, count))
+        f.emit(f"call void {function}(ptr {f.pointer(table, number)})")
+    return f
+
+
+def _sharing() -> Function:
+    """Hand over, help, take back, and wait for who has begun."""
+    f = _function("sharing")
+    boxes = f.word("%words", _BOXES)
+    f.keep(0, "%words", _NEXT)
+    with f.loop(0, boxes) as number:
+        box = _box(f, number)
+        f.emit(f"store ptr %words, ptr {f.at(box, 8 * _JOB)}, align 8")
+        f.keep(f.add(number, 1), box, _ROOM)
+        _changed(f, f.at(box, 8 * _STATE), _LOOKS_ON, _HANDED)  # or it has gone away, and nobody helps
+    f.call(_parts(), "%words", 0)
+    with f.loop(0, boxes) as number:
+        state = f.at(_box(f, number), 8 * _STATE)
+        _changed(f, state, _HANDED, _LOOKS_ON)
+        with f.loop(0, _ENDLESS):
+            with f.loop(0, _LOOKS):
+                f.leave(f.compare("ne", _seen(f, state), _WORKS))
+                f.emit("call void @llvm.x86.sse2.pause()")
+            f.leave(f.compare("ne", _seen(f, state), _WORKS))
+            f.value("call i32 @sched_yield()")
+    return f
+
+
+def _box(f: Function, number: Value) -> str:
+    return f.pointer(f.at("%words", 8 * _FIRST_BOX), number)
+
+
+def _seen(f: Function, place: str = "%words") -> str:
+    return f.value(f"load atomic i64, ptr {place} acquire, align 8")
+
+
+def _tell(f: Function, value: int, place: str) -> None:
+    f.emit(f"store atomic i64 {value}, ptr {place} release, align 8")
+
+
+def _changed(f: Function, place: str, old: int, new: int) -> str:
+    """Whether a word that was ``old`` is ``new`` now."""
+    found = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
+    return f.value(f"extractvalue {{ i64, i1 }} {found}, 1")

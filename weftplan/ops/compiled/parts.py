@@ -1,15 +1,18 @@
 """A compiled function on ranges of what it works on, on the calling thread and on idle cores.
 
 How many ranges there are follows from sizes alone, or there is one where no core is idle (``cores.py`` has the rule).
+Helpers who are awake take ranges without the interpreter (``looking.py``).
 Every element is computed alike in any range, so neither the number of cores nor that of ranges is part of a result's
 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from weftplan.cores import idle_cores, split_in_rooms
+from weftplan.cores import call_looker, idle_cores, split_in_rooms, with_lookers
+from weftplan.ops.compiled import looking
+from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry
 from weftplan.ops.compiled.replay import Call
 from weftplan.ops.compiled.tables import KernelArguments
@@ -23,7 +26,7 @@ def count(work: int, few: int, units: int) -> int:
 
 def in_parts(
     entry: Entry, arguments: KernelArguments, size: int, parts: int, *, unit: int = 1,
-    moves: Mapping[str, int] | None = None, kind: str = "",
+    moves: Mapping[str, int] | None = None, kind: str = "", light: bool = False,
 ) -> Call:  # fmt: skip
     """What calls ``entry`` on ranges ``first`` to ``last`` of its words, which together are 0 to ``size``.
 
@@ -33,29 +36,45 @@ def in_parts(
         unit: ranges begin at multiples of it.
         kind: what follows ``first`` and ``last`` in the words' names.
         moves: bytes by which pointers to scratch move from one room to the next.
+        light: whether a part takes less time than it takes to wake who does it; then it is for who is awake.
     """
     units = -(-size // unit)
     step = -(-units // parts) * unit
     rooms = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
 
-    made: dict[tuple[int, int], Call] = {}
+    made: dict[tuple[int, int], KernelArguments] = {}
 
-    def part(number: int, room: int) -> None:
-        call = made.get((number, room))
-        if call is None:
+    def words_of(number: int, room: int) -> KernelArguments:
+        found = made.get((number, room))
+        if found is None:
             own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
             ends = {f"first{kind}": number * step, f"last{kind}": min((number + 1) * step, size)}
-            here = arguments.filled(**ends, **own)
-            call = made[number, room] = here.ready(entry)
-        call()
+            found = made[number, room] = arguments.filled(**ends, **own)
+        return found
+
+    def part(number: int, room: int) -> None:
+        words_of(number, room).call(entry)
 
     ranges = -(-size // step)
     whole = arguments.filled(**{f"first{kind}": 0, f"last{kind}": size}).ready(entry)
+    shared: list[looking.Shared] = []
+
+    def run(boxes: Sequence[int]) -> None:
+        if not shared:
+            every = [[address(words_of(number, room).words) for number in range(ranges)] for room in range(ranges)]
+            shared.append(looking.Shared(entry, every))
+        shared[0].run(boxes)
 
     def work() -> None:
-        if idle_cores():
-            split_in_rooms(part, ranges)
-        else:  # what ranges share is made once
+        idle = idle_cores()
+        if not idle:  # what ranges share is made once
             whole()
+        elif with_lookers(run, min(idle, ranges - 1, looking.MOST_BOXES), all_or_none=not light):
+            pass
+        elif light:
+            call_looker()
+            whole()
+        else:
+            split_in_rooms(part, ranges)
 
     return work if ranges > 1 else whole

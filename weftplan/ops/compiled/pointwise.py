@@ -43,8 +43,9 @@ ROWS = 8
 LEAST_FILTERS = 32
 """Filters of a range at least, since each lays pixels close together anew."""
 ALIKE = 3
-"""Ranges of pixels are alike where as many of the longest have no more pixels than there are and this share of them. Two
-cores take 149 GFLOP/s for a gradient of 1,120 rows of 200 columns where one has 144 of them, 190 with 560 rows each."""
+"""Ranges of pixels are alike where as many of the longest have no more pixels than there are and this share of them.
+Two cores take 149 GFLOP/s for a gradient of 1,120 rows of 200 columns where one has 144 of them, 190 with 560 rows
+each."""
 MOST_SPANNED = 256
 """Pixels of an image below which a vector that is not full costs more than results of several images side by side."""
 SHARE = 64
@@ -65,6 +66,18 @@ class Pass:
     """Whether the weight has a row for each channel, not for each filter."""
     most_gathered: int = W_ROOM
     """Bytes of weights that are gathered at a time, where they are."""
+    little: bool = False
+    """Whether parts may be so small that only who is awake takes them."""
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.batch * self.channels * self.filters * self.pixels
+
+    @property
+    def least_filters(self) -> int:
+        """Filters of a range at least."""
+        return LEAST_FILTERS // 2 if self.little else LEAST_FILTERS
 
     @property
     def spans(self) -> bool:
@@ -86,13 +99,13 @@ class Pass:
         """Ranges that are handed to idle cores."""
         images = self.batch * (self.channels + self.filters) * self.pixels * self.itemsize
         most = min(MOST, max(2, images // SHARE // self.room)) if self.room else MOST
-        wanted = count(self.batch * self.channels * self.filters * self.pixels, scratch.FEW, most)
-        return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // LEAST_FILTERS)
+        wanted = scratch.parts_of(self.work, most, little=self.little)
+        return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // self.least_filters)
 
     def by_pixels(self, parts: int) -> bool:
         """Whether so many parts are ranges of pixels, not of filters: there are two units for each, and parts are about
         alike. Parts of filters gather each weight once."""
-        if self.filters >= parts * LEAST_FILTERS:
+        if self.filters >= parts * self.least_filters:
             if self.back:
                 return False
             longest = -(-self.all_units // parts) * UNIT
@@ -178,8 +191,9 @@ def call(
     )  # fmt: skip
     parts, function = p.parts, entry(x.dtype, found)
     moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null
+    light = scratch.light(p.work, parts)
     if p.by_pixels(parts):
-        work = in_parts(function, here, p.all_units, parts, moves=moves)
+        work = in_parts(function, here, p.all_units, parts, moves=moves, light=light)
     else:
-        work = in_parts(function, here, p.filters, parts, unit=ROWS, moves=moves, kind="_out")
+        work = in_parts(function, here, p.filters, parts, unit=ROWS, moves=moves, kind="_out", light=light)
     return holding(work, x, weight, bias, y, room, after)

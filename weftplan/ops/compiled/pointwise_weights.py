@@ -14,7 +14,7 @@ import numpy as np
 from weftplan.ops.compiled import scratch
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.parts import in_parts
 from weftplan.ops.compiled.pointwise_weight_kernels import CHUNK, WEIGHTS, weights
 from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.sizes import Sizes
@@ -42,6 +42,13 @@ class Pass:
     filters: int
     pixels: int
     itemsize: int
+    little: bool = False
+    """Whether parts may be so small that only who is awake takes them."""
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.batch * self.channels * self.filters * self.pixels
 
     @property
     def together(self) -> int:
@@ -58,7 +65,7 @@ class Pass:
     def parts(self) -> int:
         """Ranges that are handed to idle cores."""
         most = max(self.channels // UNIT, self.filters // (4 * ROWS))
-        return count(self.batch * self.channels * self.filters * self.pixels, scratch.FEW, min(MOST, most))
+        return scratch.parts_of(self.work, min(MOST, most), little=self.little)
 
 
 def weight_pass(s: Sizes) -> Pass | None:
@@ -97,9 +104,10 @@ def call(
     found = host() if target is None else target
     assert isinstance(found, Target)
     here = _arguments(p).filled(x=address(x), dy=address(dy), dw=address(dw), bias=0 if bias is None else address(bias))
-    function = entry(x.dtype, found)
-    if p.channels >= p.parts * UNIT:
-        work = in_parts(function, here, p.channels, p.parts, unit=UNIT)
+    function, parts = entry(x.dtype, found), p.parts
+    light = scratch.light(p.work, parts)
+    if p.channels >= parts * UNIT:
+        work = in_parts(function, here, p.channels, parts, unit=UNIT, light=light)
     else:
-        work = in_parts(function, here, p.filters, p.parts, unit=ROWS, kind="_out")
+        work = in_parts(function, here, p.filters, parts, unit=ROWS, kind="_out", light=light)
     return holding(work, x, dy, dw, bias)

@@ -30,6 +30,9 @@ COPIES_BYTES = SLICE_BYTES // 4
 """Bytes per image of a batch that padded copies of images may take in all parts, where there are more than two."""
 FEW = 1 << 23
 """Multiplications of one part: below about a fifth of a millisecond waking a core costs too much of what it brings."""
+LITTLE = 1 << 21
+"""Multiplications of one part for a core that is awake: a fiftieth of a millisecond. To find each other, and for what
+lies in the interpreter before, two threads need a hundredth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,16 @@ class Cut:
 
     images: int
     channels: int
+
+
+def parts_of(work: int, units: int, *, little: bool) -> int:
+    """Parts of so many multiplications that consist of ``units``; with ``little`` they may be such for who is awake."""
+    return count(work, min(FEW, LITTLE) if little else FEW, units)
+
+
+def light(work: int, parts: int) -> bool:
+    """Whether parts are for those who are awake alone."""
+    return work // parts < FEW
 
 
 def wide(rows: int, itemsize: int) -> int:
