@@ -197,7 +197,7 @@ class MemoryPlan:
 
         >>> from weftplan import models
         >>> models.get("mlp").plan(data=(32, 784)).batch_max("4 MB")
-        674
+        649
         """
         if self.again is None:
             raise PlanError("batch_max needs a plan that symbol.plan(...) has just made; this one has no network")
