@@ -173,7 +173,7 @@ def test_a_pull_while_others_are_awaited(tmp_path: Path, size: int):
         def exchange(group):
             for _ in group.sum([share], [total], "sum it", None, also):
                 if step == 2 and rank == 0 and not also:
-                    assert group._known["sum it"].work.stage == 1
+                    assert group._known["sum it", 0].work.stage == 1
                     also.append([pulled])
                     open(begun, "w").close()
                 yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ class Group:
 class Exchange:
     """Of one array, which nobody holds up but its own process."""
 
-    def __init__(self, nbytes: int = SMALL) -> None:
+    def __init__(self, nbytes: int = SMALL, looks: Callable[[], Iterator[None]] = lambda: iter(())) -> None:
         self.part, self.over, self._nbytes = Part(), threading.Event(), nbytes
-        self.ticket = Ticket("an exchange", [self.part], lambda *_: iter(()))
+        self.ticket = Ticket("an exchange", [self.part], lambda *_: looks())
 
     def arrive(self) -> None:
         array = np.zeros(self._nbytes, np.uint8)
@@ -89,4 +89,91 @@ def test_the_thread_leaves_the_next_exchange_to_who_has_made_the_last(monkeypatc
         sequencer._ring()  # as who has begun to make exchanges does
         assert not left.over.wait(0.1)
         assert left.over.wait(60)
+    sequencer.close(60)
+
+
+def test_the_thread_does_not_wait_behind_an_exchange_for_the_next(monkeypatch):
+    """1. This thread makes an exchange. 2. The sequencer's, which was rung for the same one, looks. 3. The exchange is
+    over, and the program puts the next one. It makes that itself; the other thread has not waited to come in between.
+    """
+    monkeypatch.setattr(module, "_LAZY_S", 0.3)
+    sequencer = Sequencer(Group(shares_memory=True), "test")
+
+    def looks() -> Iterator[None]:
+        sequencer._ring()
+        while not sequencer._bell.locked():  # open until the other thread has heard it
+            time.sleep(0.001)
+        time.sleep(0.05)
+        yield
+
+    first, following = Exchange(looks=looks), Exchange()
+    for one in (first, following):
+        one.arrive()
+    sequencer._lazy = True  # this thread is to make the first one
+    sequencer.put(first.ticket)
+    sequencer._lazy = False
+    sequencer.help()
+    assert first.over.is_set()
+    sequencer.put(following.ticket)
+    assert not following.over.wait(0.1)
+    sequencer.help()
+    assert following.over.is_set()
+    sequencer.close(60)
+
+
+def test_who_leaves_an_exchange_half_way_makes_the_next(monkeypatch):
+    """The others are late, and the sequencer's thread waits for them; that does not say who waits the next time."""
+    monkeypatch.setattr(module, "_HELPING", 5)
+    sequencer, here = Sequencer(Group(shares_memory=True), "test"), threading.Event()
+
+    def looks() -> Iterator[None]:
+        while not here.is_set():
+            yield
+
+    late = Exchange(looks=looks)
+    late.arrive()
+    sequencer._lazy = True
+    sequencer.put(late.ticket)
+    sequencer.help()
+    assert not late.over.is_set()
+    here.set()
+    assert late.over.wait(60)
+    assert sequencer._lazy
+    sequencer.close(60)
+
+
+def test_what_is_behind_an_exchange_that_was_left_is_taken_with_it(monkeypatch):
+    """Nobody was woken for it when it was put, and the thread sleeps long when it has made an exchange itself."""
+    monkeypatch.setattr(module, "_LAZY_S", 0.05)
+    slept: list[float] = []
+
+    class Bell:
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+            self.release = self._lock.release
+
+        def acquire(self, timeout: float) -> bool:
+            slept.append(timeout)
+            return self._lock.acquire(timeout=timeout)
+
+    class Listening(Sequencer):
+        def _serve(self) -> None:
+            self._bell = Bell()
+            super()._serve()
+
+    def looks() -> Iterator[None]:
+        before.append(len(slept))
+        yield
+
+    sequencer, before = Listening(Group(shares_memory=True), "test"), []
+    left = [Exchange(looks=looks) for _ in range(3)]
+    sequencer._lazy = True
+    for one in left:
+        one.arrive()
+        sequencer.put(one.ticket)
+    while not slept:
+        time.sleep(0.001)
+    sequencer._ring()  # as who has begun to make exchanges does
+    assert all(one.over.wait(60) for one in left)
+    assert len(set(before)) == 1
     sequencer.close(60)

@@ -50,8 +50,9 @@ class Group(Meeting):
     ) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
         self._mover = mover
-        self._known: dict[str, Known] = {}
-        """By what is summed: how it was moved the last time."""
+        self._known: dict[tuple[str, int], Known] = {}
+        """By what is summed, and the number of rows that become like the totals: how it was moved the last time. The
+        same exchange has one more when it begins after it was pulled."""
         self._scratch = np.empty(0, np.uint8)
         self.joined = 0
         """Bytes copied so far to join arrays of one exchange."""
@@ -99,7 +100,7 @@ class Group(Meeting):
             nbytes += share.nbytes
         small = nbytes <= INLINE
         if failure is None and self._shared is not None and count > 1 and nbytes:
-            shared, known = self._shared, self._known.get(description)
+            shared, known = self._shared, self._known.get((description, len(also)))
             if known is not None and not known.holds((shares, totals, *also), (self.members, Area.maps)):
                 known = None
             if known is not None:
@@ -264,7 +265,7 @@ class Group(Meeting):
     def _remember(self, description: str, known: Known) -> None:
         if len(self._known) == _MOST:
             self._known.clear()
-        self._known[description] = known
+        self._known[description, known.rows - 2] = known
 
     def _message_sum(
         self,

@@ -9,9 +9,12 @@ A thread of the store drives. A thread that is about to sleep in a wait of the e
 (:meth:`Sequencer.help`), for what is small and as long as the others come soon: to wake a thread and be woken by it
 takes longer than a small exchange. It leaves what it has begun to the store's thread. A thread that pulls does the same
 (:meth:`Sequencer.hurry`), for a shorter time, since a pull is not a wait. While exchanges are made in this way the
-store's thread is not woken for what is ready when the program asks for it, and looks every few milliseconds whether one
-was left: it is, when two looks find the same one. The lock ``driving`` is held by whoever drives, so MPI is called by
-one thread at a time.
+store's thread is not woken for what is ready when the program asks for it. It takes what it was told is left, and looks
+every few milliseconds whether something is left of which nobody has told: two looks find the same exchange then.
+
+It does not wait for the end of an exchange that another thread makes. It would be next, before the program could look
+at what it has, put one more and come to make it; so both would take turns, and each would wait to be woken by the
+other. The lock ``driving`` is held by whoever drives, so MPI is called by one thread at a time.
 
 A :class:`Ticket` has one *part* for each operation that waits for it. ``Part.arrive`` is called from the engine (any
 thread) when its arrays are ready; the driver answers by calling ``on_complete`` of the operation.
@@ -173,6 +176,10 @@ class Sequencer:
         """Open when the store's thread is to look."""
         self._lazy = False
         """A thread that waited has made the last exchange; the store's thread then looks now and then, unasked."""
+        self._helped = False
+        """Such a thread makes one now."""
+        self._left: Ticket | _Call | None = None
+        """What such a thread has begun and left to the store's thread."""
         self._broken: KVStoreError | None = None
         self._last: _Call | None = None
         """After it the thread ends."""
@@ -283,14 +290,18 @@ class Sequencer:
                     if item is None or not item.ready():
                         return
                     if not item.small and not (large and isinstance(item, Ticket)):
+                        if not isinstance(item, Ticket):
+                            self._ring()  # it may have been rung for while this thread made another one
                         return
+                    self._helped = True
                     over, error = self._drive(item, most)
                 finally:
+                    self._helped = False
                     self._driving.release()
                 if not over and self._lazy and most < _HELPING:
                     return  # the store's thread comes by, or this one waits next
                 if not over:
-                    self._lazy = False
+                    self._left = item
                     self._ring()
                     return
                 if not self._lazy:
@@ -315,26 +326,37 @@ class Sequencer:
         while True:
             rung = self._bell.acquire(timeout=_LAZY_S if lazy else 1.0)
             began, lazy = self._lazy and not lazy, self._lazy
-            if lazy and not self._items:
-                idle = 0 if rung else idle + 1
+            if rung or self._items:
+                idle = 0
+            elif lazy:
+                idle += 1
                 lazy = self._lazy = idle < _LAZY_LOOKS
-            if began or (lazy and not rung):
+            left, self._left = self._left, None
+            only: Ticket | _Call | None = None
+            if left is None and self._helped:  # not to wait for its end; see above
+                self._lazy = lazy = True
+                seen = None
+                continue
+            if left is None and (began or (lazy and not rung)):
                 # Whoever put the first exchange is about to make it. Only one that is still there at the second look
                 # was left, and to take another would only be in the way.
                 before, seen = seen, next(iter(tuple(self._items)), None)  # in one step: others change the queue
                 if began or seen is not before:
                     continue
+                only = seen
             seen = None  # what is over is kept no longer
             while self._items:
                 with self._driving:
                     item = self._items[0] if self._items else None
-                    if item is None:
+                    if item is None or (only is not None and item is not only):
                         break
                     if not item.ready():
                         if not self._ended.is_set():
                             break
                         _give_up(item)
-                    self._lazy = lazy = False
+                    only = None  # whatever is behind it has been left, too
+                    if item is not left:
+                        self._lazy = lazy = False
                     _, error = self._drive(item, None)
                 item.tell(error)
                 if item is self._last:
