@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weftplan import models
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
-from weftplan.planner.packing.from_the_peak import VARIANTS, Variant, pack_outwards
+from weftplan.planner.packing.from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
 from weftplan.planner.packing.problem import Problem, peak_of, sectioned
 
 NO_LIMIT = 1 << 60
@@ -46,6 +46,34 @@ def test_every_variant_is_valid(rows: list[tuple[int, int, int]], variant: Varia
     assert found is not None
     peak = check_packing(problem.lo, problem.hi, problem.size, found[0])
     assert peak == peak_of(problem, found[0])
+
+
+@given(buffers)
+@settings(deadline=None, max_examples=100)
+def test_variants_left_out_pack_like_one_that_is_not(rows: list[tuple[int, int, int]]) -> None:
+    """Whoever tries the variants that differ has tried all."""
+    problem = problem_of(rows)
+
+    def packed(variant: Variant) -> list[int]:
+        found = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant)
+        assert found is not None
+        return list(found[0].tolist())
+
+    tried = variants_of(problem)
+    assert tried == [variant for variant in VARIANTS if variant in tried]
+    assert all(packed(variant) in [packed(other) for other in tried] for variant in VARIANTS)
+    assert variants_of(problem, 2)[0] is VARIANTS[0]
+
+
+def test_one_fullest_moment_needs_no_sweep_from_its_end() -> None:
+    """``late_peak`` says nothing where there is one fullest moment.
+
+    time   0   1   2   3
+           aaaaaaaa
+               bbbbbbbb       one moment: 1; with two buffers of one size side by side there are two
+    """
+    assert Variant(late_peak=True) not in variants_of(problem_of([(0, 2, 8), (1, 3, 8)]))
+    assert Variant(late_peak=True) in variants_of(problem_of([(0, 2, 8), (2, 3, 8)]))
 
 
 @given(buffers, st.sampled_from(VARIANTS))

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
+from weftplan.planner.packing.from_the_peak import pack_outwards, variants_of
 from weftplan.planner.packing.hard.methods import improver
 from weftplan.planner.packing.incumbent import Incumbent, Spending
 from weftplan.planner.packing.problem import (
@@ -134,7 +134,7 @@ def _in_parts(
 def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, deadline: Deadline) -> Int64:
     """The packing of at most ``room`` units with the fewest waits that sweeps find, or ``offsets``."""
     best = order.waits(*reuse_edges(problem.lo, problem.size, offsets))
-    for variant in VARIANTS:
+    for variant in variants_of(problem):
         if not best:
             break
         try:

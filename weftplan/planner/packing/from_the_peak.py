@@ -54,6 +54,15 @@ VARIANTS = (
 )
 
 
+def variants_of(problem: Problem, most: int = len(VARIANTS)) -> list[Variant]:
+    """Of the first ``most`` variants those that sweep differently: many problems have but one fullest moment."""
+    first, last = problem.first_peak.moment, problem.last_peak.moment
+    found: dict[tuple[str, int, bool], Variant] = {}
+    for one in VARIANTS[:most]:
+        found.setdefault((one.stack, last if one.late_peak else first, one.short_high), one)
+    return list(found.values())
+
+
 def pack_outwards(
     problem: Problem,
     *,
@@ -75,13 +84,9 @@ def pack_outwards(
         most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
         patience: look at so many times more places where a buffer would make somebody wait.
     """
-    # Lists, and sorts by one key after the other: most graphs have a few dozen buffers, for which arrays take longer.
-    lo, hi, sizes = problem.lo.tolist(), problem.hi.tolist(), problem.size.tolist()
-    buffers = range(len(lo))
-    load = problem.load().tolist()
-    most = max(load)
-    moment = len(load) - 1 - load[::-1].index(most) if variant.late_peak else load.index(most)
-    stack = [i for i in buffers if lo[i] <= moment < hi[i]]
+    lo, hi, sizes = problem.lists
+    peak = problem.last_peak if variant.late_peak else problem.first_peak
+    stack = peak.alive[:]
     early = [-end for end in hi]
     minor_and_major = {"last": (lo, early), "first": (early, lo), "long": (lo, list(map(sub, lo, hi)))}
     for values in minor_and_major[variant.stack]:
@@ -94,22 +99,15 @@ def pack_outwards(
     # last item is that of nobody, number -1.
     users = outside = None
     if order is not None:
-        users, outside = [*order.users, 0], [*order.outside(), 0]
+        users, outside = [*order.users, 0], [*order.outside, 0]
     spans = sorted(end - begin for begin, end in zip(lo, hi, strict=True)) if variant.short_high else [0]
     short = (spans[len(spans) // 2] + spans[~(len(spans) // 2)]) / 2  # the median
-    waits, sections = 0, problem.sections
-    for late, born, died, before, after in (
-        ([i for i in buffers if lo[i] > moment], lo, hi, users, outside),
-        (  # backwards bytes were held later in time
-            [i for i in buffers if hi[i] <= moment],
-            [sections - end for end in hi],
-            [sections - begin for begin in lo],
-            outside,
-            users,
-        ),
+    waits = 0
+    for side, before, after in (
+        (peak.behind, users, outside),
+        (peak.before, outside, users),  # backwards bytes were held later in time
     ):
-        late.sort(key=sizes.__getitem__, reverse=True)
-        late.sort(key=born.__getitem__)
+        late, born, died = side.late, side.born, side.died
         deaths = sorted([*stack, *late], key=died.__getitem__)
         last = LastHolders(stack, tops)
         space = _Space(floor, last, top=tops[-1], held=before, mine=after, most=most_holes, patience=patience)

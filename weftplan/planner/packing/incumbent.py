@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
+from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards, variants_of
 from weftplan.planner.packing.problem import MANY, Deadline, Int64, Problem, peak_of
 from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
@@ -86,7 +86,7 @@ class Incumbent:
         worth = int(self.floor * WORTH_A_SWEEP)
         tries = len(VARIANTS) if self.is_small else 2
         for order in (None,) if self.order is None else (self.order, None):
-            for variant in VARIANTS[: tries if order is None else 1]:
+            for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
                 if self.peak <= enough:
                     return True
                 found = pack_outwards(
@@ -108,7 +108,7 @@ class Incumbent:
         if self.order is None or self._waits is not None:
             return
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
-        for variant in VARIANTS if least else ():
+        for variant in variants_of(self.part) if least else ():
             found = pack_outwards(
                 self.part, floor=self.floor, limit=self.peak, variant=variant, order=self.order, deadline=self.deadline
             )

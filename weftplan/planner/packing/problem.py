@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -57,6 +58,31 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """What lies on one side of a moment, for a sweep that leaves it.
+
+    Attributes:
+        late: the buffers that live on this side only, in the order in which the sweep meets them: of those that begin
+            together the largest first, then by their numbers.
+        born, died: when each buffer of the problem begins and ends on this way.
+    """
+
+    late: list[int]
+    born: list[int]
+    died: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """One of the fullest moments: what is alive then, and what lies behind it and before it."""
+
+    moment: int
+    alive: list[int]
+    behind: Side
+    before: Side
+
+
+@dataclass(frozen=True)
 class Problem:
     """Buffers with lifetimes in *sections* (one section per distinct birth) and sizes in units of the alignment.
 
@@ -78,6 +104,12 @@ class Problem:
     def __len__(self) -> int:
         return len(self.lo)
 
+    @cached_property
+    def lists(self) -> tuple[list[int], list[int], list[int]]:
+        """:attr:`lo`, :attr:`hi` and :attr:`size` as lists, which sweeps read faster than arrays."""
+        return self.lo.tolist(), self.hi.tolist(), self.size.tolist()
+
+    @cached_property
     def load(self) -> Int64:
         """Live units in every section."""
         change = np.zeros(self.sections + 1, np.int64)
@@ -87,7 +119,35 @@ class Problem:
 
     def lower_bound(self) -> int:
         """Most live units at once."""
-        return int(self.load().max(initial=0))
+        return int(self.load.max(initial=0))
+
+    @cached_property
+    def first_peak(self) -> Peak:
+        """The first of the fullest moments."""
+        return self._peak(int(self.load.argmax()))
+
+    @cached_property
+    def last_peak(self) -> Peak:
+        """The last of them, which may be the same."""
+        moment = self.sections - 1 - int(self.load[::-1].argmax())
+        return self.first_peak if moment == self.first_peak.moment else self._peak(moment)
+
+    def _peak(self, moment: int) -> Peak:
+        (lo, hi, size), end = self.lists, self.sections
+
+        def side(late: list[int], *, born: list[int], died: list[int]) -> Side:
+            late.sort(key=size.__getitem__, reverse=True)
+            late.sort(key=born.__getitem__)
+            return Side(late, born, died)
+
+        alive = [i for i, begin in enumerate(lo) if begin <= moment < hi[i]]
+        behind = side([i for i, begin in enumerate(lo) if begin > moment], born=lo, died=hi)
+        before = side(
+            [i for i, over in enumerate(hi) if over <= moment],
+            born=[end - over for over in hi],
+            died=[end - begin for begin in lo],
+        )
+        return Peak(moment, alive, behind, before)
 
     def take(self, which: npt.NDArray[Any]) -> Problem:
         """The buffers selected by a mask or by indices, on sections of their own."""

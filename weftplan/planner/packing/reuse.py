@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -107,7 +108,7 @@ def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]
     return pointers, value[np.lexsort((value, row))]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Precedence:
     """Sets of steps per buffer. A set is one integer, bit s for step s; how steps are numbered does not matter.
 
@@ -127,10 +128,11 @@ class Precedence:
         numbers = index.tolist()
         return Precedence([self.users[k] for k in numbers], [self.needed[k] for k in numbers])
 
+    @cached_property
     def outside(self) -> list[int]:
         """For each buffer the steps, of all that there are, that its first writer need not wait for.
 
-        >>> Precedence([0b1, 0b10], [0b1, 0b11]).outside()
+        >>> Precedence([0b1, 0b10], [0b1, 0b11]).outside
         [2, 0]
         """
         every = (1 << max(map(int.bit_length, (*self.users, *self.needed)), default=0)) - 1
