@@ -211,11 +211,13 @@ class _Solver:
         if learns:
             self._until_still(everything)
         if default is not None:
-            unknown = [rows[i] for i in everything if nodes[i].op is None and values[rows[i]] is None]
+            variables = [rows[i] for i in everything if nodes[i].op is None]
+            unknown = [e for e in variables if values[e] is None]
             for e in unknown:
                 values[e] = default
-            if unknown:
-                self._until_still(everything, set(unknown) if learns else None)
+            if unknown:  # where most are new, to walk everywhere takes less time than to ask where they are used
+                few = learns and 2 * len(unknown) < len(variables)
+                self._until_still(everything, set(unknown) if few else None)
         return values
 
     def _may_learn(self, everything: range) -> bool:
