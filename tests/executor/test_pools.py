@@ -58,6 +58,37 @@ def load(executor, length):
     executor.arg_dict["softmax_label"][:] = mine.integers(0, CLASSES, (BATCH, length)).astype("float32")
 
 
+def test_planned_memory_has_its_vars_from_the_first_run_on(driver):
+    """A bind makes those of the outputs, which users see; the first run makes the others, and each of them once."""
+    executor = bucket(3, mx.cpu(0))
+    load(executor, 3)
+    first = dict(executor._memory.chunks)
+    assert {id(chunk) for chunk in first.values()} == {id(array.chunk) for array in executor.outputs}
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+    every = dict(executor._memory.chunks)
+    assert sorted(every) == list(range(executor.memory_plan.num_storages))
+    assert len(every) > len(first)
+    assert all(every[storage] is chunk for storage, chunk in first.items())
+    executor.forward(is_train=True)
+    assert all(executor._memory.chunks[storage] is chunk for storage, chunk in every.items())
+
+
+def test_an_executor_that_moves_before_its_first_run_runs_where_it_is_then():
+    """A larger one replaces the block of one that has never run: its vars are made over the new bytes."""
+    ctx = mx.cpu(6)
+    small = chain(100, ctx)
+    large = chain(900, ctx, small)
+    data = np.full(100, 0.5, "float32")
+    want = np.square(np.sqrt(np.exp(data)))
+    np.testing.assert_allclose(small.forward(data=data)[0].asnumpy(), want, rtol=1e-5)
+    large.forward(data=np.zeros(900, "float32"))
+    np.testing.assert_allclose(small.forward(data=data)[0].asnumpy(), want, rtol=1e-5)
+    block = small.pool._blocks[ctx].raw
+    assert all(np.shares_memory(chunk.raw, block) for chunk in small._memory.chunks.values())
+
+
 def values(executor):
     """The outputs and gradients."""
     return [array.asnumpy() for array in (*executor.outputs, *executor.grad_arrays) if array is not None]

@@ -164,6 +164,7 @@ def test_nothing_is_copied_in_a_run_without_backward():
     executor = bound(network(), ctx, share=0.7)
     planned = executor.planned
     out = next(nid for nid in planned.order if planned.graph.nodes[nid].attrs.get("__spill__") == "out")
+    executor._prepare_once()  # only then there are arrays of all that is planned
     host = executor._memory.entry(planned.graph.row[out])
     host[:] = 5.0
     executor.forward(is_train=False)[0].wait_to_read()

@@ -11,7 +11,7 @@ Outputs, arguments, gradients and auxiliary states are held for as long as the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,13 +39,11 @@ _MOST_REMEMBERED = 4 << 20
 class DynamicMemory(PlannedMemory):
     """Storages of a plan that hold memory only while they are needed; those of outputs always do."""
 
-    chunks: Any
-
     def __init__(self, planned: PlannedGraph) -> None:
         plan = planned.memory
         self.graphs = "memory is taken as the graph runs"
         self.pool = SlabPool()
-        self.placement = Placement([], {})
+        self.placement = Placement((), (), {})
         self.pool.join(self.placement)
         self._planned = planned
         held = {int(plan.entry_storage[eid]) for eid in planned.outputs}
@@ -53,17 +51,17 @@ class DynamicMemory(PlannedMemory):
         for eid in range(len(plan.entry_storage) - 1, -1, -1):
             if plan.entry_storage[eid] >= 0:
                 names[int(plan.entry_storage[eid])] = planned.graph.nodes[planned.graph.entry_node[eid]].name
-        self.chunks = []
+        self._chunks: dict[int, Chunk | DynamicChunk] = {}
         self.allocated_bytes = 0
         for number, (slab, nbytes) in enumerate(
             zip(plan.storage_slab.tolist(), plan.storage_nbytes.tolist(), strict=True)
         ):
             ctx = plan.contexts[int(plan.slab_device[slab])]
             if number in held:
-                self.chunks.append(Chunk(ctx, nbytes, name=f"output {names[number]}"))
+                self._chunks[number] = Chunk(ctx, nbytes, name=f"output {names[number]}")
                 self.allocated_bytes += nbytes
             else:
-                self.chunks.append(DynamicChunk(ctx, nbytes, names[number]))
+                self._chunks[number] = DynamicChunk(ctx, nbytes, names[number])
         self.local: dict[bool, dict[int, list[DynamicChunk]]] = {True: {}, False: {}}
         """By is_train and node: what goes back when the step of that node is over."""
         self.used: dict[int, list[Chunk]] = {}
@@ -74,6 +72,11 @@ class DynamicMemory(PlannedMemory):
         """By node, mode and addresses: calls that were made before, with the bytes that they look at, which are
         therefore still those; pools hand out the same again. A random node has one for each run."""
         self._remembered = 0
+
+    @property
+    def chunks(self) -> Mapping[int, Any]:
+        """By storage its chunk."""
+        return self._chunks
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
         """What makes a call that looks for memory only when it runs."""
@@ -124,7 +127,9 @@ class DynamicExecutor(Executor):
 
     def _prepare(self) -> None:
         # Work that is enqueued on streams goes on when the call of a step is over: there nothing goes back inside.
-        asynchronous = any(device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks})
+        asynchronous = any(
+            device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks.values()}
+        )
         if asynchronous or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
         super()._prepare()

@@ -106,12 +106,7 @@ class Executor:
         _, self._fence_vars = engine.dedupe(
             [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
         )
-        # Prepared calls hold views: of planned memory, and of arrays that are somebody else's planned memory.
-        forget = weakref.WeakMethod(self._forget)
-        given = {id(array.chunk): array.chunk for array in external.values()}
-        for chunk in (*self._memory.chunks, *given.values()):
-            if isinstance(chunk, MovableChunk):
-                chunk.watch(forget)
+        self._watches = False
         self._monitor: Monitored | None = None
         self._ran_forward = False
         self._ran_training_forward = False
@@ -130,6 +125,18 @@ class Executor:
         made = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
         return [made[eid] if eid in made else self._external[eid] for eid in eids]
 
+    def _watch(self) -> None:
+        """Be told when memory moves of which prepared calls hold views: planned memory, and arrays that are somebody
+        else's planned memory."""
+        if self._watches:
+            return
+        self._watches = True
+        forget = weakref.WeakMethod(self._forget)
+        given = {id(array.chunk): array.chunk for array in self._external.values()}
+        for chunk in (*self._memory.chunks.values(), *given.values()):
+            if isinstance(chunk, MovableChunk):
+                chunk.watch(forget)
+
     def _prepare_once(self) -> None:
         """Have the calls of a run that fit the addresses of now."""
         if not self._prepared:
@@ -138,6 +145,8 @@ class Executor:
     def _prepare(self) -> None:
         """Make the calls of a run, on views at the addresses that planned memory has now."""
         planned = self.planned
+        self._memory.complete()
+        self._watch()
         builder = StepBuilder(planned, self._memory, self._external)
         steps = [builder.build(nid) for nid in planned.order]
         split = planned.num_forward_nodes
@@ -301,7 +310,7 @@ class Executor:
         pool = self._memory.pool
         writes = self._fence_vars if self._overlaps and not itself else []
         if self._overlaps and self._monitor is not None:
-            writes = [*writes, *(chunk.var for chunk in self._memory.chunks)]
+            writes = [*writes, *(chunk.var for chunk in self._memory.chunks.values())]
         placement = self._memory.placement
         if not pool.owned_by(placement):
             # Held until the push: nobody else may hold these storages, and the var of one that has died is deleted.

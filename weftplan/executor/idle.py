@@ -259,7 +259,8 @@ class Idleness:
         return pool is not None and ctx in pool._blocks and not pool.idle(self._vars(pool, ctx))
 
     def _vars(self, pool: Any, ctx: Context) -> list[Any]:
-        return [pool.var, *(one.var for member in pool._placements() for one in member.chunks if one.context == ctx)]
+        chunks = (chunk for member in pool._placements() for chunk in member.chunks.values())
+        return [pool.var, *(chunk.var for chunk in chunks if chunk.context == ctx)]
 
     def leave(self, ctx: Context, where: tuple[Any, ...]) -> int:
         """Send the block on ``ctx`` to a home; returns the bytes, 0 where somebody uses it.
@@ -283,7 +284,7 @@ class Idleness:
                 _here.pending.append(self)
                 return 0
             members = pool._placements()
-            chunks = [chunk for member in members for chunk in member.chunks if chunk.context == ctx]
+            chunks = [chunk for member in members for chunk in member.chunks.values() if chunk.context == ctx]
             raws = [chunk.withhold() for chunk in chunks]
             kept = None
             try:

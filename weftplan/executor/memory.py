@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,12 @@ def place(planned: PlannedGraph) -> Placement:
         ctx = contexts[slab]
         start[slab] = -(-needs[ctx] // aligned_to[slab]) * aligned_to[slab]
         needs[ctx] = start[slab] + sizes[slab]
-    offsets, nbytes = plan.storage_offset.tolist(), plan.storage_nbytes.tolist()
     return Placement(
-        [(contexts[slab], start[slab] + offsets[s], nbytes[s]) for s, slab in enumerate(plan.storage_slab.tolist())],
+        [*zip(contexts, start, strict=True)],
+        (plan.storage_slab, plan.storage_offset, plan.storage_nbytes),
         needs,
         _homes(planned),
+        at_once=[s for s in plan.entry_storage[planned.outputs].tolist() if s >= 0],
     )
 
 
@@ -84,7 +85,6 @@ class PlannedMemory:
         pool: the pool.
         placement: where they lie in it.
         allocated_bytes: bytes by which the pool has grown for them (0 when it was large enough).
-        chunks: per storage id, the chunk with its var.
         graphs: None where segments may be captured as CUDA graphs; otherwise why not.
     """
 
@@ -92,10 +92,18 @@ class PlannedMemory:
         self.pool = SlabPool() if pool is None else pool
         self.placement = place(planned)
         self.allocated_bytes = self.pool.join(self.placement)
-        self.chunks = self.placement.chunks
         self._planned = planned
         wanted = config.get("MXNET_ENABLE_CUDA_GRAPHS")
         self.graphs: str | None = None if wanted else "MXNET_ENABLE_CUDA_GRAPHS is off"
+
+    @property
+    def chunks(self) -> Mapping[int, Any]:
+        """By storage the chunk with its var: those of outputs, and after :meth:`complete` all."""
+        return self.placement.chunks
+
+    def complete(self) -> None:
+        """Make the chunks of all storages; a run is about to be pushed, so all memory is here."""
+        self.pool.complete(self.placement)
 
     def entry(self, eid: int) -> NDArray:
         """The array of a planned entry."""

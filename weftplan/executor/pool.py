@@ -29,10 +29,11 @@ Without that:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weftplan import engine
 from weftplan.device.context import Context
@@ -40,7 +41,7 @@ from weftplan.device.homes import HomeSpec
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
 from weftplan.executor.idle import Idleness, in_turn
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
-from weftplan.ndarray.chunk import MovableChunk
+from weftplan.ndarray.chunk import MovableChunk, lost
 from weftplan.storage import homes
 
 
@@ -48,46 +49,73 @@ class Placement:
     """Where the storages of one executor lie in the blocks of a pool.
 
     Attributes:
-        chunks: per storage, its bytes and its var.
+        chunks: by storage, its bytes and its var; at first only of those that are looked at before the first run.
         needs: bytes from the start of the block, per device.
         homes: which of these are homes, where results wait.
     """
 
-    __slots__ = ("__weakref__", "_where", "chunks", "homes", "needs")
+    __slots__ = ("__weakref__", "_at_once", "_slabs", "_storages", "chunks", "homes", "needs")
 
     def __init__(
         self,
-        where: list[tuple[Context, int, int]],
+        slabs: Sequence[tuple[Context, int]],
+        storages: Sequence[NDArray[Any]],
         needs: Mapping[Context, int],
         homes: Mapping[Context, HomeSpec] | None = None,
+        *,
+        at_once: Iterable[int] = (),
     ) -> None:
-        self._where = where
-        """Per storage: device, offset in the block, bytes."""
+        """Nothing is looked at yet but what is needed.
+
+        Args:
+            slabs: device of each slab, and where it begins in the block.
+            storages: three arrays: the slab of each storage, its offset there, its bytes.
+            at_once: storages that have a chunk from the start.
+        """
+        self._slabs = slabs
+        self._storages = storages
+        self._at_once = list(at_once)
         self.needs = dict(needs)
         self.homes = dict(homes or {})
-        self.chunks: list[MovableChunk] = []
+        self.chunks: dict[int, MovableChunk] = {}
+
+    def _where(self, storages: list[int]) -> list[tuple[Context, int, int]]:
+        """Device, offset in the block and bytes of each of these storages."""
+        if not storages:
+            return []
+        columns = [column[storages].tolist() for column in self._storages]
+        places = [(*self._slabs[slab], offset, size) for slab, offset, size in zip(*columns, strict=True)]
+        return [(ctx, start + offset, size) for ctx, start, offset, size in places]
 
     def put(self, blocks: Mapping[Context, PoolMemory]) -> None:
-        """Point the chunks at the blocks of these devices; the first time they are made, which takes all blocks."""
+        """Point the chunks at the blocks of these devices; the first time some are made, which takes all blocks."""
         if not self.chunks:
-            made = {
-                ctx: iter(MovableChunk.several(ctx, block.cut_all(self._on(ctx)), owner=block, name="planned"))
-                for ctx, block in blocks.items()
-            }
-            self.chunks = [next(made[ctx]) for ctx, _, _ in self._where]
+            self.make(self._at_once, blocks)
             return
-        for chunk, (ctx, at, size) in zip(self.chunks, self._where, strict=True):
+        for chunk, (ctx, at, size) in zip(self.chunks.values(), self._where([*self.chunks]), strict=True):
             block = blocks.get(ctx)
             if block is not None:
                 chunk.move(block.cut(at, size), block)
 
-    def _on(self, ctx: Context) -> list[tuple[int, int]]:
-        """Offset and bytes of the storages on ``ctx``."""
-        return [(at, size) for where, at, size in self._where if where is ctx or where == ctx]
+    def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
+        """Make the chunks of these storages in the blocks of all devices."""
+        places = [*zip(storages, self._where(storages), strict=True)]
+        made = dict(self.chunks)  # other threads may be looking at those that there are
+        for ctx, block in blocks.items():
+            mine = [(k, at, size) for k, (where, at, size) in places if where is ctx or where == ctx]
+            parts = block.cut_all([(at, size) for _, at, size in mine])
+            chunks = MovableChunk.several(ctx, parts, owner=block, name="planned")
+            made.update(zip([k for k, _, _ in mine], chunks, strict=True))
+        self.chunks = made
+
+    def rest(self) -> list[int]:
+        """The storages that have no chunk yet."""
+        count = len(self._storages[0]) if self._storages else 0
+        return [k for k in range(count) if k not in self.chunks]
 
     def leave(self, ctx: Context) -> None:
         """The storages on ``ctx`` have no memory any more."""
-        for chunk in self.chunks:
+        for chunk in self.chunks.values():
             if chunk.context == ctx:
                 chunk.leave()
 
@@ -127,10 +155,10 @@ class SlabPool:
     def take_over(self, placement: Placement) -> list[Any]:
         """Make ``placement`` the owner; returns the storages of the owner before it (none: no run yet)."""
         before, self._owner = self._owner, placement
-        return [] if before is None else list(before.chunks)
+        return [] if before is None else list(before.chunks.values())
 
     def join(self, placement: Placement) -> int:
-        """Make room for ``placement`` and give it its chunks; returns the bytes by which the pool has grown.
+        """Make room for ``placement`` and give it its first chunks; returns the bytes by which the pool has grown.
 
         Raises:
             OutOfMemoryError: no room; every executor of the pool goes on as before.
@@ -164,11 +192,29 @@ class SlabPool:
             self._grow(ctx, nbytes)
         fresh = sum(nbytes - before.get(ctx, 0) for ctx, nbytes in short.items())
         placement.put(self._blocks)
-        back = weakref.WeakMethod(self.idleness.bring_back)
-        for chunk in placement.chunks:
-            chunk.returned_by(back)
+        self._take_in(placement.chunks.values())
         self._members.append(weakref.ref(placement))
         return fresh
+
+    def complete(self, placement: Placement) -> None:
+        """Make the chunks of ``placement`` that are missing; what is in homes has been brought back.
+
+        Raises:
+            OutOfMemoryError: a block was lost when memory ran out.
+        """
+        storages = placement.rest()
+        if not storages:
+            return
+        if not self._blocks.keys() >= placement.needs.keys():
+            raise lost(self)
+        placement.make(storages, self._blocks)
+        self._take_in(placement.chunks[k] for k in storages)
+
+    def _take_in(self, chunks: Iterable[MovableChunk]) -> None:
+        """New chunks ask the pool for bytes that are away."""
+        back = weakref.WeakMethod(self.idleness.bring_back)
+        for chunk in chunks:
+            chunk.returned_by(back)
 
     def _placements(self) -> list[Placement]:
         """The placements that somebody may still use."""
@@ -179,7 +225,7 @@ class SlabPool:
 
     def _settle(self) -> None:
         """Block until no operation on the pool's memory is pending."""
-        settle([self.var, *(chunk.var for member in self._placements() for chunk in member.chunks)])
+        settle([self.var, *(chunk.var for member in self._placements() for chunk in member.chunks.values())])
 
     def _grow(self, ctx: Context, nbytes: int) -> None:
         """Make the block on ``ctx`` one of ``nbytes``; nothing is pending."""

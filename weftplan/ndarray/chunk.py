@@ -287,10 +287,7 @@ class MovableChunk(Chunk):
         self._watchers = [ref for ref in self._watchers if ref() is not None]
 
     def _take(self) -> tuple[Resource, Allocation]:
-        raise OutOfMemoryError(
-            f"{self!r} has lost its memory: it was given back to make room for a larger executor of the same pool, and "
-            f"could not be taken again; free memory and bind again"
-        )
+        raise lost(self)
 
 
 class _Counted:
@@ -336,6 +333,14 @@ def _after_others(resource: Resource, nbytes: int, origin: object) -> Allocation
     """Memory, once what has died meanwhile has gone back."""
     drain(everything=True)
     return resource.allocate(nbytes, name=origin)
+
+
+def lost(what: object) -> OutOfMemoryError:
+    """The error of whoever uses bytes that could not be taken again."""
+    return OutOfMemoryError(
+        f"{what!r} has lost its memory: it was given back to make room for a larger executor of the same pool, and "
+        f"could not be taken again; free memory and bind again"
+    )
 
 
 def _let_go(owner: Any) -> None:
