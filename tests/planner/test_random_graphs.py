@@ -48,11 +48,12 @@ def test_same_bits_and_valid(interpret: Any, same: Any, name: str, grad_req: str
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 30))
 def test_sharing_never_exceeds_no_sharing(interpret: Any, seed: int, size: int) -> None:
-    """auto <= match_range <= none <= a buffer per entry, for every graph."""
+    """auto <= match_range <= none <= a buffer per entry, for every graph, and auto <= arena."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     peaks = [
         plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(strategy=strategy)).memory
-        for strategy in ("auto", "match_range", "none")
+        for strategy in ("auto", "match_range", "none", "arena")
     ]
+    assert peaks[0].peak <= peaks[3].peak
     assert peaks[0].peak <= peaks[1].peak <= peaks[2].peak <= peaks[2].unshared_bytes

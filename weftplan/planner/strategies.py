@@ -85,15 +85,25 @@ def _plan(buffers: Buffers, options: PlanOptions, reported: int, color: list[int
     if strategy == "arena":
         return arena(buffers, color)
     name = "none" if strategy == "none" else "match_range"
+    least = _least_of_blocks(buffers, reported)
+    packed = arena(buffers, color) if strategy == "auto" and least > buffers.lower_bound else None
+    if packed is not None and packed.peak < least:
+        return packed
     waits = None
     if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
         waits = len(paddle.order_edges(buffers.program, buffers.assignment))
     peak, whole = blocks(buffers, name, reported_bytes=reported, color=color, added_waits=waits)
     if strategy == "auto" and peak != buffers.lower_bound:
-        packed = arena(buffers, color)
+        packed = packed or arena(buffers, color)
         if packed.peak < peak:
             return packed
     return whole()
+
+
+def _least_of_blocks(buffers: Buffers, reported: int) -> int:
+    """Bytes that whole blocks take in any case: what MXNet's rule counts of them, where sums stay as they are."""
+    true_sizes = buffers.options.sizes != "mxnet" and not buffers.assignment.added
+    return reported if true_sizes else 0
 
 
 def _whole_blocks(
