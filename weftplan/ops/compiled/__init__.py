@@ -11,7 +11,8 @@ import weftplan.ops.compiled.convolution
 import weftplan.ops.compiled.depthwise_block
 import weftplan.ops.compiled.fully_connected
 import weftplan.ops.compiled.pooling
-import weftplan.ops.compiled.shared_gradient  # noqa: F401
+import weftplan.ops.compiled.shared_gradient
+import weftplan.ops.compiled.softmax  # noqa: F401
 from weftplan import cores
 from weftplan.ops.compiled import looking
 

@@ -60,7 +60,8 @@ _PARAMS = (
 )
 
 
-def _rows(params: Params, shape: Shape) -> Shape:
+def as_rows_of(params: Params, shape: Shape) -> Shape:
+    """Data as (outer, classes, inner)."""
     if params["multi_output"]:
         return as_rows(shape, 1)
     if params["preserve_shape"]:
@@ -103,12 +104,12 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 @workspace_kernel
 def _forward(ctx: Workspace, p: Params, data: Any, label: Any, out: Any) -> None:
-    rows = _rows(p, data.shape)
+    rows = as_rows_of(p, data.shape)
     softmax(ctx, data.reshape(rows), out.reshape(rows))
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return forward_bytes(_rows(params, inputs[0].shape), inputs[0].dtype, outputs[0].dtype)
+    return forward_bytes(as_rows_of(params, inputs[0].shape), inputs[0].dtype, outputs[0].dtype)
 
 
 def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any]]:
@@ -156,7 +157,7 @@ def _scaled(xp: Any, out: Any, scale: float) -> None:
 def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, out: Any) -> float:
     """``out`` = output minus the labels' distribution; returns the factor that remains to be applied."""
     xp = ctx.xp
-    outer, classes, inner = _rows(params, output.shape)
+    outer, classes, inner = as_rows_of(params, output.shape)
     size = outer * inner
     index = ctx.take((min(label.size, _LABELS),), INDEX)
     place = ctx.take((min(label.size, _LABELS),), INDEX)

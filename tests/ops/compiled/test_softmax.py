@@ -1,0 +1,108 @@
+"""Compiled SoftmaxOutput: the definition, bits, what is not a number, memory that operands share, who computes what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ops.compiled.test_dense import HOST, OTHER
+from weftplan.ops import registry
+from weftplan.ops.compiled import softmax
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.implementations import choose
+from weftplan.ops.schema import OpContext, TensorSpec
+
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+F32 = np.dtype(np.float32)
+OP = registry.get("SoftmaxOutput")
+SIZES = [(1, 1), (3, 15), (3, 16), (2, 63), (2, 64), (5, 80), (4, 100), (3, 1000)]
+
+
+def numbers(rows: int, classes: int, scale: float = 3) -> Any:
+    """Random rows."""
+    return (scale * np.random.default_rng(rows * classes).standard_normal((rows, classes))).astype(F32)
+
+
+def computed(x: Any, target: Target | None = None) -> Any:
+    """The softmax of rows, with guards around it."""
+    held = np.full(x.size + 64, np.nan, F32)
+    out = held[32:-32].reshape(x.shape)
+    softmax.call(x, out, *x.shape, target)()
+    assert np.isnan(held[:32]).all(), "something was written in front"
+    assert np.isnan(held[-32:]).all(), "something was written behind"
+    return out
+
+
+@pytest.mark.parametrize(("rows", "classes"), SIZES)
+def test_against_the_definition(rows: int, classes: int) -> None:
+    """Probabilities are those of float64 to within float noise, and so are their sums."""
+    x = numbers(rows, classes)
+    want = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
+    want /= want.sum(axis=1, keepdims=True)
+    got = computed(x)
+    np.testing.assert_allclose(got, want, rtol=3e-6)
+    np.testing.assert_allclose(got.sum(axis=1, dtype=np.float64), 1, rtol=1e-6)
+
+
+def test_powers_of_all_sizes() -> None:
+    """They are right to three bits, down to where shares of them are small beside what float32 has; beyond they are 0."""
+    x = np.concatenate([[0], np.linspace(-79, 0, 100_000), [-88, -104, -1e30]]).astype(F32)[None]
+    got = computed(x)[0]
+    want = np.exp(x[0].astype(np.float64))
+    np.testing.assert_allclose(got[:-3] / got[0], want[:-3], rtol=8 * 2**-24)
+    assert (got[-3:] == 0).all()
+
+
+@pytest.mark.parametrize("classes", [64, 70, 200])
+def test_what_is_not_a_number(classes: int) -> None:
+    """A row with NaN or plus infinity, or with minus infinity alone, is NaN; one with a number gives the others 0."""
+    bad = np.zeros((4, classes), F32)
+    bad[0, classes - 1], bad[1, 3], bad[2] = np.nan, np.inf, -np.inf
+    bad[3, 1:] = -np.inf
+    got = computed(bad)
+    assert np.isnan(got[:3]).all()
+    assert got[3, 0] == 1
+    assert (got[3, 1:] == 0).all()
+
+
+@pytest.mark.skipif(not OTHER, reason="one width only")
+@pytest.mark.parametrize(("rows", "classes"), SIZES)
+def test_bits_do_not_depend_on_the_width_of_vectors(rows: int, classes: int) -> None:
+    """Code for other widths gives the bits of this machine's."""
+    x = numbers(rows, classes)
+    for target in OTHER:
+        assert computed(x, target).tobytes() == computed(x).tobytes(), target.bits
+
+
+def test_parts_and_the_same_memory(monkeypatch: pytest.MonkeyPatch, always_cut: None) -> None:
+    """Rows in parts, and rows over the data, have the bits of one call."""
+    x = numbers(50, 100)
+    want = computed(x).tobytes()
+    monkeypatch.setattr(softmax, "LITTLE", 300)
+    monkeypatch.setattr(softmax, "FEW", 300)
+    assert computed(x).tobytes() == want
+    softmax.call(x, x, *x.shape)()
+    assert x.tobytes() == want
+
+
+@pytest.mark.parametrize(
+    ("shape", "params", "dtype", "name"),
+    [((300, 100), {}, F32, "native"), ((300, 10, 10), {}, F32, "native"), ((30, 100), {}, F32, "numpy"),
+     ((3000, 10), {}, F32, "numpy"), ((300, 100), {}, np.dtype(np.float64), "numpy"),
+     ((30, 100, 10), {"multi_output": True}, F32, "numpy"), ((30, 10, 100), {"preserve_shape": True}, F32, "native")],
+)  # fmt: skip
+def test_who_computes(shape: Any, params: dict[str, Any], dtype: Any, name: str) -> None:
+    """Rows that are long, and enough of them, in float32; the result is NumPy's to within float noise."""
+    parsed = registry.parse_params(OP, params)
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    label = np.zeros(shape[:1], dtype)
+    specs = [TensorSpec(a.shape, a.dtype) for a in (x, label)], [TensorSpec(x.shape, x.dtype)]
+    chosen = choose(OP, parsed, *specs, "auto").implementation
+    assert chosen.name == name
+    outs = [np.empty_like(x), np.empty_like(x)]
+    for one, out in zip((chosen, choose(OP, parsed, *specs, "numpy").implementation), outs, strict=True):
+        room = np.empty(one.workspace(parsed, *specs), np.uint8)
+        one.kernel(OpContext(np, is_train=True, workspace=room), parsed, [x, label], [out])
+    np.testing.assert_allclose(outs[0], outs[1], rtol=3e-6)

@@ -1,0 +1,204 @@
+"""Compiled implementation of SoftmaxOutput: each row is read from memory once, and its powers wait in a near cache.
+
+A row's powers are summed in vectors of one length on every processor, in one order, so bits depend neither on the width
+of registers nor on how rows are cut. Any worker may call it: all it writes is given, and it needs no scratch.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.ir import Function
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, RepeatedKernel, holding, nothing
+from weftplan.ops.compiled.sums import LINE
+from weftplan.ops.compiled.tables import KernelArguments
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.nn.softmax_output import as_rows_of
+from weftplan.ops.schema import Arrays, OpContext, Params
+
+WORDS = ("x", "y", "first", "last", "classes", "row")
+"""How a call runs: rows ``first`` to ``last`` of ``classes`` elements, which are ``row`` bytes apart."""
+LEAST = 1 << 14
+"""Elements: for fewer a compiled kernel saves less than it costs to load it."""
+LEAST_CLASSES = 64
+"""Classes that fill the vectors that are summed side by side."""
+LITTLE, FEW = 1 << 15, 1 << 19
+"""Elements of a part: of one for a core that is awake, and of one for which it is worth to wake a core."""
+_BESIDE = 4
+"""Vectors that are summed side by side."""
+_MAGIC = 1.5 * 2**23
+"""Added to a small number it leaves a whole one in the last bits."""
+_LEAST_POWER = -126 * math.log(2)
+"""Powers of less are 0."""
+
+
+def entry(target: Target | None = None) -> Entry:
+    """The compiled function."""
+    return library("softmax", lambda _: [_function()], ("softmax",), target)["softmax"]
+
+
+def _number(value: float) -> str:
+    """A float32 as LLVM writes it."""
+    (bits,) = struct.unpack("<Q", struct.pack("<d", float(np.float32(value))))
+    return f"0x{bits:016X}"
+
+
+def power(f: Function, x: str) -> str:
+    """e to the ``x`` of every element that is not above 0; not a number for such.
+
+    x is a whole number n times log 2 and a rest of at most half of that, whose power is a sum of eight terms, right to
+    a bit or two; n goes into the exponent.
+    """
+    kind = f"<{f.lanes} x i32>"
+    lanes = f"<{f.lanes} x i1>"
+    least = f.constant(_number(_LEAST_POWER))
+    small = f.value(f"fcmp olt {f.vector} {x}, {least}")
+    kept = f.value(f"select {lanes} {small}, {f.vector} {least}, {f.vector} {x}")
+    shifted = f.fma(kept, f.constant(_number(1 / math.log(2))), f.constant(_number(_MAGIC)))
+    whole = f.binary("fsub", shifted, f.constant(_number(_MAGIC)))
+    high = float(np.float32(round(math.log(2) * 2**9) / 2**9))  # times a whole number it is exact
+    rest = f.fma(whole, f.constant(_number(-high)), kept)
+    rest = f.fma(whole, f.constant(_number(high - math.log(2))), rest)
+    total = f.constant(_number(1 / math.factorial(7)))
+    for k in range(6, -1, -1):
+        total = f.fma(total, rest, f.constant(_number(1 / math.factorial(k))))
+    bits = f.value(f"bitcast {f.vector} {shifted} to {kind}")
+    moved = f.value(f"shl {kind} {bits}, <{', '.join(['i32 23'] * f.lanes)}>")
+    one = f.value(f"add {kind} {moved}, <{', '.join([f'i32 {127 << 23}'] * f.lanes)}>")
+    found = f.binary("fmul", total, f.value(f"bitcast {kind} {one} to {f.vector}"))
+    return f.value(f"select {lanes} {small}, {f.vector} zeroinitializer, {f.vector} {found}")
+
+
+def _larger(f: Function, a: str, b: str) -> str:
+    above = f.value(f"fcmp ogt {f.vector} {a}, {b}")
+    return f.value(f"select <{f.lanes} x i1> {above}, {f.vector} {a}, {f.vector} {b}")
+
+
+def _function() -> Function:
+    """``softmax(words)``."""
+    f = Function("softmax", (("ptr", "words"),), "float", LINE // 4)
+    x, y = f.pointer("%words", 0), f.pointer("%words", 1)
+    first, last, classes, row_bytes = (f.word("%words", k) for k in range(2, 6))
+    wide = LINE * _BESIDE
+    nbytes = f.mul(classes, 4)
+    most = f.value(f"and i64 {nbytes}, {-wide}")
+    lines = f.value(f"and i64 {nbytes}, {-LINE}")
+    rest = f.value(f"sdiv exact i64 {f.sub(nbytes, lines)}, 4")
+    mask, there = f.mask_below(rest), f.compare("sgt", rest, 0)
+    lanes = f"<{f.lanes} x i1>"
+    low = f.constant("0xFFF0000000000000")
+    room = [f.local(f.vector) for _ in range(_BESIDE)]
+
+    def each(row: str, what: Callable[[str, str, str | None], None]) -> None:
+        """Every line of a row with the place where its result is gathered, and the mask of the last one."""
+        with f.loop(0, most, wide) as at:
+            for k, place in enumerate(room):
+                what(f.at(f.at(row, at), k * LINE), place, None)
+        with f.loop(most, lines, LINE) as at:
+            what(f.at(row, at), room[0], None)
+        with f.when(there):
+            what(f.at(row, lines), room[1], mask)
+
+    def gathered(how: Callable[[str, str], str]) -> str:
+        values = [f.load(place) for place in room]
+        return how(how(values[0], values[1]), how(values[2], values[3]))
+
+    with f.loop(first, last) as number:
+        moved = f.mul(number, row_bytes)
+        given, made = f.at(x, moved), f.at(y, moved)
+        for place in room:
+            f.store(low, place)
+
+        def seen(here: str, place: str, some: str | None) -> None:
+            value = f.load(here) if some is None else f.load_masked(here, some)
+            if some is not None:
+                value = f.value(f"select {lanes} {some}, {f.vector} {value}, {f.vector} {low}")
+            f.store(_larger(f, value, f.load(place)), place)
+
+        each(given, seen)
+        largest = gathered(lambda a, b: _larger(f, a, b))
+        step = f.lanes // 2
+        while step:
+            turned = f.shuffle(largest, "poison", [(lane + step) % f.lanes for lane in range(f.lanes)])
+            largest = _larger(f, largest, turned)
+            step //= 2
+        for place in room:
+            f.store("zeroinitializer", place)
+        apart = f.sub(f.value(f"ptrtoint ptr {made} to i64"), f.value(f"ptrtoint ptr {given} to i64"))
+
+        def raised(here: str, place: str, some: str | None) -> None:
+            value = f.load(here) if some is None else f.load_masked(here, some)
+            value = power(f, f.binary("fsub", value, largest))
+            target = f.at(here, apart)
+            if some is None:
+                f.store(value, target)
+            else:
+                f.store_masked(value, target, some)
+                value = f.value(f"select {lanes} {some}, {f.vector} {value}, {f.vector} zeroinitializer")
+            f.store(f.binary("fadd", f.load(place), value), place)
+
+        each(given, raised)
+        total = f.splat(f.total(gathered(lambda a, b: f.binary("fadd", a, b))))
+        factor = f.binary("fdiv", f.constant("1.0"), total)
+
+        def scaled(here: str, place: str, some: str | None) -> None:
+            if some is None:
+                f.store(f.binary("fmul", f.load(here), factor), here)
+            else:
+                f.store_masked(f.binary("fmul", f.load_masked(here, some), factor), here, some)
+
+        each(made, scaled)
+    return f
+
+
+def call(x: Any, y: Any, rows: int, classes: int, target: Target | None = None) -> Call:
+    """What makes every row of ``y`` the softmax of that of ``x``, which may be ``y``."""
+    words = np.array([address(x), address(y), 0, rows, classes, classes * 4], np.int64)
+    size = rows * classes
+    parts = count(size, LITTLE, rows)
+    work = in_parts(entry(target), KernelArguments(WORDS, words), rows, parts, light=size // parts < FEW)
+    return holding(work, x, y)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    if outputs[0] is None:
+        return nothing
+    rows, classes, _ = as_rows_of(params, inputs[0].shape)
+    return call(inputs[0], outputs[0], rows, classes)
+
+
+def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
+    found = host()
+    if isinstance(found, str):
+        return found
+    if inputs[0].dtype != np.float32 or outputs[0].dtype != np.float32:
+        return f"compiled for float32, not {inputs[0].dtype}"
+    if as_rows_of(params, inputs[0].shape)[2] != 1 or 0 in inputs[0].shape:
+        return "classes do not lie side by side"
+    return ""
+
+
+def _slower(params: Params, inputs: Specs, outputs: Specs) -> str:
+    rows, classes, _ = as_rows_of(params, inputs[0].shape)
+    return "small arrays" if rows * classes < LEAST or classes < LEAST_CLASSES else ""
+
+
+provide(
+    "SoftmaxOutput",
+    Implementation(
+        name="native",
+        kernel=RepeatedKernel(_forward),
+        workspace=lambda params, inputs, outputs: 0,
+        refusal=_refusal,
+        slower=_slower,
+    ),
+)
