@@ -30,7 +30,7 @@ class _Kept:
 
     __slots__ = ("_graph", "plans")
 
-    def __init__(self, graph: list[tuple[Any, ...]]) -> None:
+    def __init__(self, graph: list[Any]) -> None:
         self._graph = graph
         self.plans: dict[Hashable, PlannedGraph] = {}
 
@@ -39,17 +39,20 @@ class _Kept:
         return self._graph == _description(nodes, entries)
 
 
-def _description(nodes: list[Node], entries: list[Any]) -> list[tuple[Any, ...]]:
+def _description(nodes: list[Node], entries: list[Any]) -> list[Any]:
     """Everything that a plan reads of nodes; equal descriptions are of the same nodes in the same state.
 
-    Parsed parameters are never changed in place, so their identity stands for them (the dictionary is held, too).
+    Parsed parameters are never changed in place, so their identity stands for them (the dictionary is held, too). One
+    list, not one for each node: Python's collector looks at every object that stays.
     """
-    found: list[tuple[Any, ...]] = [
-        (node, node.op, node.name, id(node.params), dict(node.attrs), tuple(node.inputs), tuple(node.control_deps),
-         node.version, node.params)
-        for node in nodes
-    ]  # fmt: skip
-    found.append(tuple(entries))
+    found: list[Any] = []
+    for node in nodes:
+        inputs, deps = node.inputs, node.control_deps
+        found += (
+            node, node.op, node.name, id(node.params), dict(node.attrs), len(inputs), *inputs, len(deps), *deps,
+            node.version, node.params,
+        )  # fmt: skip
+    found += entries
     return found
 
 
