@@ -47,7 +47,7 @@ def test_against_the_definition(rows: int, classes: int) -> None:
 
 
 def test_powers_of_all_sizes() -> None:
-    """They are right to three bits, down to where shares of them are small beside what float32 has; beyond they are 0."""
+    """Right to three bits, as far down as shares of them are numbers with all bits; far beyond they are 0."""
     x = np.concatenate([[0], np.linspace(-79, 0, 100_000), [-88, -104, -1e30]]).astype(F32)[None]
     got = computed(x)[0]
     want = np.exp(x[0].astype(np.float64))
