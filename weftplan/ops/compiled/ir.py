@@ -46,6 +46,11 @@ class Function:
         self.declared: dict[str, None] = {}
         """Functions outside of the module that this one calls, besides those that every module declares."""
 
+    def within(self, name: str) -> Function:
+        """This function under another name, as one that only others of its module call."""
+        self.name, self._local = name, True
+        return self
+
     def declare(self, text: str) -> None:
         """Name a function of the compiler's or the processor's that this one calls."""
         self.declared[text] = None
@@ -255,6 +260,10 @@ class Function:
         """1 where an element is above 0 (or is NaN), else 0."""
         there = self.value(f"fcmp ugt {self.vector} {a}, zeroinitializer")
         return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
+
+    def chosen(self, mask: str, a: str, b: str) -> str:
+        """The elements of a where the mask is on, else those of b."""
+        return self.value(f"select <{self.lanes} x i1> {mask}, {self.vector} {a}, {self.vector} {b}")
 
     def constant(self, number: str) -> str:
         """A vector of one number, given as LLVM writes it."""

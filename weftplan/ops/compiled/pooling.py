@@ -14,7 +14,7 @@ import numpy as np
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
-from weftplan.ops.compiled.pooling_kernels import VECTOR_BYTES, WORDS, backward, forward, sums
+from weftplan.ops.compiled.pooling_kernels import VECTOR_BYTES, WORDS, backward, backward_of_pairs, forward, sums
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding
 from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
@@ -35,6 +35,11 @@ class _Triple(NamedTuple):
     kernel: Shape
     step: Shape
     pad: Shape
+
+    @property
+    def inside(self) -> bool:
+        """Whether no window reaches beyond the image, as the last may where their number is rounded up."""
+        return all(g * s <= i for g, s, i in zip(self.grid, self.step, self.image, strict=True))
 
 
 def _triple(params: Params, image: Shape, grid: Shape) -> _Triple:
@@ -60,10 +65,11 @@ def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, 
     """The compiled functions for elements of ``dtype``, and for windows of a row that are ``step`` apart."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     known = step if step in (1, 2) else 0
+    pairs = [backward_of_pairs(scalar)] if known == 2 else []
     return library(
         f"pooling-{scalar}-{known}",
-        lambda _: [forward(scalar, known), sums(scalar, known), backward(scalar, known)],
-        ("forward", "sums", "backward"),
+        lambda _: [forward(scalar, known), sums(scalar, known), backward(scalar, known), *pairs],
+        ("forward", "sums", "backward", *(one.name for one in pairs)),
         target,
     )
 
@@ -88,6 +94,8 @@ def _compute(
         values |= {axis: of.image[place], f"out_{axis}": of.grid[place], f"kernel_{axis}": of.kernel[place],
                    f"step_{axis}": of.step[place], f"pad_{axis}": of.pad[place]}  # fmt: skip
     words = KernelArguments(WORDS, np.array([values.get(word, 0) for word in WORDS], dtype=np.int64), [constants])
+    if name == "backward" and of.kernel == of.step and of.kernel[2] == 2 and not any(of.pad) and of.inside:
+        name = "backward_of_pairs"
     entry = entries(data.dtype, of.step[2])[name]
     return holding(in_parts(entry, words, planes, parts, moves={"buffer": room}), buffer, scales, *arrays.values())
 

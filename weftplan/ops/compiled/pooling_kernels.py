@@ -230,3 +230,70 @@ def backward(scalar: str, step: int) -> Function:
 
             p.each_vector(windows, turned=True)
     return f
+
+
+def backward_of_pairs(scalar: str) -> Function:
+    """``dx`` as :func:`backward` has it, for windows without padding that lie side by side and are two elements wide.
+
+    No two windows share an element, so each is written once, and from the image itself: a window's gradient goes to the
+    first element that equals its maximum, and there is nothing left for those behind it.
+    """
+    p = _Pooling("backward_of_pairs", scalar, 2)
+    f, of = p.f, p.of
+    n = f.lanes
+    out_row = f.mul(of["out_width"], f.size)
+    left = f.local(f.vector)
+    even, odd = [2 * lane for lane in range(n)], [2 * lane + 1 for lane in range(n)]
+    woven = [lane // 2 + n * (lane % 2) for lane in range(2 * n)]
+    with f.loop(of["first"], of["last"]) as plane:
+        source, target = (f.at(of[name], f.mul(plane, p.plane_bytes)) for name in ("x", "dx"))
+        covered = f.mul(f.mul(of["out_depth"], of["kernel_depth"]), f.mul(of["out_height"], of["kernel_height"]))
+        whole = f.mul(of["depth"], of["height"])
+        both = f.compare("eq", covered, whole), f.compare("eq", f.mul(of["out_width"], 2), of["width"])
+        with f.when(f.value(f"xor i1 {f.value(f'and i1 {both[0]}, {both[1]}')}, true")):
+            f.emit(f"call void @llvm.memset.p0.i64(ptr {target}, i8 0, i64 {p.plane_bytes}, i1 false)")
+        with f.loop(0, of["out_depth"]) as depth, f.loop(0, of["out_height"]) as height:
+            row = f.add(f.mul(f.add(f.mul(plane, of["out_depth"]), depth), of["out_height"]), height)
+            outs, grads = (f.at(of[name], f.mul(row, out_row)) for name in ("y", "dy"))
+            corner = f.mul(f.mul(depth, of["kernel_depth"]), of["height"])
+            corner = f.mul(f.add(corner, f.mul(height, of["kernel_height"])), p.row_bytes)
+
+            def windows(
+                first: Value, mask: str | None, outs: str = outs, grads: str = grads, corner: Value = corner,
+                source: str = source, target: str = target,
+            ) -> None:  # fmt: skip
+                offset = f.mul(first, f.size)
+                begin = f.add(corner, f.mul(offset, 2))
+                masks: tuple[str, str] | None = None
+                if mask is not None:
+                    rest = f.mul(f.sub(of["out_width"], first), 2)
+                    masks = f.mask_below(rest), f.mask_below(f.sub(rest, n))
+
+                def load(pointer: str, given: str | None) -> str:
+                    return f.load(pointer) if given is None else f.load_masked(pointer, given)
+
+                greatest = load(f.at(outs, offset), mask)
+                f.store(f.binary("fadd", load(f.at(grads, offset), mask), f.constant("0.0")), left)
+                with f.loop(0, of["kernel_depth"]) as a, f.loop(0, of["kernel_height"]) as b:
+                    place = f.add(begin, f.mul(f.add(f.mul(a, of["height"]), b), p.row_bytes))
+                    pair = [
+                        load(f.at(f.at(source, place), side * p.wide), None if masks is None else masks[side])
+                        for side in range(2)
+                    ]
+                    given = []
+                    for lanes in (even, odd):
+                        one = f.shuffle(*pair, lanes)
+                        hit = f.value(f"fcmp oeq {f.vector} {one}, {greatest}")
+                        rest = f.load(left)
+                        given.append(f.chosen(hit, rest, "zeroinitializer"))
+                        f.store(f.chosen(hit, "zeroinitializer", rest), left)
+                    for side in range(2):
+                        to = f.at(f.at(target, place), side * p.wide)
+                        value = f.shuffle(*given, woven[side * n : (side + 1) * n])
+                        if masks is None:
+                            f.store(value, to)
+                        else:
+                            f.store_masked(value, to, masks[side])
+
+            p.each_vector(windows)
+    return f
