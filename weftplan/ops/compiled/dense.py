@@ -78,16 +78,18 @@ def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
 
 
 def _gather(
-    make: Callable[[Sizes, int], tables.KernelArguments], s: Sizes, slices: Sequence[_Slice], bands: Bands, cut: Cut,
-    scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False, **arrays: Any,
+    make: Callable[[Sizes, int], tables.KernelArguments], s: Sizes, slices: Sequence[_Slice], bands: Bands,
+    together: int, cut: Cut, scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False,
+    **arrays: Any,
 ) -> Call:  # fmt: skip
-    """Calls of ``gather`` for each slice; ``steps``: bytes of weight, result and bias from one channel to the next."""
+    """Calls of ``gather`` for each slice, which takes so many images ``together``; ``steps``: bytes of weight, result
+    and bias from one channel to the next."""
     target = _target(target)
     entry = entries(arrays["x"].dtype, target)["gather"]
     places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
     packed, padded = scratch.packed // cut.channels, scratch.padded // (cut.channels * cut.images)
     # The copy of all images that a part's first slice has made serves its others.
-    kept = bands.copies and bands.count == 1 and s.batch <= s.side_by_side
+    kept = bands.copies and bands.count == 1 and s.batch <= together
 
     def arguments(piece: _Slice, room: int) -> tables.KernelArguments:
         part, first = piece
@@ -104,7 +106,7 @@ def _gather(
             here = arguments(piece, 0)
             calls.append(_packing(entry, here, piece[0], packed, steps["w"], target.lanes(s.itemsize)))
             computes = here.filled(packs=0)
-            calls.append(in_parts(entry, computes, s.batch, cut.images, unit=s.side_by_side, moves={"padded": padded}))
+            calls.append(in_parts(entry, computes, s.batch, cut.images, unit=together, moves={"padded": padded}))
         return holding(one_after_other(*calls), *arrays.values())
     each = -(-len(slices) // cut.channels)
     made: dict[tuple[int, int], Call] = {}
@@ -152,9 +154,9 @@ def forward(
     slices = _slices(s, filters_at_once(s), forward=True)
     widens = s.halves and bias is not None
     wide_bias = widened.view(np.float32) if widens else bias
-    call = _gather(tables.forward, s, slices, forward_bands(s), forward_cut(s), forward_scratch(s), steps, target,
-                   relu=relu, x=x, w=weight, bias=wide_bias, y=y, packed=packed, padded=padded, scale=scale,
-                   shift=shift)  # fmt: skip
+    call = _gather(tables.forward, s, slices, forward_bands(s), s.side_by_side, forward_cut(s), forward_scratch(s),
+                   steps, target, relu=relu, x=x, w=weight, bias=wide_bias, y=y, packed=packed, padded=padded,
+                   scale=scale, shift=shift)  # fmt: skip
     return one_after_other(partial(np.copyto, wide_bias, bias), call) if widens else call
 
 
@@ -164,8 +166,8 @@ def data_gradient(
     """What computes ``dgrad``, the gradient with respect to the image."""
     steps = {"w": s.taps * s.stored, "y": math.prod(s.image) * s.stored}
     slices = _slices(s, channels_at_once(s), forward=False)
-    call = _gather(tables.data, s, slices, data_bands(s), data_cut(s), data_scratch(s), steps, target,
-                   x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
+    call = _gather(tables.data, s, slices, data_bands(s), s.data_side_by_side, data_cut(s), data_scratch(s), steps,
+                   target, x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
     # Some places may be read by no window, and a slice does not clear them.
     return call if len(slices) == 1 else one_after_other(partial(dgrad.fill, 0), call)
 

@@ -95,15 +95,15 @@ def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
     return min(rows, max(most // (reduced * s.itemsize) // unit * unit, unit))
 
 
-def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int) -> Cut:
-    """Parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements, of which each part
-    has ``copies`` bytes with padding: two parts, or as many as have room for that.
+def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: int) -> Cut:
+    """Parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements, so many ``together``,
+    of which each part has ``copies`` bytes with padding: two parts, or as many as have room for that.
 
     Parts of the images share the packed weights, which one thread packs first; parts of the channels pack their own,
     and each of them copies and reads all images.
     """
     wanted = count(_work(s), FEW, _most_parts(s, copies))
-    images = min(wanted, -(-s.batch // s.side_by_side))
+    images = min(wanted, -(-s.batch // together))
     at_once = _packed_at_once(s, rows, reduced)
     least = tile(s) if at_once == rows else 2 * tile(s)  # each slice reads all images again
     channels = min(wanted, at_once // least) if s.groups == 1 else 1
@@ -115,12 +115,13 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int) -> Cut:
 def forward_cut(s: Sizes) -> Cut:
     """Parts of the forward pass."""
     image = s.groups * s.channels * math.prod(s.image)
-    return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s))
+    return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s), s.side_by_side)
 
 
 def data_cut(s: Sizes) -> Cut:
     """Parts of the gradient of the data."""
-    return _cut(s, s.channels, s.filters * s.taps, s.groups * s.filters * s.pixels, _data_copy(s))
+    image = s.groups * s.filters * s.pixels
+    return _cut(s, s.channels, s.filters * s.taps, image, _data_copy(s), s.data_side_by_side)
 
 
 def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
@@ -162,7 +163,7 @@ def _forward_copy(s: Sizes) -> int:
 def _data_copy(s: Sizes) -> int:
     """Bytes of a band of an output gradient with padding; 0 where it is not copied."""
     bands = data_bands(s)
-    return _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.filters) if bands.copies else 0
+    return _copy_bytes(s, bands.extents, s.data_side_by_side * s.groups * s.filters) if bands.copies else 0
 
 
 def _most_parts(s: Sizes, copies: int) -> int:

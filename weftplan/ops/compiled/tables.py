@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.copies import PACK, PAD
 from weftplan.ops.compiled.product import GATHER, NARROW, PRODUCT, WEIGHTS
-from weftplan.ops.compiled.sizes import CHUNK, Bands, Sizes, Triple, data_bands, forward_bands, reach_of, runs_of
+from weftplan.ops.compiled.sizes import (
+    CHUNK,
+    Bands,
+    Sizes,
+    Triple,
+    cuts_columns,
+    data_bands,
+    forward_bands,
+    reach_of,
+    runs_of,
+)
 
 Words = NDArray[np.int64]
 
@@ -154,7 +164,7 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
         held += made
     pack = _words(PACK, {"rows": s.filters, "row_step": reduced * stored, "length": reduced, "transposes": 1,
                          "panel_step": reduced * panel})  # fmt: skip
-    words, made = _gather(s, bands, products, pack, s.image, {
+    words, made = _gather(s, bands, s.side_by_side, products, pack, s.image, {
         "x_image": s.groups * s.channels * math.prod(s.image) * stored,
         "y_image": whole * stored, "x_group": s.channels * plane * size,
         "w_group": s.filters * reduced * stored, "packed_group": -(-s.filters // lanes) * reduced * panel,
@@ -165,18 +175,18 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
 
 
 def _gather(
-    s: Sizes, bands: Bands, products: list[Words], pack: Words, source: Triple, values: dict[str, int]
+    s: Sizes, bands: Bands, together: int, products: list[Words], pack: Words, source: Triple, values: dict[str, int]
 ) -> tuple[Words, list[Words]]:
     """Words of :data:`GATHER`: what both directions share, and ``values``; ``products`` those of a band, then of the
-    last one."""
+    last one, of ``together`` images."""
     pad = _pad_words(s, source, bands.extents, bands.lead)
     for words in products:  # the tables have the rows of several images
-        words[PRODUCT.index("rows")] //= s.side_by_side
+        words[PRODUCT.index("rows")] //= together
     table = np.array([address(words) for words in products], dtype=np.int64)
     words = _words(GATHER, {
         "last": s.batch, "groups": s.groups, "packs": s.groups, "copies": int(bands.copies), "pad": address(pad),
         "pack": address(pack), "phases": len(products) // 2, "phase_table": address(table),
-        "together": s.side_by_side, "bands": bands.count, "lead": bands.lead[1], "lead_step": bands.step, **values,
+        "together": together, "bands": bands.count, "lead": bands.lead[1], "lead_step": bands.step, **values,
     })  # fmt: skip
     return words, [*products, pack, pad, table]
 
@@ -202,7 +212,7 @@ def _product(
 def data(s: Sizes, lanes: int) -> KernelArguments:
     """The gradient of the image from filters and taps, one product for each phase of the strides."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
-    reach, bands = reach_of(s), data_bands(s)
+    reach, bands, together = reach_of(s), data_bands(s), s.data_side_by_side
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
     reduced = s.filters * taps
     image = math.prod(s.image)
@@ -212,8 +222,9 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
     products: tuple[list[Words], list[Words]] = ([], [])
     held: list[Words] = []
     split = list(reach.phases)
-    if bands.count == 1:  # rows that only some taps reach are not worth all of them
-        split[1] = tuple(run for phase in split[1] for run in runs_of(phase, s.stride[1], 1, s.grid[1]))
+    # Rows that only some taps reach are not worth all of them, and sometimes columns are not, either.
+    for axis in range(3) if cuts_columns(s) else (1,) if bands.count == 1 else ():
+        split[axis] = tuple(run for phase in split[axis] for run in runs_of(phase, s.stride[axis], 1, s.grid[axis]))
     for axes in every(*split):
         (first0, count0, _), (first1, count1, _), (first2, count2, _) = axes
         used: list[tuple[int, int]] = []
@@ -233,14 +244,14 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
             places = [
                 (n * one + a * steps[0] + b * steps[1],
                  n * whole + (first0 + a * s.stride[0]) * image_steps[0] + (first1 + b * s.stride[1]) * image_steps[1])
-                for n, a, b in every(range(s.side_by_side), range(count0), range(rows))
+                for n, a, b in every(range(together), range(count0), range(rows))
             ]  # fmt: skip
             words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.channels, image, stored)
             listed.append(words)
             held += made
     pack = _words(PACK, {"rows": s.channels, "row_step": taps * stored, "step": (s.whole or s.channels) * taps * stored,
                          "length": taps, "transposes": int(taps > 1), "panel_step": reduced * panel})  # fmt: skip
-    words, made = _gather(s, bands, [*products[0], *products[1]], pack, s.grid, {
+    words, made = _gather(s, bands, together, [*products[0], *products[1]], pack, s.grid, {
         "x_image": s.groups * s.filters * s.pixels * stored, "y_image": whole * stored,
         "x_group": s.filters * plane * size, "w_group": s.filters * s.channels * taps * stored,
         "packed_group": -(-s.channels // lanes) * reduced * panel, "y_group": s.channels * image * stored,
