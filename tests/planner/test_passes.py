@@ -41,6 +41,7 @@ def test_each_pass_says_what_it_changed() -> None:
         ("equal expressions merged", "merged 1 node into others that compute the same", "MXNET_ELIMINATE_COMMON_EXPR"),
         ("layers joined", "joined 2 pairs of nodes that follow one another", "MXNET_USE_FUSION"),
         ("shared gradients gathered", "", "MXNET_USE_FUSION"),
+        ("depthwise blocks joined", "", "MXNET_USE_FUSION"),
         ("chains joined", "joined 2 elementwise nodes with those behind them", "MXNET_USE_FUSION"),
         (
             "dead outputs dropped",

@@ -27,7 +27,7 @@ from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
 from weftplan.symbol import Symbol
-from weftplan.symbol.joining import parted
+from weftplan.symbol.parting import parted
 from weftplan.symbol.traversal import copy_graph
 
 Callback = Callable[[str, NDArray], None]

@@ -16,8 +16,8 @@ from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ops import registry
 from weftplan.ops.schema import Op, Params
-from weftplan.symbol.joining import joined_layers
 from weftplan.symbol.node import Node
+from weftplan.symbol.parting import joined_layers
 
 _NAMED = frozenset({
     "Dropout", "GridGenerator", "L2Normalization", "LRN", "LeakyReLU", "MakeLoss", "Pad", "Pooling", "SequenceLast",

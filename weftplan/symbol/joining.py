@@ -4,30 +4,28 @@ convolution and its batch norm where nobody wants their gradients.
 The array between the two is then never written, and every element is read once less; bits stay as they are. Two nodes
 are joined when nobody else reads what passes between them, and when their attributes give both to the same device and
 recompute both or neither. A joined node has the name of the last, whose output it makes.
-:func:`join` runs on the graph with its gradients, before anything has a size; :func:`parted` gives back what can be
-written into a file. Nothing is kept, and no given node is changed; any thread may call them.
+:func:`join` runs on the graph with its gradients, before anything has a size; ``parting.py`` undoes it. Nothing is
+kept, and no given node is changed; any thread may call it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from weftplan.ops import joined, registry
-from weftplan.ops.chains import ELEMENTWISE
+from weftplan.ops import joined
 from weftplan.ops.nn.batch_norm import NORM
 from weftplan.ops.schema import Op
-from weftplan.symbol import chaining
 from weftplan.symbol.gradient import INHERITED
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, rewired, topological_order
+from weftplan.symbol.traversal import followed, rewired
 
-_ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
+ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
 """Attributes in which two nodes must agree to become one."""
-_LAYER = "__layer__"
+LAYER = "__layer__"
 """The attribute of a joined node that is the name of its layer."""
-_NORM = "__norm__"
+NORMALIZED = "__norm__"
 """The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
 
 
@@ -103,7 +101,7 @@ def _normalization(node: Node, before: Node) -> Node | None:
 
 def alike(a: Node, b: Node) -> bool:
     """Whether two nodes have the attributes of one."""
-    return a.mirror_of is b.mirror_of is None and all(a.attrs.get(key) == b.attrs.get(key) for key in _ALIKE)
+    return a.mirror_of is b.mirror_of is None and all(a.attrs.get(key) == b.attrs.get(key) for key in ALIKE)
 
 
 def _rebuilt(
@@ -135,7 +133,7 @@ def _rebuilt(
             moved[node] = Node(
                 joined.NORMALIZED[joined.RELU if relu is not None else ""],
                 (relu or node).name,
-                attrs={**first.attrs, _LAYER: first.name, _NORM: json.dumps([node.name, node.attrs])},
+                attrs={**first.attrs, LAYER: first.name, NORMALIZED: json.dumps([node.name, node.attrs])},
                 params=params,
                 inputs=[followed(e, moved) for e in (*first.inputs[:2], *node.inputs[1:], *first.inputs[2:])],
                 created_at=first.created_at,
@@ -144,7 +142,7 @@ def _rebuilt(
                 moved[relu] = moved[node]
         elif op is not None and relu is not None:
             made = joined.LAYERS[op.name]
-            named = {_LAYER: node.name}
+            named = {LAYER: node.name}
             moved[node] = moved[relu] = one(made, relu.name, node, inputs=node.inputs, other=relu, more=named)
         elif op is not None and before is not None:
             norm = _normalization(node, before)
@@ -154,74 +152,3 @@ def _rebuilt(
         elif not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
             moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
     return [followed(entry, moved) for entry in entries]
-
-
-def joined_layers(nodes: Iterable[Node]) -> list[str]:
-    """Names of the nodes that have become one with what is behind them: layers with a relu, links of chains."""
-    found: list[str] = []
-    for node in nodes:
-        if node.op is not None and _LAYER in node.attrs:
-            found.append(node.attrs[_LAYER])
-            if _NORM in node.attrs and node.op.name.endswith(joined.RELU):
-                found.append(json.loads(node.attrs[_NORM])[0])
-        found += chaining.members(node)[:-1]
-    return found
-
-
-def parted(entries: Sequence[Entry]) -> list[Entry]:
-    """The same forward graph with joined nodes as the layer and the relu that they were."""
-    layers: dict[Node, Node] = {}
-    moved: dict[Node, Node] = {}
-
-    def at(entry: Entry) -> Entry:
-        layer = layers.get(entry[0])
-        return followed(entry, moved) if layer is None or entry[1] == 0 else Entry(layer, entry[1], entry[2])
-
-    for node in topological_order(entries):
-        inputs = [at(entry) for entry in node.inputs]
-        if node.op is not None and _LAYER in node.attrs and joined.layer_of(node.op.name) in joined.LAYERS:
-            name = joined.layer_of(node.op.name)
-            attrs = {key: text for key, text in node.attrs.items() if key not in (_LAYER, _NORM)}
-            own = inputs if _NORM not in node.attrs else [*inputs[:2], *inputs[6:]]
-            layer = Node(
-                registry.get(name),
-                node.attrs[_LAYER],
-                attrs=attrs,
-                params={key: value for key, value in node.params.items() if key != NORM},
-                inputs=own,
-                control_deps=[moved.get(dep, dep) for dep in node.control_deps],
-                created_at=node.created_at,
-            )
-            if _NORM in node.attrs:
-                second, given = json.loads(node.attrs[_NORM])
-                layer = Node(
-                    registry.get("BatchNorm"),
-                    second,
-                    attrs=given,
-                    params=node.params[NORM],
-                    inputs=[Entry(layer), *inputs[2:6]],
-                    created_at=node.created_at,
-                )
-            moved[node] = layers[node] = layer
-            if node.op.name.endswith(joined.RELU):
-                moved[node] = _relu_behind(layer, node)
-        elif node.op is ELEMENTWISE:
-            moved[node] = chaining.apart(node, inputs)
-        else:
-            kept = rewired(node, inputs, moved)
-            if kept is not node:
-                moved[node] = kept
-    return [at(entry) for entry in entries]
-
-
-def _relu_behind(layer: Node, node: Node) -> Node:
-    """The relu of a joined node."""
-    relu = registry.get("Activation")
-    return Node(
-        relu,
-        node.name,
-        attrs={"act_type": "relu", **{key: node.attrs[key] for key in _ALIKE if key in node.attrs}},
-        params=registry.parse_params(relu, {"act_type": "relu"}),
-        inputs=[Entry(layer)],
-        created_at=node.created_at,
-    )

@@ -181,7 +181,8 @@ def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
         dx, dgamma, dbeta = np.empty_like(x), np.empty(4, np.float32), np.empty(4, np.float32)
         back = (y, x, dx, beta, mean, inverse, dgamma, dbeta, constants, beta)
         places = dict(zip(batch_norm.BACKWARD, map(batch_norm.address, back), strict=False))
-        words = np.array([{**values, **places, "gamma": 0}.get(name, 0) for name in batch_norm.BACKWARD], np.int64)
+        places |= {"gamma": 0, "dx_image": 4 * plane * 4, "dx_channel": plane * 4}
+        words = np.array([{**values, **places}.get(name, 0) for name in batch_norm.BACKWARD], np.int64)
         batch_norm.entries(x.dtype, target)["backward"](batch_norm.address(words))
         found.append(b"".join(a.tobytes() for a in (y, mean, var, inverse, dx, dgamma, dbeta)))
     assert found[0] == found[1] == found[2]

@@ -8,6 +8,7 @@ that share an operation wait for each other by what is compiled here.
 import weftplan.ops.compiled.batch_norm
 import weftplan.ops.compiled.chains
 import weftplan.ops.compiled.convolution
+import weftplan.ops.compiled.depthwise_block
 import weftplan.ops.compiled.fully_connected
 import weftplan.ops.compiled.pooling
 import weftplan.ops.compiled.shared_gradient

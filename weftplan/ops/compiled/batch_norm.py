@@ -8,7 +8,8 @@ on the width of vectors. Channels are independent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
-from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, one_after_other
+from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, nothing, one_after_other
 from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
@@ -28,14 +29,17 @@ from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
            "first", "last", "relu")  # fmt: skip
 BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "beta", "images", "channels",
-            "plane", "given", "first", "last")  # fmt: skip
+            "plane", "given", "first", "last", "dx_image", "dx_channel")  # fmt: skip
 """Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
 are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null. ``relu``:
 whether ``y`` is that of a relu behind. The gradient has ``beta`` where there is a relu, else null: what the relu let
-pass follows from the data, as it did forward, in fewer bytes than its output has."""
+pass follows from the data, as it did forward, in fewer bytes than its output has. ``dx_image`` and ``dx_channel``:
+bytes between images of ``dx``, and between its channels."""
 SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
 """Words of the function that makes of given statistics what each channel is multiplied by, and what is added then."""
 
+LANES = {"float": 16, "double": 8}
+"""Elements of a vector, of 64 bytes."""
 CHAINS = 4
 FEW = 1 << 17
 """Elements of one part, in which channels are handed to idle cores."""
@@ -57,12 +61,25 @@ class _Channel:
         self.mask = f.mask_below(rest)
         self.rest = rest
         self.has_rest = f.compare("ne", rest, 0)
+        self.result = ""
 
-    def each(self, channel: str, body: Callable[[Value, int, str | None], None]) -> None:
-        """``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked."""
+    def each(
+        self,
+        channel: str,
+        body: Callable[[Value, int, str | None], None],
+        result: tuple[str, Value, Value] | None = None,
+    ) -> None:
+        """``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
+
+        ``result`` (a pointer, bytes between images and between channels) is an array whose planes lie elsewhere: in the
+        body the same offset from :attr:`result` leads to it.
+        """
         f = self.f
         with f.loop(0, self.images) as image:
             begin = f.mul(f.add(f.mul(image, self.channels), channel), self.plane)
+            if result is not None:
+                there = f.add(f.mul(image, result[1]), f.mul(channel, result[2]))
+                self.result = f.at(result[0], f.sub(there, begin))
             with f.loop(0, self.four, CHAINS * self.wide) as i:
                 for chain in range(CHAINS):
                     body(f.add(f.add(begin, i), chain * self.wide), chain, None)
@@ -130,6 +147,13 @@ def _or_one(f: Function, pointer: str, offset: Value) -> str:
     return f.scalar_at(found)
 
 
+def scale_and_shift(f: Function, of: Mapping[str, str], place: Value, mean: str, inverse: str) -> tuple[str, str]:
+    """What a channel is multiplied by, and what is added then; ``of`` has pointers to gamma and beta."""
+    op = _scalars(f)
+    scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
+    return scale, op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale))
+
+
 def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
     """The words, of which the first ``pointers`` are pointers."""
     return {
@@ -140,7 +164,7 @@ def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
 
 def forward(scalar: str) -> Function:
     """Mean, variance, 1 / sqrt(variance + eps), and the normalised channel."""
-    f = Function("forward", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
+    f = Function("forward", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, FORWARD, 8)
     op = _scalars(f)
     eps = f.scalar_at(of["constants"])
@@ -172,9 +196,7 @@ def forward(scalar: str) -> Function:
         mean = f.scalar_at(f.at(of["mean"], place))
         inverse = op("fdiv", "1.0", f.root(op("fadd", f.scalar_at(f.at(of["var"], place)), eps)))
         f.put_scalar(inverse, f.at(of["inverse"], place))
-        scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
-        shift = op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale))
-        scales, shifts = f.splat(scale), f.splat(shift)
+        scales, shifts = map(f.splat, scale_and_shift(f, of, place, mean, inverse))
 
         def write(offset: Value, chain: int, mask: str | None) -> None:
             x = walk.load(of["x"], offset, mask)
@@ -194,7 +216,7 @@ def forward(scalar: str) -> Function:
 
 def scales(scalar: str) -> Function:
     """Scale and shift of each channel, as :func:`forward` has them."""
-    f = Function("scales", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
+    f = Function("scales", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, SCALES, 7)
     eps, ones = f.broadcast(of["constants"]), f.constant("1.0")
     learnt = f.value(f"icmp ne ptr {of['gamma']}, null")
@@ -215,7 +237,7 @@ def scales(scalar: str) -> Function:
 
 def backward(scalar: str) -> Function:
     """Gradients of gamma and beta, and of the data unless ``dx`` is null."""
-    f = Function("backward", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
+    f = Function("backward", (("ptr", "words"),), scalar, LANES[scalar])
     of = _block(f, BACKWARD, 10)
     op = _scalars(f)
     behind = f.value(f"icmp ne ptr {of['beta']}, null")
@@ -223,6 +245,7 @@ def backward(scalar: str) -> Function:
 
     share = f.scalar_at(f.at(of["constants"], f.size))
     walk, sums, products = _Channel(f, of), _Sum(f), _Sum(f)
+    dx = of["dx"], of["dx_image"], of["dx_channel"]
     through = f.compare("eq", of["given"], 0)
     writes = f.value(f"icmp ne ptr {of['dx']}, null")
     kept = f.local(f.scalar)
@@ -275,14 +298,14 @@ def backward(scalar: str) -> Function:
             def write(offset: Value, chain: int, mask: str | None) -> None:
                 x = walk.load(of["x"], offset, mask)
                 dy = incoming(offset, x, mask, masked=masked)
-                walk.store(f.fma(dy, scales, f.fma(x, slopes, constants)), of["dx"], offset, mask)
+                walk.store(f.fma(dy, scales, f.fma(x, slopes, constants)), walk.result, offset, mask)
 
             return write
 
         def simply(masked: bool) -> Callable[[Value, int, str | None], None]:
             def write(offset: Value, chain: int, mask: str | None) -> None:
                 dy = incoming(offset, walk.load(of["x"], offset, mask), mask, masked=masked)
-                walk.store(f.binary("fmul", dy, scales), of["dx"], offset, mask)
+                walk.store(f.binary("fmul", dy, scales), walk.result, offset, mask)
 
             return write
 
@@ -290,7 +313,7 @@ def backward(scalar: str) -> Function:
         for flows, body in ((through, writing), (stops, simply)):
             for condition, masked in ((alone, False), (behind, True)):
                 with f.when(f.value(f"and i1 {writes}, {f.value(f'and i1 {flows}, {condition}')}")):
-                    walk.each(channel, body(masked))
+                    walk.each(channel, body(masked), dx)
     return f
 
 
@@ -311,12 +334,13 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _on_channels(
-    name: str, names: Sequence[str], data: Any, channels: int, constants: Any, values: dict[str, int]
-) -> Call:
-    values = {**values, "constants": address(constants), "channels": channels, "last": channels}
-    words = KernelArguments(names, np.array([values.get(name, 0) for name in names], dtype=np.int64), [constants])
-    return in_parts(entries(data.dtype)[name], words, channels, count(data.size, FEW, channels))
+def _on_channels(name: str, names: Sequence[str], data: Any, settled: Pass) -> Call:
+    channels = settled.words["channels"]
+    values = {**settled.words, "last": channels}
+    words = np.array([values.get(name, 0) for name in names], dtype=np.int64)
+    arguments = KernelArguments(names, words, [settled.constants])
+    run = in_parts(entries(data.dtype)[name], arguments, channels, count(data.size, FEW, channels))
+    return one_after_other(settled.before, run, settled.behind)
 
 
 def _address(array: Any) -> int:
@@ -337,7 +361,19 @@ def scaling(params: Params, statistics: Arrays, scale: Any, shift: Any) -> Call:
     return holding(words.ready(entries(scale.dtype)["scales"]), statistics, scale, shift)
 
 
-def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over the channels of a BatchNorm that has been settled: its words, and what is done around it."""
+
+    words: dict[str, int]
+    """By name; ``last`` is left to the caller."""
+    constants: Any
+    """An array to which a word points."""
+    before: Call
+    behind: Call
+
+
+def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Pass:
     """What computes a BatchNorm, with ``relu`` the same with a relu behind it; ``outputs[0]`` may be the data."""
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
@@ -345,17 +381,19 @@ def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
     given = not ctx.is_train or params["use_global_stats"]
     moves = not given and not ctx.recompute
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
-    normalize = _on_channels("forward", FORWARD, data, channels, constants, {
+    words = {
         "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
         "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
-        "images": images, "plane": plane, "given": int(given), "relu": int(relu),
-    })  # fmt: skip
+        "images": images, "channels": channels, "plane": plane, "given": int(given), "relu": int(relu),
+        "constants": address(constants),
+    }  # fmt: skip
 
-    def call() -> None:
+    def before() -> None:
         if given:
             mean[...] = moving_mean
             var[...] = moving_var
-        normalize()
+
+    def behind() -> None:
         for target, value in zip(outputs[1:], (mean, inverse), strict=True):
             if target is not None:
                 target[...] = value
@@ -365,7 +403,12 @@ def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
                 np.multiply(batch, 1.0 - params["momentum"], out=inverse)
                 np.add(moving, inverse, out=moving)
 
-    return holding(call, data, outputs, gamma, beta)
+    return Pass(words, constants, before, holding(behind, data, outputs, gamma, beta))
+
+
+def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
+    """The call of :func:`forward_pass`."""
+    return _on_channels("forward", FORWARD, inputs[0], forward_pass(ctx, params, inputs, outputs, relu=relu))
 
 
 def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
@@ -374,22 +417,30 @@ def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, output
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Call:
+    return _on_channels("backward", BACKWARD, inputs[1], backward_pass(ctx, params, inputs, outputs, beta=beta))
+
+
+def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Pass:
+    """What computes the gradients of a BatchNorm; with ``beta`` those behind a relu."""
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
-    differentiate = _on_channels("backward", BACKWARD, data, channels, constants, {
+    words = {
         "dy": address(ograd), "x": address(data), "dx": _address(outputs[0]),
         "gamma": 0 if params["fix_gamma"] else address(gamma), "mean": address(mean), "inverse": address(inverse),
-        "dgamma": address(ggrad), "dbeta": address(bgrad), "images": images, "plane": plane,
-        "given": int(params["use_global_stats"]), "beta": _address(beta),
-    })  # fmt: skip
-    calls: list[Call] = [holding(differentiate, ograd, data, outputs[0], gamma, mean, inverse, ggrad, bgrad, beta)]
-    if outputs[1] is not None:
-        calls.append(partial(np.copyto, outputs[1], 0 if params["fix_gamma"] else ggrad))
-    if outputs[2] is not None:
-        calls.append(partial(np.copyto, outputs[2], bgrad))
-    return one_after_other(*calls)
+        "dgamma": address(ggrad), "dbeta": address(bgrad), "images": images, "channels": channels, "plane": plane,
+        "given": int(params["use_global_stats"]), "beta": _address(beta), "constants": address(constants),
+        "dx_image": channels * plane * data.itemsize, "dx_channel": plane * data.itemsize,
+    }  # fmt: skip
+
+    def behind() -> None:
+        if outputs[1] is not None:
+            np.copyto(outputs[1], 0 if params["fix_gamma"] else ggrad)
+        if outputs[2] is not None:
+            np.copyto(outputs[2], bgrad)
+
+    return Pass(words, constants, nothing, holding(behind, ograd, data, outputs[0], gamma, mean, inverse, beta))
 
 
 def refusal(data: DType, vector: DType) -> str:

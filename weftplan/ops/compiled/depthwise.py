@@ -28,14 +28,16 @@ PADDED = (1, 2, 2, 4)
 GROUPS = (NINE, 3, 1)
 """Taps whose gradients are summed together."""
 
-PASS = ("x", "w", "y", "buffer", "second", "images", "channels", "first", "last", "x_plane", "y_plane", "rows",
-        "columns", "row_step", "taps", "tap_table", "pad", "lead", "apart", "pitch", "pad_rows", "phase", "counts",
-        "sums", "bias", "relu", "scale", "shift")  # fmt: skip
-"""``tap_table``: pairs (offset in the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between rows of
-outputs. ``apart``: whether even and odd columns are laid apart, ``phase`` bytes from each other, in rows of ``pitch``.
-Of a data gradient of stride 2, ``counts`` says where the taps of its four phases begin, and where the last ends;
-``sums`` has room for a vector for each tap of a weight's gradient. Outputs begin with ``bias`` unless that is null, are
-multiplied by ``scale`` and added to ``shift`` unless those are, and with ``relu`` not 0 none is below 0."""
+PASS = ("x", "w", "y", "buffer", "second", "images", "first", "last", "x_image", "x_channel", "y_image", "y_channel",
+        "rows", "columns", "row_step", "taps", "tap_table", "pad", "lead", "apart", "pitch", "pad_rows", "phase",
+        "counts", "sums", "bias", "relu", "scale", "shift", "before")  # fmt: skip
+"""``x_image``, ``x_channel``: bytes between images of ``x``, and between its channels. ``tap_table``: pairs (offset in
+the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between rows of outputs. ``apart``: whether even
+and odd columns are laid apart, ``phase`` bytes from each other, in rows of ``pitch``. Of a data gradient of stride 2,
+``counts`` says where the taps of its four phases begin, and where the last ends; ``sums`` has room for a vector for
+each tap of a weight's gradient. Outputs begin with ``bias`` unless that is null, are multiplied by ``scale`` and added
+to ``shift`` unless those are, and with ``relu`` not 0 none is below 0. Functions for one channel behind a batch norm
+and a relu find in ``before`` by what an element of ``x`` is multiplied, and what is added then."""
 
 
 def _lanes(scalar: str) -> int:
@@ -45,8 +47,12 @@ def _lanes(scalar: str) -> int:
 class _Planes:
     """Planes, one by one, in the form that the taps' offsets count on; made before the loops over planes."""
 
-    def __init__(self, f: Function, get: dict[str, str]) -> None:
+    def __init__(self, f: Function, get: dict[str, str], *, after_norm: bool = False) -> None:
         self.f, self.get = f, get
+        self.before: tuple[str, str] | None = None
+        if after_norm:
+            before = pointer(f, "%how", PASS, "before")
+            self.before = f.broadcast(before), f.broadcast(f.at(before, f.size))
         self.buffer, self.second = (pointer(f, "%how", PASS, name) for name in ("buffer", "second"))
         how = pointer(f, "%how", PASS, "pad")
         height, width, to_height, to_width, lead_width = (
@@ -80,10 +86,10 @@ class _Planes:
             from_, to = f.at(begin, f.mul(row, self.step)), f.at(to_begin, f.mul(row, self.to_step))
             with f.loop(0, self.whole, n) as column:
                 offset = f.mul(column, f.size)
-                f.store(f.load(f.at(from_, offset)), f.at(to, offset))
+                f.store(self._given(f.load(f.at(from_, offset))), f.at(to, offset))
             with f.when(self.has_rest):
                 offset = f.mul(self.whole, f.size)
-                f.store(f.load_masked(f.at(from_, offset), self.mask), f.at(to, offset))
+                f.store(self._given(f.load_masked(f.at(from_, offset), self.mask), self.mask), f.at(to, offset))
         with f.when(self.apart), f.loop(0, get["pad_rows"]) as row:
             from_ = f.at(self.buffer, f.mul(f.mul(row, 2), get["pitch"]))
             to = f.at(self.second, f.mul(row, get["pitch"]))
@@ -94,13 +100,23 @@ class _Planes:
                 f.store(f.shuffle(a, b, [2 * lane + 1 for lane in range(n)]), f.at(f.at(to, get["phase"]), i))
         return f.value(f"select i1 {self.apart}, ptr {self.second}, ptr {self.buffer}")
 
+    def _given(self, value: str, mask: str | None = None) -> str:
+        """What is convolved where an element is ``value``; zeros where a mask is off."""
+        if self.before is None:
+            return value
+        f = self.f
+        found = f.floored(f.fma(value, *self.before))
+        if mask is None:
+            return found
+        return f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {found}, {f.vector} zeroinitializer")
+
 
 def _words(f: Function, names: Sequence[str]) -> dict[str, str]:
     return {name: word(f, "%how", PASS, name) for name in names}
 
 
-_NUMBERS = ("images", "channels", "first", "last", "x_plane", "y_plane", "rows", "columns", "row_step", "taps", "lead",
-            "apart", "pitch", "pad_rows", "phase")  # fmt: skip
+_NUMBERS = ("images", "first", "last", "x_image", "x_channel", "y_image", "y_channel", "rows", "columns", "row_step",
+            "taps", "lead", "apart", "pitch", "pad_rows", "phase")  # fmt: skip
 
 
 def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
@@ -115,17 +131,17 @@ def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None
 
 
 @contextlib.contextmanager
-def _each_plane(f: Function, get: dict[str, str], x: str, y: str) -> Iterator[tuple[str, str, str, str]]:
+def _each_plane(
+    f: Function, get: dict[str, str], x: str, y: str, *, after_norm: bool = False
+) -> Iterator[tuple[str, str, str, str]]:
     """Loops over images and channels: (channel, its plane's copy, its place in ``y``, where the last of them ends)."""
-    planes = _Planes(f, get)
+    planes = _Planes(f, get, after_norm=after_norm)
     with f.loop(0, get["images"]) as image:
-        before = f.mul(image, get["channels"])
-        ended = f.at(y, f.mul(f.add(before, get["last"]), get["y_plane"]))
-        end = f.value(f"ptrtoint ptr {ended} to i64")
+        to = f.at(y, f.mul(image, get["y_image"]))
+        end = f.value(f"ptrtoint ptr {f.at(to, f.mul(get['last'], get['y_channel']))} to i64")
         with f.loop(get["first"], get["last"]) as channel:
-            number = f.add(before, channel)
-            source = planes.copy(f.at(x, f.mul(number, get["x_plane"])))
-            yield channel, source, f.at(y, f.mul(number, get["y_plane"])), end
+            source = planes.copy(f.at(x, f.add(f.mul(image, get["x_image"]), f.mul(channel, get["x_channel"]))))
+            yield channel, source, f.at(to, f.mul(channel, get["y_channel"])), end
 
 
 def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
@@ -133,10 +149,10 @@ def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
     return [0, get["phase"], f.size] if by == 2 else [0, f.size, 2 * f.size]
 
 
-def forward(scalar: str, by: int = 0) -> Function:
+def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     """``forward(how)``: outputs from padded planes; also a data gradient of stride 1, whose taps are turned. With
-    ``by``, a stride, for kernels of 3x3 without dilation alone."""
-    f = Function(f"forward{by or ''}", (("ptr", "how"),), scalar, _lanes(scalar))
+    ``by``, a stride, for kernels of 3x3 without dilation alone; ``after_norm``: for one channel behind a norm."""
+    f = Function(f"forward{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
     n, size = f.lanes, f.size
@@ -158,7 +174,7 @@ def forward(scalar: str, by: int = 0) -> Function:
 
     weights_at = [f.word(table, 2 * tap + 1) for tap in range(NINE)] if by else []
     columns = _columns(f, get, by)
-    with _each_plane(f, get, x, y) as (channel, source, target, end):
+    with _each_plane(f, get, x, y, after_norm=after_norm) as (channel, source, target, end):
         weight = f.at(w, f.mul(channel, taps_bytes))
         start = chosen(biased, "bias", channel, zero)
         after = chosen(scaled, "scale", channel, one_), chosen(scaled, "shift", channel, less)
@@ -269,10 +285,10 @@ def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
     return f
 
 
-def weights(scalar: str, by: int = 0) -> Function:
+def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     """``weights(how)``: the gradient of the weight; ``x`` is the image, ``y`` the output gradient, ``w`` the result.
-    With ``by``, a stride, for kernels of 3x3 without dilation alone."""
-    f = Function(f"weights{by or ''}", (("ptr", "how"),), scalar, _lanes(scalar))
+    With ``by``, a stride, for kernels of 3x3 without dilation alone; ``after_norm``: for one channel behind a norm."""
+    f = Function(f"weights{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
     n, size = f.lanes, f.size
@@ -284,13 +300,12 @@ def weights(scalar: str, by: int = 0) -> Function:
     has_rest = f.compare("ne", rest, 0)
     done = f.local("i64")
     room = pointer(f, "%how", PASS, "sums")
-    planes = _Planes(f, get)
+    planes = _Planes(f, get, after_norm=after_norm)
     with f.loop(get["first"], get["last"]) as channel:
         result = f.at(w, f.mul(channel, taps_bytes))
         with f.loop(0, get["images"]) as image:
-            number = f.add(f.mul(image, get["channels"]), channel)
-            source = planes.copy(f.at(x, f.mul(number, get["x_plane"])))
-            dy = f.at(y, f.mul(number, get["y_plane"]))
+            source = planes.copy(f.at(x, f.add(f.mul(image, get["x_image"]), f.mul(channel, get["x_channel"]))))
+            dy = f.at(y, f.add(f.mul(image, get["y_image"]), f.mul(channel, get["y_channel"])))
             f.keep(0, done)
             for group in (NINE,) if by else GROUPS:
                 end = f.sub(get["taps"], group - 1)

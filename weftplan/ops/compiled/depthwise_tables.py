@@ -99,7 +99,7 @@ def _plan(
     ).reshape(-1)
     starts = np.array(counts or [0], np.int64)
     values = {
-        "images": s.batch, "channels": s.groups, "last": s.groups, "rows": rows, "columns": columns,
+        "images": s.batch, "last": s.groups, "rows": rows, "columns": columns,
         "row_step": row_stride * pitch, "taps": s.taps, "tap_table": address(table), "pad": address(pad),
         "lead": lead[0], "apart": int(apart), "pitch": pitch, "pad_rows": to[0], "phase": phase,
         "counts": address(starts),
@@ -120,7 +120,12 @@ def forward(s: Sizes) -> KernelArguments:
         s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
     )
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
-    return plan.filled(x_plane=image, y_plane=grid)
+    return _between(plan, s.groups, image, grid)
+
+
+def _between(plan: KernelArguments, channels: int, x: int, y: int) -> KernelArguments:
+    """``plan`` for images of so many channels, whose planes have so many bytes."""
+    return plan.filled(x_image=channels * x, x_channel=x, y_image=channels * y, y_channel=y)
 
 
 def weight(s: Sizes) -> KernelArguments:
@@ -139,7 +144,7 @@ def data(s: Sizes) -> KernelArguments:
         lead = (reach[0] - s.pad[1], reach[1] - s.pad[2])
         to = (s.image[1] + reach[0], s.image[2] + reach[1])
         plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], apart=False)
-        return plan.filled(x_plane=grid, y_plane=image)
+        return _between(plan, s.groups, grid, image)
     # Position 2a + parity is read by tap i of output a + moved, where 2 · moved = parity + pad - i · dilate.
     moved: list[list[list[tuple[int, int]]]] = []
     for axis in (1, 2):
@@ -169,7 +174,7 @@ def data(s: Sizes) -> KernelArguments:
         apart=False,
         counts=counts,
     )
-    return plan.filled(x_plane=grid, y_plane=image)
+    return _between(plan, s.groups, grid, image)
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:

@@ -282,14 +282,14 @@ def backward_of_pairs(scalar: str) -> Function:
                     ]
                     given = []
                     for lanes in (even, odd):
-                        one = f.shuffle(*pair, lanes)
+                        one = f.shuffle(pair[0], pair[1], lanes)
                         hit = f.value(f"fcmp oeq {f.vector} {one}, {greatest}")
                         rest = f.load(left)
                         given.append(f.chosen(hit, rest, "zeroinitializer"))
                         f.store(f.chosen(hit, "zeroinitializer", rest), left)
                     for side in range(2):
                         to = f.at(f.at(target, place), side * p.wide)
-                        value = f.shuffle(*given, woven[side * n : (side + 1) * n])
+                        value = f.shuffle(given[0], given[1], woven[side * n : (side + 1) * n])
                         if masks is None:
                             f.store(value, to)
                         else:

@@ -1,5 +1,6 @@
-"""Which nodes of a sized graph become one: elementwise ones on a host whose arrays are worth it, and gradients of
-FullyConnected layers with one weight.
+"""Which nodes of a sized graph become one: elementwise ones on a host whose arrays are worth it, gradients of
+FullyConnected layers with one weight, and depthwise convolutions with the batch norms around them, where a kernel takes
+them as one.
 
 Small elementwise arrays stay in the cache between two nodes anyway, and a graph of them is bound in less time as it is.
 Layers of few rows are worth gathering: their products are small, and each has a sum behind it. Nothing is kept; any
@@ -14,12 +15,15 @@ from math import prod
 import numpy as np
 
 from weftplan.ops import chains
+from weftplan.ops.depthwise_block import BLOCK
+from weftplan.ops.implementations import choose
 from weftplan.ops.schema import DType, Shape, TensorSpec
 from weftplan.planner.labels import Pass
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import gathered_gradients, joined_chains
+from weftplan.planner.symbolic.passes import depthwise_blocks, gathered_gradients, joined_chains
 from weftplan.symbol.chaining import chained
+from weftplan.symbol.depthwise_blocks import Block, with_blocks
 from weftplan.symbol.gathering import gathered
 from weftplan.symbol.joining import alike
 from weftplan.symbol.node import Node
@@ -92,6 +96,39 @@ def with_gathered(
         return replace(found, passes=(*found.passes, note)), shapes, dtypes
     made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in gathering.made.items()}
     return _with(found, IndexedGraph(gathering.entries), gathering.copies, made, note, shapes=shapes, dtypes=dtypes)
+
+
+def with_depthwise_blocks(
+    found: Differentiated, *, shapes: list[Shape], dtypes: list[DType], mode: str
+) -> tuple[Differentiated, list[Shape], list[DType]]:
+    """The same with such blocks joined that have a kernel of their own under ``mode`` (:attr:`PlanOptions.kernels`),
+    and shapes and dtypes of its entries."""
+    graph, devices = found.graph, found.devices
+    nid, row = graph.nid, graph.row
+
+    def specs(node: Node) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        number = nid[node]
+        return (
+            [TensorSpec(shapes[e], dtypes[e]) for e in graph.inputs[number]],
+            [TensorSpec(shapes[e], dtypes[e]) for e in range(row[number], row[number + 1])],
+        )
+
+    def fits(block: Block) -> bool:
+        nodes = (*block.forward, *block.backward)
+        where = {devices[nid[node]] for node in nodes}
+        if len(where) > 1 or not where.pop().is_host:
+            return False
+        before, layer, behind = map(specs, block.forward)
+        ins = [*before[0], layer[0][1], *behind[0][1:]]
+        outs = [behind[1][0], layer[1][0], *before[1][1:], *behind[1][1:]]
+        return choose(BLOCK, block.params, ins, outs, mode).implementation.name != "numpy"
+
+    blocks = with_blocks([graph.entry(eid) for eid in graph.outputs], graph.nodes, fits)
+    note = depthwise_blocks(blocks.count)
+    if not blocks.count:
+        return replace(found, passes=(*found.passes, note)), shapes, dtypes
+    made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in blocks.made.items()}
+    return _with(found, IndexedGraph(blocks.entries), blocks.copies, made, note, shapes=shapes, dtypes=dtypes)
 
 
 def _with(

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate
 
 from weftplan.errors import PlanError
+from weftplan.ops import depthwise_block
 from weftplan.ops.joined import layer_of
 from weftplan.ops.schema import Op, Params
 from weftplan.ops.settled import Settled
@@ -21,7 +22,7 @@ from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order
 
 FORCE, OLD_FORCE = "__force_mirroring__", "force_mirroring"
-NEVER_V1 = frozenset(("Convolution", "FullyConnected", "Concat", "SoftmaxOutput"))
+NEVER_V1 = frozenset(("Convolution", "FullyConnected", "Concat", "SoftmaxOutput", depthwise_block.NAME))
 NEVER_ECHO = NEVER_V1 | {"Embedding"}
 TRUE, FALSE = frozenset(("1", "true")), frozenset(("0", "false", ""))
 _settled = Settled[tuple[Work, int]]()
@@ -151,6 +152,6 @@ def rules_of(name: str, force: bool | None) -> frozenset[str]:
     """
     if name == "Dropout":
         return frozenset()
-    name = layer_of(name)
-    mxnet, echo = force or name not in NEVER_V1, name not in NEVER_ECHO if force is None else force
+    names = {name, layer_of(name)}
+    mxnet, echo = force or names.isdisjoint(NEVER_V1), names.isdisjoint(NEVER_ECHO) if force is None else force
     return frozenset(rule for rule, holds in (("mxnet", mxnet), ("echo", echo)) if holds)

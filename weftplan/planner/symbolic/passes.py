@@ -48,6 +48,12 @@ def joined_chains(count: int) -> Pass:
     return Pass("chains joined", changed, _FUSION)
 
 
+def depthwise_blocks(count: int) -> Pass:
+    """So many depthwise convolutions became one node with the batch norms around them, and so did their gradients."""
+    changed = f"joined {counted(count, 'depthwise convolution')} with the batch norms around" if count else ""
+    return Pass("depthwise blocks joined", changed, _FUSION)
+
+
 def gathered_gradients(count: int) -> Pass:
     """The gradients of so many layers were gathered in fewer nodes."""
     changed = f"gathered gradients of {counted(count, 'layer')} with shared weights" if count else ""

@@ -22,7 +22,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
-from weftplan.planner.symbolic.chaining import with_chains, with_gathered
+from weftplan.planner.symbolic.chaining import with_chains, with_depthwise_blocks, with_gathered
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
@@ -230,6 +230,7 @@ def _sized(
     if options.fusion and options.compat == "none":
         if options.drop_dead_outputs:
             found, inferred, types = with_gathered(found, shapes=inferred, dtypes=types)
+        found, inferred, types = with_depthwise_blocks(found, shapes=inferred, dtypes=types, mode=options.kernels)
         found, inferred, types = with_chains(found, shapes=inferred, dtypes=types)
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients

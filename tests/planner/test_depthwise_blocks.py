@@ -1,0 +1,174 @@
+"""Depthwise convolutions joined with the batch norms around them: which are, and that only speed and memory change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.ops.compiled.target import host
+from weftplan.ops.depthwise_block import BLOCK, BLOCK_GRADIENT
+from weftplan.planner import PlanOptions, plan_symbol
+from weftplan.planner.validation import validate
+
+HOST = host()
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+SHAPE = (2, 6, 12, 14)
+
+
+def norm(data: Any, name: str, relu: bool = True, **more: Any) -> Any:
+    """A batch norm, and a relu behind it."""
+    net = mx.sym.BatchNorm(data, name=name, **{"fix_gamma": False, **more})
+    return mx.sym.Activation(net, act_type="relu", name=f"{name}_relu") if relu else net
+
+
+def depthwise(data: Any, name: str = "dw", **more: Any) -> Any:
+    """A depthwise convolution of six channels."""
+    usual = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 6, "num_group": 6, "no_bias": True}
+    return mx.sym.Convolution(data, name=name, **{**usual, **more})
+
+
+def pointwise(data: Any, name: str) -> Any:
+    """A 1x1 convolution of six filters."""
+    return mx.sym.Convolution(data, kernel=(1, 1), num_filter=6, no_bias=True, name=name)
+
+
+def network(stride: int = 1, relu: bool = True, first: Any = None, **more: Any) -> Any:
+    """Pointwise, norm, relu, depthwise, norm, relu, pointwise."""
+    net = norm(pointwise(mx.sym.Variable("data"), "p1"), "n1", **(first or {}))
+    net = norm(depthwise(net, stride=(stride, stride), **more), "n2", relu=relu)
+    return mx.sym.LinearRegressionOutput(mx.sym.sum(pointwise(net, "p2"), axis=(2, 3)), mx.sym.Variable("label"))
+
+
+def operators(net: Any, grad_req: Any = "write", **options: Any) -> list[str]:
+    """The operators of a planned graph."""
+    planned = plan_symbol(net, {"data": SHAPE}, grad_req=grad_req, options=PlanOptions(**options))
+    validate(planned)
+    return [node.op.name for node in planned.graph.nodes if node.op is not None]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("relu", [True, False])
+def test_training_joins_the_block_in_both_directions(stride: int, relu: bool) -> None:
+    """Six nodes become two, the plan says so, and it is smaller."""
+    net = network(stride, relu)
+    found = operators(net)
+    assert found.count(BLOCK.name) == found.count(BLOCK_GRADIENT.name) == 1
+    assert not [name for name in found if "BatchNorm" in name and name not in (BLOCK.name, BLOCK_GRADIENT.name)]
+    joined, apart = (
+        plan_symbol(net, {"data": SHAPE}, grad_req="write", options=PlanOptions(fusion=fusion)).memory
+        for fusion in (True, False)
+    )
+    assert any("joined 1 depthwise convolution" in note for note in joined.notes)
+    assert joined.peak < apart.peak
+
+
+def test_what_is_not_joined() -> None:
+    """Nothing without gradients, without compiled kernels, or where somebody else reads what passes between."""
+    net = network()
+    assert BLOCK.name not in operators(net, grad_req="null")
+    assert BLOCK.name not in operators(net, kernels="numpy")
+    assert BLOCK.name not in operators(net, fusion=False)
+    assert BLOCK.name not in operators(net, compat="mxnet")
+    for between in ("n1_relu_output", "dw_output"):
+        both = mx.sym.Group([net, mx.sym.BlockGrad(net.get_internals()[between])])
+        assert BLOCK.name not in operators(both), between
+    for changes in ({"num_group": 3}, {"kernel": (5, 5), "pad": (2, 2)}, {"no_bias": False}):
+        assert BLOCK.name not in operators(network(**changes)), changes
+    assert BLOCK.name not in operators(network(first={"relu": False}))
+    frozen = {
+        name: "null" if name.startswith(("n1", "p1")) or name == "data" else "write" for name in net.list_arguments()
+    }
+    assert BLOCK.name not in operators(net, grad_req=frozen)  # nothing flows to the first batch norm
+
+
+def test_a_shared_weight_keeps_its_block_apart() -> None:
+    """The sum of two gradients reads one of them before the other is there."""
+    weight = mx.sym.Variable("w")
+    net = norm(pointwise(mx.sym.Variable("data"), "p1"), "n1")
+    for number in (2, 3):
+        net = norm(depthwise(net, f"dw{number}", weight=weight), f"n{number}")
+    net = mx.sym.LinearRegressionOutput(mx.sym.sum(net, axis=(2, 3)), mx.sym.Variable("label"))
+    assert BLOCK.name not in operators(net)
+
+
+def values(net: Any, monkeypatch: pytest.MonkeyPatch, fusion: bool, grad_req: Any = "write") -> dict[str, bytes]:
+    """Outputs, gradients and states after three training steps and a run outside training."""
+    monkeypatch.setenv("MXNET_USE_FUSION", str(int(fusion)))
+    rng = np.random.default_rng(5)
+    executor = net.simple_bind(mx.cpu(), grad_req=grad_req, data=SHAPE)
+    for array in (*executor.arg_dict.values(), *executor.aux_dict.values()):
+        array[:] = rng.uniform(0.2, 1, array.shape)
+    for array in executor.grad_dict.values():
+        if array is not None:
+            array[:] = 0
+    for _ in range(3):
+        executor.forward(is_train=True, data=mx.nd.array(rng.normal(size=SHAPE)))
+        executor.backward()
+    found = {name: array.asnumpy().tobytes() for name, array in executor.grad_dict.items() if array is not None}
+    found |= {name: array.asnumpy().tobytes() for name, array in executor.aux_dict.items()}
+    found["trained"] = executor.outputs[0].asnumpy().tobytes()
+    found["not trained"] = executor.forward(is_train=False)[0].asnumpy().tobytes()
+    return found
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_same_bits_with_blocks_and_without(stride: int, request_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, states and a run outside training are what separate nodes compute, also where gradients are added."""
+    net = network(stride, relu=stride == 1)
+    assert values(net, monkeypatch, True, request_) == values(net, monkeypatch, False, request_)
+
+
+def test_some_gradients_may_be_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block whose weight and one of whose betas are fixed has the other gradients."""
+    net = network()
+    wanted = {
+        name: "null" if name in ("dw_weight", "n2_beta", "label", "data") else "write" for name in net.list_arguments()
+    }
+    assert BLOCK_GRADIENT.name in operators(net, grad_req=wanted)
+    assert values(net, monkeypatch, True, wanted) == values(net, monkeypatch, False, wanted)
+
+
+def test_the_optimized_symbol_has_the_nodes_of_a_block(tmp_path: Any) -> None:
+    """What an executor gives back, and a file, know no joined operators."""
+    net = network()
+    executor = net.simple_bind(mx.cpu(), data=SHAPE)
+    back = executor.get_optimized_symbol()
+    assert back.list_arguments() == net.list_arguments()
+    assert back.list_auxiliary_states() == net.list_auxiliary_states()
+    assert {"n1_relu_output", "dw_output", "n2_relu_output"} <= set(back.get_internals().list_outputs())
+    back.save(str(tmp_path / "net.json"))
+    assert mx.sym.load(str(tmp_path / "net.json")).list_arguments() == net.list_arguments()
+
+
+def test_a_monitor_names_what_it_cannot_show() -> None:
+    """The nodes inside of a block are named once."""
+    executor = network().simple_bind(mx.cpu(), data=SHAPE)
+    with pytest.warns(mx.errors.ConfigWarning, match=r"n1_relu.*dw"):
+        executor.set_monitor_callback(lambda name, array: None)
+
+
+def test_a_kept_plan_has_the_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A plan that is written as plain values and read again has the same nodes."""
+    from weftplan.planner.symbolic.plain_values import flat, restored
+    from weftplan.symbol.traversal import topological_order
+
+    net = network()
+    planned = plan_symbol(net, {"data": SHAPE}, grad_req="write")
+    nodes, options = topological_order(net.entries), planned.memory.options
+    again = restored(flat(planned, nodes=nodes, options=options), nodes=nodes, options=options)
+    names = [(node.op and node.op.name, node.name) for node in planned.graph.nodes]
+    assert [(node.op and node.op.name, node.name) for node in again.graph.nodes] == names
+    assert (BLOCK.name, "n2_relu") in names
+
+
+def test_mobilenet_joins_its_thirteen_blocks() -> None:
+    """The network whose training the operator is for."""
+    from weftplan import models
+
+    planned = plan_symbol(models.get("mobilenet"), models.input_shapes("mobilenet", 1), grad_req="write")
+    found = [node.op.name for node in planned.graph.nodes if node.op is not None]
+    assert found.count(BLOCK.name) == found.count(BLOCK_GRADIENT.name) == 13
