@@ -114,6 +114,7 @@ def values(net: Any, monkeypatch: pytest.MonkeyPatch, fusion: bool, grad_req: An
     return found
 
 
+@pytest.mark.shows("MXNET_USE_FUSION")
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_same_bits_with_blocks_and_without(stride: int, request_: str, monkeypatch: pytest.MonkeyPatch) -> None:
