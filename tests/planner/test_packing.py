@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from weftplan.planner.packing.hard import compiled
 from weftplan.planner.packing.hard.merging import glue
 from weftplan.planner.packing.hard.peel import peel
 from weftplan.planner.packing.problem import sectioned
+from weftplan.planner.slabs import judged
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 
@@ -359,3 +361,26 @@ def test_planted_pieces_tile_the_rectangle() -> None:
     assert len(size) == 500
     with pytest.raises(ValueError, match="enlarge"):
         planted(100, duration=3, memory=3)
+
+
+@settings(deadline=None)
+@given(buffers, st.data())
+def test_who_reuses_whose_bytes_shows_whether_a_packing_is_right(
+    rows: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    """Plans are judged by the edges of reuse: of any offsets, good and bad, that says what the slow judge says."""
+    even, any_place = st.integers(0, 24).map(lambda half: 2 * half), st.integers(-1, 48)
+    offsets = data.draw(st.one_of([st.lists(one, min_size=len(rows), max_size=len(rows)) for one in (even, any_place)]))
+    lower, upper, size, place = (np.array(column, np.int64) for column in (*columns(rows), offsets))
+    wrong = None
+    try:
+        check_packing(lower, upper, size, place, alignment=2)
+    except PlanError as error:
+        wrong = str(error)
+    if wrong is None:
+        found = judged(lower, upper, size, place, alignment=2)
+        for mine, edges in zip(found, reuse_edges(lower, size, place), strict=True):
+            assert mine.tolist() == edges.tolist()
+    else:
+        with pytest.raises(PlanError, match=re.escape(wrong)):
+            judged(lower, upper, size, place, alignment=2)

@@ -109,11 +109,11 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
         if len(parts) > 1 and order is not None:
             room, parts = sum(_most_alive(buffers, part) for part in parts), [mine]
         for part in parts:
-            packed = _packed(buffers, part, alignment=alignment, order=order, room=room)
+            packed, reused = _packed(buffers, part, alignment=alignment, order=order, room=room)
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
-            edges.append((part, *reuse_edges(buffers.first[part], buffers.nbytes[part], packed.offsets)))
+            edges.append((part, *reused))
         slab_nbytes.append(top)
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
@@ -167,8 +167,10 @@ def _most_alive(buffers: Buffers, part: IntArray) -> int:
     return int(buffers.live(nbytes).max())
 
 
-def _packed(buffers: Buffers, part: IntArray, *, alignment: int, order: Precedence | None, room: int) -> Packing:
-    """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result.
+def _packed(
+    buffers: Buffers, part: IntArray, *, alignment: int, order: Precedence | None, room: int
+) -> tuple[Packing, tuple[IntArray, IntArray]]:
+    """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result; with its `reuse_edges`.
 
     Two live buffers in one place would corrupt results silently, and judging costs little beside packing. When the
     longer search errs, the quick packing stands and a warning says so.
@@ -181,17 +183,39 @@ def _packed(buffers: Buffers, part: IntArray, *, alignment: int, order: Preceden
     effort = buffers.options.effort
     first = cast(Effort, "fast" if effort == "auto" else effort)
     packed = pack(lower, upper, size, alignment=alignment, effort=first, order=known, room=room)
-    check_packing(lower, upper, size, packed.offsets, alignment=alignment)
+    edges = judged(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
     if effort == "auto" and not room and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
         harder = pack(lower, upper, size, alignment=alignment, effort="medium", order=known)
         try:
-            check_packing(lower, upper, size, harder.offsets, alignment=alignment)
+            others = judged(lower, upper, size, harder.offsets, alignment=alignment)
         except PlanError as error:
             warnings.warn(f"a search for better offsets failed and is not used: {error}", RuntimeWarning, stacklevel=2)
         else:
-            packed = min(packed, harder, key=lambda candidate: candidate.peak)
-    return packed
+            if harder.peak < packed.peak:
+                packed, edges = harder, others
+    return packed, edges
+
+
+def judged(
+    lower: IntArray, upper: IntArray, size: IntArray, offsets: IntArray, *, alignment: int
+) -> tuple[IntArray, IntArray]:
+    """The `reuse_edges` of a packing; they show whether it is right, in a twentieth of the time of `check_packing`.
+
+    It is where everybody that held some of a buffer's bytes last is dead when the buffer is born. For take two buffers
+    that live at once on a common byte, and of all such pairs on that byte one whose later birth comes first. At that
+    birth the earlier one held the byte last: who took it from that one was born between the two, while that one lived.
+
+    Raises:
+        PlanError: the packing is wrong.
+    """
+    if int(offsets.min(initial=0)) >= 0 and not (offsets % alignment).any():
+        pointers, earlier = reuse_edges(lower, size, offsets)
+        later = np.arange(len(size)).repeat(pointers[1:] - pointers[:-1])
+        if not (upper[earlier] > lower[later]).any():
+            return pointers, earlier
+    check_packing(lower, upper, size, offsets, alignment=alignment)
+    raise PlanError("the packing is wrong, since its buffers take over bytes that others still need")
 
 
 def _common(buffers: Buffers) -> dict[str, Any]:
