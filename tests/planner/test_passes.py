@@ -17,6 +17,7 @@ from weftplan.cli.plan import command as plan_command
 from weftplan.convert import fold_batch_norm, fold_constants
 from weftplan.planner import MemoryPlan, plan_symbol, validate
 from weftplan.planner.labels import Pass
+from weftplan.symbol.traversal import topological_order
 
 SHAPES: Any = {"data": (2, 3, 20, 20)}
 
@@ -83,6 +84,25 @@ def test_dead_outputs_are_computed_where_the_pass_is_off(monkeypatch: pytest.Mon
         found[drop] = bound.forward()[0].asnumpy(), bound.memory_plan.peak
     np.testing.assert_array_equal(found[True][0], found[False][0])
     assert found[True][1] < found[False][1]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "lstm", "mobilenet"])
+def test_no_pass_touches_the_nodes_of_the_symbol(name: str) -> None:
+    """Passes change nodes where they are, but only those that planning has made itself; and again it plans alike."""
+    net, shapes = mx.models.get(name), mx.models.input_shapes(name, 8)
+    wanted = dict.fromkeys(set(net.list_arguments()) - set(shapes), "write")
+
+    def state() -> list[Any]:
+        nodes = topological_order(net.entries)
+        return [(node, list(node.inputs), list(node.control_deps), dict(node.attrs)) for node in nodes]
+
+    before = state()
+    first, again = (plan_symbol(net, shapes, grad_req=wanted) for _ in range(2))
+    assert state() == before
+    assert any(one.changed for one in first.memory.passes)
+    assert first.graph.names == again.graph.names
+    assert first.graph.inputs == again.graph.inputs
+    assert (first.memory.storage_offset == again.memory.storage_offset).all()
 
 
 def test_folding_before_is_in_the_list() -> None:

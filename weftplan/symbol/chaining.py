@@ -4,17 +4,17 @@ A node joins the one behind it when nobody else reads what it makes, when nothin
 joins as well, and when both are on one device and are recomputed both or neither. So a chain is computed where its last
 node was, at a moment when all it reads was there anyway: joining never needs more memory. It has the name of its last
 node, whose output it makes. :func:`chained` runs when sizes are known; :func:`members` and :func:`apart` undo it for
-readers. Nothing is kept, and no given node is changed; any thread may call them.
+readers. Nothing is kept, and no node of others is changed; any thread may call them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from weftplan.ops.chains import ELEMENTWISE, Chain, Link
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, rewired
+from weftplan.symbol.traversal import followed, redirect
 
 MEMBERS = "__members__"
 """The attribute of a chain that names its nodes, in the order in which they run."""
@@ -25,12 +25,17 @@ Together = Callable[[Node, Node], bool]
 
 
 def chained(
-    entries: Sequence[Entry], order: Sequence[Node], eligible: Eligible, together: Together
+    entries: Sequence[Entry],
+    order: Sequence[Node],
+    eligible: Eligible,
+    together: Together,
+    given: Container[Node],
 ) -> tuple[list[Entry], dict[Node, Node]]:
     """(entries of a graph in which chains are one node, the new node of every node that has one).
 
     Args:
         order: the depth-first order of ``entries``.
+        given: nodes that must not change.
         eligible: whether a node is elementwise and worth joining.
         together: whether two such nodes may be one.
     """
@@ -50,7 +55,7 @@ def chained(
             moved.update(dict.fromkeys(chain, made))
             continue
         if not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
-            moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
+            redirect(node, [followed(entry, moved) for entry in node.inputs], moved, given)
     return [followed(entry, moved) for entry in entries], moved
 
 

@@ -5,14 +5,14 @@ by nobody, and no gradient between the three is written. ``ops/depthwise_block.p
 
 Why no cycle comes of it: the forward node makes what the second batch norm made, and beside it only what the gradients
 read, so whoever reads it read one of the three. A gradient reads nothing that another gradient of the three does not
-make but what comes from before all of them, or from the forward graph. Nothing is kept, and no given node is changed;
-any thread may call this.
+make but what comes from before all of them, or from the forward graph. Nothing is kept, and no node of others is
+changed; any thread may call this.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from weftplan.ops import registry
 from weftplan.ops.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU, norm, norm_gradient
 from weftplan.symbol.joining import ALIKE, alike
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, rewired, topological_order
+from weftplan.symbol.traversal import followed, redirect, rewired, topological_order
 
 Key = tuple[Node, int]
 Readers = dict[Key, list[Key]]
@@ -80,12 +80,15 @@ class Blocks:
     count: int
 
 
-def with_blocks(entries: Sequence[Entry], order: Sequence[Node], fits: Callable[[Block], bool]) -> Blocks:
+def with_blocks(
+    entries: Sequence[Entry], order: Sequence[Node], fits: Callable[[Block], bool], given: Container[Node]
+) -> Blocks:
     """The graph with such nodes joined.
 
     Args:
         order: the depth-first order of ``entries``.
         fits: whether nodes that may become one are worth it.
+        given: nodes that must not change.
     """
     found = [block for block in _blocks(entries, order) if fits(block)]
     if not found:
@@ -114,7 +117,7 @@ def with_blocks(entries: Sequence[Entry], order: Sequence[Node], fits: Callable[
         elif node not in inner and node.op is not None:
             inputs = [there(entry) for entry in node.inputs]
             if inputs != node.inputs or not moved.keys().isdisjoint(node.control_deps):
-                moved[node] = rewired(node, inputs, moved)
+                redirect(node, inputs, moved, given)
     copies = {new: old for old, new in moved.items() if new not in made}
     return Blocks([there(entry) for entry in entries], copies, made, len(found))
 

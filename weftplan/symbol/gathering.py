@@ -6,13 +6,13 @@ of them was made; where all gradients of these layers are computed one after the
 
 Why no cycle comes of it: number the nodes in the given order. A new node has the place of the last layer that it stands
 for, all that it reads comes before the layers' own places, and whoever reads it comes behind the last of them. Nothing
-is kept, and no given node is changed; any thread may call this.
+is kept, and no node of others is changed; any thread may call this.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,18 +52,21 @@ class Gathered:
     """For how many they stand."""
 
 
-def gathered(entries: Sequence[Entry], order: Sequence[Node], most: Most, together: Together) -> Gathered:
+def gathered(
+    entries: Sequence[Entry], order: Sequence[Node], most: Most, together: Together, given: Container[Node]
+) -> Gathered:
     """The graph with the shared gradients gathered.
 
     Args:
         order: the depth-first order of ``entries``.
         most: how many layers like this one, the backward node of a FullyConnected, may become one; less than 2: none.
         together: whether two such nodes may be one.
+        given: nodes that must not change.
     """
     weights = _weights(entries, order, most, together)
     if not weights:
         return Gathered(list(entries), {}, {}, 0)
-    rebuilt = _Rebuilt(order)
+    rebuilt = _Rebuilt(order, given)
     for layers, chains in weights:
         rebuilt.add(layers, chains, min(map(most, layers)))
     rebuilt.run()
@@ -113,8 +116,9 @@ def _weights(
 class _Rebuilt:
     """The graph while its nodes are made again, in their order."""
 
-    def __init__(self, order: Sequence[Node]) -> None:
+    def __init__(self, order: Sequence[Node], given: Container[Node]) -> None:
         self.order = order
+        self.given = given
         self.moved: dict[Node, Node] = {}
         self.made: dict[Node, list[Key]] = {}
         self.layers = 0
@@ -169,7 +173,7 @@ class _Rebuilt:
             if node not in self._whole and node.op is not None:
                 inputs, controls = [self.at(entry) for entry in node.inputs], self._controls(node)
                 if inputs != node.inputs or controls != node.control_deps:
-                    self.moved[node] = self._copy(node, inputs, controls)
+                    self._redirect(node, inputs, controls)
             if node in self._groups:
                 self._group(*self._groups[node])
 
@@ -177,8 +181,13 @@ class _Rebuilt:
         found = [self._instead.get(dep, self.moved.get(dep, dep)) for dep in node.control_deps]
         return [dep for dep in found if dep is not None]
 
-    def _copy(self, node: Node, inputs: list[Entry], controls: list[Node]) -> Node:
-        return Node(
+    def _redirect(self, node: Node, inputs: list[Entry], controls: list[Node]) -> None:
+        """Have ``node`` read these, or a copy where it belongs to others. Asked again of a node that has changed where
+        it is, :meth:`at` and :meth:`_controls` give the same: what they lead to never moves."""
+        if node not in self.given:
+            node.inputs, node.control_deps = inputs, controls
+            return
+        self.moved[node] = Node(
             node.op,
             node.name,
             attrs=node.attrs,
@@ -196,8 +205,8 @@ class _Rebuilt:
             if chain.total is None:
                 chain.total = self._entries[node, 0] = term
             else:
-                self.moved[node] = self._copy(node, [self.at(chain.total), term], self._controls(node))
-                chain.total = Entry(self.moved[node])
+                self._redirect(node, [self.at(chain.total), term], self._controls(node))
+                chain.total = self.at(Entry(node))
         self._instead[node] = None if chain.total is None else self.at(chain.total)[0]
 
     def _group(self, layers: list[Node], whole: bool) -> None:

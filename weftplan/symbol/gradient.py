@@ -10,7 +10,7 @@ no terms. Zeros are only made where a rule asks for an outgoing gradient that ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Gradients:
     """The gradient of each wanted variable, in the order wanted; no two are the same entry, none is a forward entry."""
     heads: list[Node]
     """Variable ``_head_grad_<i>`` of each output; not part of the graph when no gradient reads it."""
+    given: Container[Node]
+    """The nodes of the forward part: all others are new, and nobody else has them."""
 
 
 def read_grad_req(
@@ -114,7 +116,7 @@ class _Pass:
                 self._visit(node, node.op, needed)
         entries = [self._gradient_of(variable) for variable in wanted]
         self._separate(entries, wanted, accumulated)
-        return Gradients(entries, heads)
+        return Gradients(entries, heads, self.nid)
 
     def _visit_step_by_step(self) -> None:
         """Where long sums are to come, sort the nodes so that each is visited next to what it feeds.

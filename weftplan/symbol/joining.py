@@ -5,21 +5,21 @@ The array between the two is then never written, and every element is read once 
 are joined when nobody else reads what passes between them, and when their attributes give both to the same device and
 recompute both or neither. A joined node has the name of the last, whose output it makes.
 :func:`join` runs on the graph with its gradients, before anything has a size; ``parting.py`` undoes it. Nothing is
-kept, and no given node is changed; any thread may call it.
+kept, and no node of others is changed; any thread may call it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from weftplan.ops import joined
 from weftplan.ops.nn.batch_norm import NORM
 from weftplan.ops.schema import Op
 from weftplan.symbol.gradient import INHERITED
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, rewired
+from weftplan.symbol.traversal import followed, redirect
 
 ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
 """Attributes in which two nodes must agree to become one."""
@@ -29,10 +29,12 @@ NORMALIZED = "__norm__"
 """The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
 
 
-def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], int]:
+def join(entries: Sequence[Entry], order: Sequence[Node], given: Container[Node]) -> tuple[list[Entry], int]:
     """(entries of a graph in which such pairs are one node, number of pairs).
 
-    ``order`` is the depth-first order of ``entries``.
+    Args:
+        order: the depth-first order of ``entries``.
+        given: nodes that must not change, all that there are gradients of among them.
     """
     candidates = [node for node in order if _may_follow(node)]
     if not candidates:
@@ -67,7 +69,7 @@ def join(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], 
     count = len(layers) + len(inner) + len(before_norm)
     if not count:
         return list(entries), 0
-    return _rebuilt(entries, order, layers=layers, inner=inner, before_norm=before_norm), count
+    return _rebuilt(entries, order, given, layers=layers, inner=inner, before_norm=before_norm), count
 
 
 def _may_follow(node: Node) -> bool:
@@ -105,8 +107,8 @@ def alike(a: Node, b: Node) -> bool:
 
 
 def _rebuilt(
-    entries: Sequence[Entry], order: Sequence[Node], *, layers: dict[Node, Node], inner: dict[Node, Node],
-    before_norm: dict[Node, Node],
+    entries: Sequence[Entry], order: Sequence[Node], given: Container[Node], *, layers: dict[Node, Node],
+    inner: dict[Node, Node], before_norm: dict[Node, Node],
 ) -> list[Entry]:  # fmt: skip
     gone = {*layers.values(), *inner.values(), *before_norm.values()}
     moved: dict[Node, Node] = {}
@@ -150,5 +152,5 @@ def _rebuilt(
             inputs = [before.inputs[0], *node.inputs[1:3], norm.inputs[2], *node.inputs[3:]]
             moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
         elif not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
-            moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
+            redirect(node, [followed(entry, moved) for entry in node.inputs], moved, given)
     return [followed(entry, moved) for entry in entries]

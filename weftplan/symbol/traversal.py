@@ -2,12 +2,13 @@
 
 The walks do not recurse, because chains of 10^6 nodes are ordinary input. Nothing here keeps state or changes a node,
 so every function may be called from any thread. Passes that make a graph read something else copy the nodes concerned,
-and keep the copies in a dictionary *moved*: the given node, the node in its place.
+and keep the copies in a dictionary *moved*: the given node, the node in its place. Only nodes that the same bind has
+made, which nobody else has, may change where they are (:func:`redirect`): or what follows them had to be copied, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from weftplan.errors import FormatError, MXNetError
 from weftplan.symbol.node import Entry, Node
@@ -29,16 +30,20 @@ def topological_order(entries: Iterable[Entry]) -> list[Node]:
     return depth_first_order(entry[0] for entry in entries)[0]
 
 
-def depth_first_order(heads: Iterable[Node], error: type[MXNetError] = FormatError) -> Order:
+def depth_first_order(
+    heads: Iterable[Node], error: type[MXNetError] = FormatError, begun: Order | None = None
+) -> Order:
     """Every node that ``heads`` need, each after what it needs, and its position: MXNet's depth-first post-order.
 
-    Heads come in the order given; for each node first its inputs in order, then its control dependencies.
+    Heads come in the order given; for each node first its inputs in order, then its control dependencies. ``begun`` is
+    the order of the heads before these, when the caller has it; it stays as it is.
 
     Raises:
         FormatError: the nodes form a cycle; the message names the nodes on it. ``error`` is raised in its place.
     """
-    order: list[Node] = []
-    state: dict[Node, int] = {}  # -1 while a node is on the path from a head, else its position in `order`
+    order: list[Node] = [] if begun is None else begun[0].copy()
+    # -1 while a node is on the path from a head, else its position in `order`
+    state: dict[Node, int] = {} if begun is None else begun[1].copy()
     stack: list[Node] = []
     seen = state.get
     for head in heads:
@@ -143,6 +148,22 @@ def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node
         created_at=node.created_at,
         mirror_of=None if node.mirror_of is None else moved.get(node.mirror_of, node.mirror_of),
     )
+
+
+def redirect(node: Node, inputs: list[Entry], moved: dict[Node, Node], given: Container[Node]) -> None:
+    """Have ``node`` read ``inputs`` and wait for whatever moved into the place of its control dependencies.
+
+    A node in ``given`` belongs to others: a copy does so in its place, and ``moved`` says which.
+    """
+    if node in given:
+        made = rewired(node, inputs, moved)
+        if made is not node:
+            moved[node] = made
+        return
+    node.inputs = inputs
+    node.control_deps = [moved.get(dep, dep) for dep in node.control_deps]
+    if node.mirror_of is not None:
+        node.mirror_of = moved.get(node.mirror_of, node.mirror_of)
 
 
 def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:

@@ -59,7 +59,7 @@ def with_chains(
 
     heads = [graph.entry(eid) for eid in graph.outputs]
     entries, moved = chained(
-        heads, graph.nodes, is_large, lambda a, b: devices[nid[a]] == devices[nid[b]] and alike(a, b)
+        heads, graph.nodes, is_large, lambda a, b: devices[nid[a]] == devices[nid[b]] and alike(a, b), found.given
     )
     if not moved:
         return replace(found, passes=(*found.passes, joined_chains(0))), shapes, dtypes
@@ -90,7 +90,7 @@ def with_gathered(
         same = devices[one] == devices[other] and a.params == b.params and alike(a, b)
         return same and all(shapes[e] == shapes[f] for e, f in zip(graph.inputs[one], graph.inputs[other], strict=True))
 
-    gathering = gathered([graph.entry(eid) for eid in graph.outputs], graph.nodes, most, together)
+    gathering = gathered([graph.entry(eid) for eid in graph.outputs], graph.nodes, most, together, found.given)
     note = gathered_gradients(gathering.layers)
     if not gathering.layers:
         return replace(found, passes=(*found.passes, note)), shapes, dtypes
@@ -123,7 +123,7 @@ def with_depthwise_blocks(
         outs = [behind[1][0], layer[1][0], *before[1][1:], *behind[1][1:]]
         return choose(BLOCK, block.params, ins, outs, mode).implementation.name != "numpy"
 
-    blocks = with_blocks([graph.entry(eid) for eid in graph.outputs], graph.nodes, fits)
+    blocks = with_blocks([graph.entry(eid) for eid in graph.outputs], graph.nodes, fits, found.given)
     note = depthwise_blocks(blocks.count)
     if not blocks.count:
         return replace(found, passes=(*found.passes, note)), shapes, dtypes

@@ -6,7 +6,7 @@ with copies; 5. number the graph. No given node is changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class Differentiated:
     """Pairs of nodes that became one."""
     passes: tuple[Pass, ...]
     """Those that ran, in their order."""
+    given: Container[Node]
+    """The nodes of the symbol: all others in the graph are new, and nobody else has them."""
 
     @property
     def outputs(self) -> list[int]:
@@ -93,7 +95,7 @@ def differentiate(
             forward = None
         passes.append(merged(removed))
     wanted = [name for name in arguments if requests[name] != Req.NULL]
-    gradients = Gradients([], [])
+    gradients = Gradients([], [], order[1])
     if wanted:
         gradients = add_gradients(
             heads,
@@ -110,8 +112,8 @@ def differentiate(
     joined = 0
     found: Order | None = None
     if options.fusion and options.compat == "none" and context.is_host and not group2ctx:
-        found = depth_first_order((entry[0] for entry in entries), PlanError)
-        entries, joined = join(entries, found[0])
+        found = depth_first_order((entry[0] for entry in entries), PlanError, forward)
+        entries, joined = join(entries, found[0], gradients.given)
         if joined:
             found = None
         passes.append(joined_layers(joined))
@@ -138,6 +140,7 @@ def differentiate(
         requests=requests,
         joined=joined,
         passes=tuple(passes),
+        given=order[1],
     )
 
 
