@@ -14,11 +14,11 @@ from math import prod
 
 import numpy as np
 
+from weftplan.errors import PlanError
 from weftplan.ops import chains
 from weftplan.ops.depthwise_block import BLOCK
 from weftplan.ops.implementations import choose
 from weftplan.ops.schema import DType, Shape, TensorSpec
-from weftplan.planner.labels import Pass
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.passes import depthwise_blocks, gathered_gradients, joined_chains
@@ -26,7 +26,8 @@ from weftplan.symbol.chaining import chained
 from weftplan.symbol.depthwise_blocks import Block, with_blocks
 from weftplan.symbol.gathering import gathered
 from weftplan.symbol.joining import alike
-from weftplan.symbol.node import Node
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import depth_first_order
 
 LEAST = 1 << 14
 """Elements of an array: smaller ones are not worth joining."""
@@ -57,16 +58,20 @@ def with_chains(
         assert node.op is not None
         return chains.may_be_link(node.op, node.params, ins, outs)
 
-    heads = [graph.entry(eid) for eid in graph.outputs]
     entries, moved = chained(
-        heads, graph.nodes, is_large, lambda a, b: devices[nid[a]] == devices[nid[b]] and alike(a, b), found.given
+        graph.entries,
+        graph.nodes,
+        is_large,
+        lambda a, b: devices[nid[a]] == devices[nid[b]] and alike(a, b),
+        found.given,
     )
     if not moved:
-        return replace(found, passes=(*found.passes, joined_chains(0))), shapes, dtypes
-    joined = IndexedGraph(entries)
-    less = len(graph.nodes) - len(joined.nodes)
-    before = {new: old for old, new in moved.items()}  # of a chain the last node, whose output it makes
-    return _with(found, joined, before, {}, joined_chains(less), shapes=shapes, dtypes=dtypes)
+        found.passes.append(joined_chains(0))
+        return found, shapes, dtypes
+    made = {new: [row[nid[old]]] for old, new in moved.items() if new.op is chains.ELEMENTWISE}  # of the last node
+    copies = {new: old for old, new in moved.items() if new not in made}
+    found.passes.append(joined_chains(sum(new in made for new in moved.values()) - len(made)))
+    return _with(found, entries, copies, made, shapes=shapes, dtypes=dtypes)
 
 
 def with_gathered(
@@ -90,12 +95,12 @@ def with_gathered(
         same = devices[one] == devices[other] and a.params == b.params and alike(a, b)
         return same and all(shapes[e] == shapes[f] for e, f in zip(graph.inputs[one], graph.inputs[other], strict=True))
 
-    gathering = gathered([graph.entry(eid) for eid in graph.outputs], graph.nodes, most, together, found.given)
-    note = gathered_gradients(gathering.layers)
+    gathering = gathered(graph.entries, graph.nodes, most, together, found.given)
+    found.passes.append(gathered_gradients(gathering.layers))
     if not gathering.layers:
-        return replace(found, passes=(*found.passes, note)), shapes, dtypes
+        return found, shapes, dtypes
     made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in gathering.made.items()}
-    return _with(found, IndexedGraph(gathering.entries), gathering.copies, made, note, shapes=shapes, dtypes=dtypes)
+    return _with(found, gathering.entries, gathering.copies, made, shapes=shapes, dtypes=dtypes)
 
 
 def with_depthwise_blocks(
@@ -123,41 +128,40 @@ def with_depthwise_blocks(
         outs = [behind[1][0], layer[1][0], *before[1][1:], *behind[1][1:]]
         return choose(BLOCK, block.params, ins, outs, mode).implementation.name != "numpy"
 
-    blocks = with_blocks([graph.entry(eid) for eid in graph.outputs], graph.nodes, fits, found.given)
-    note = depthwise_blocks(blocks.count)
+    blocks = with_blocks(graph.entries, graph.nodes, fits, found.given)
+    found.passes.append(depthwise_blocks(blocks.count))
     if not blocks.count:
-        return replace(found, passes=(*found.passes, note)), shapes, dtypes
+        return found, shapes, dtypes
     made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in blocks.made.items()}
-    return _with(found, IndexedGraph(blocks.entries), blocks.copies, made, note, shapes=shapes, dtypes=dtypes)
+    return _with(found, blocks.entries, blocks.copies, made, shapes=shapes, dtypes=dtypes)
 
 
 def _with(
-    found: Differentiated, graph: IndexedGraph, copies: dict[Node, Node], made: dict[Node, list[int]], note: Pass,
-    *, shapes: list[Shape], dtypes: list[DType],
+    found: Differentiated, entries: list[Entry], copies: dict[Node, Node], made: dict[Node, list[int]], *,
+    shapes: list[Shape], dtypes: list[DType],
 ) -> tuple[Differentiated, list[Shape], list[DType]]:  # fmt: skip
-    """What is known of a graph in the place of another one.
+    """What is known of the graph of ``entries`` in the place of another one.
 
     Args:
         copies: the given node of each that was made again.
         made: of each node that stands for several, the given entries like its outputs.
     """
-    nid, row, nodes = found.graph.nid, found.graph.row, found.graph.nodes
-    numbers: list[int] = []
+    base = found.graph
+    order = depth_first_order((entry[0] for entry in entries), PlanError)
+    numbers = [base.nid.get(copies.get(node, node), -1) for node in order[0]]
+    graph = IndexedGraph(entries, order, (base, numbers))
     kept: list[int] = []
-    for node in graph.nodes:
-        like = made.get(node)
-        if like is None:
-            number = nid[copies.get(node, node)]
-            kept += range(row[number], row[number + 1])
-        else:
-            number = found.graph.entry_node[like[0]]
+    for place, number in enumerate(numbers):
+        if number < 0:
+            like = made[graph.nodes[place]]
             kept += like
-        numbers.append(number)
+            numbers[place] = base.entry_node[like[0]]
+        else:
+            kept += range(base.row[number], base.row[number + 1])
     remade = replace(
         found,
         graph=graph,
         devices=[found.devices[number] for number in numbers],
-        joined=found.joined + len(nodes) - len(graph.nodes),
-        passes=(*found.passes, note),
+        joined=found.joined + len(base.nodes) - len(graph.nodes),
     )
     return remade, [shapes[e] for e in kept], [dtypes[e] for e in kept]

@@ -47,8 +47,8 @@ class Differentiated:
     """What the caller wants of the gradient of each argument."""
     joined: int
     """Pairs of nodes that became one."""
-    passes: tuple[Pass, ...]
-    """Those that ran, in their order."""
+    passes: list[Pass]
+    """Those that ran so far, in their order: who runs another one adds it."""
     given: Container[Node]
     """The nodes of the symbol: all others in the graph are new, and nobody else has them."""
 
@@ -139,7 +139,7 @@ def differentiate(
         states=states,
         requests=requests,
         joined=joined,
-        passes=tuple(passes),
+        passes=passes,
         given=order[1],
     )
 

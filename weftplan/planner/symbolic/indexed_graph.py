@@ -31,7 +31,9 @@ _settled = Settled[tuple[Work, int]]()
 class IndexedGraph(Graph):
     """The nodes reachable from ``entries``, numbered; a snapshot that later changes of the nodes do not touch.
 
-    ``order`` is the depth-first order of ``entries``, when the caller has it; it becomes this graph's.
+    ``order`` is the depth-first order of ``entries``, when the caller has it; it becomes this graph's. ``like`` is a
+    graph of which most nodes are as here, and the number there of each node in the order, -1 where there is none: only
+    of the others it is asked what they do.
 
     Raises:
         PlanError: the graph has a cycle, an entry names an output that its node lacks, a variable has inputs, or the
@@ -40,13 +42,20 @@ class IndexedGraph(Graph):
 
     nodes: list[Node]
     nid: dict[Node, int]
+    entries: list[Entry]
+    """The heads."""
 
-    def __init__(self, entries: Iterable[Entry], order: Order | None = None) -> None:
-        heads = list(entries)
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        order: Order | None = None,
+        like: tuple[IndexedGraph, Sequence[int]] | None = None,
+    ) -> None:
+        self.entries = heads = list(entries)
         if order is None:
             order = depth_first_order((entry[0] for entry in heads), PlanError)
         self.nodes, self.nid = nodes, nid = order
-        works, counts = _works(nodes)
+        works, counts = _works(nodes) if like is None else _works_like(nodes, *like)
         row = dict(zip(nodes, accumulate(counts, initial=0), strict=False))
         inputs = [[row[maker] + index for maker, index, _ in node.inputs] for node in nodes]
         least = min(counts, default=0)
@@ -101,6 +110,17 @@ def _works(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
             found = known[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
         works.append(found[0])
         counts.append(found[1])
+    return works, counts
+
+
+def _works_like(nodes: Sequence[Node], like: IndexedGraph, numbers: Sequence[int]) -> tuple[list[Work], list[int]]:
+    """As :func:`_works`, of nodes that are like those of these numbers; -1: like none."""
+    row = like.row
+    works = [like.works[number] for number in numbers]
+    counts = [row[number + 1] - row[number] for number in numbers]
+    new = [place for place, number in enumerate(numbers) if number < 0]
+    for place, work, count in zip(new, *_works([nodes[place] for place in new]), strict=True):
+        works[place], counts[place] = work, count
     return works, counts
 
 

@@ -182,7 +182,7 @@ class SizedGraph:
             kernels, _ = operator_choices(
                 graph, shapes=steps.shapes, dtypes=steps.dtypes, devices=steps.devices, options=chosen
             )
-        passes = found.passes
+        passes = tuple(found.passes)
         if chosen.drop_dead_outputs and chosen.compat != "mxnet":
             passes = (*passes, dropped(steps.memory, draft.program.nbytes))
         memory = replace(
@@ -204,9 +204,9 @@ class SizedGraph:
         )
 
     def _searches(self, options: PlanOptions) -> bool:
-        """True where it is searched for what to compute again: a joined node can only be repeated, or kept, whole."""
+        """True where something may be computed again: a joined node can only be repeated, or kept, whole."""
         if options.budget is None:
-            return options.recompute == "cheap"
+            return options.recompute != "off"
         return self._drafts.plain(options).memory.peak > options.budget
 
     @cached_property
