@@ -132,6 +132,8 @@ class _Rebuilt:
         """The sums of all chains, and the number of the term that each adds."""
         self._instead: dict[Node, Node | None] = {}
         """What to wait for instead of a sum."""
+        self._touched: set[Node] = set()
+        """The keys of these tables: only who reads or waits for one of them changes."""
         self._params: dict[object, dict[str, Any]] = {}  # equal groups have one dictionary
 
     def add(self, layers: list[Node], chains: list[_Chain], most: int) -> None:
@@ -165,12 +167,14 @@ class _Rebuilt:
 
     def run(self) -> None:
         """Make all nodes that change; those before the first sum or group read nothing that does."""
+        touched = self._touched
         begin = min(self._place[node] for node in (*self._sums, *self._groups))
         for node in self.order[begin:]:
             if node in self._sums:
                 self._sum(node, *self._sums[node])
                 continue
-            if node not in self._whole and node.op is not None:
+            same = touched.isdisjoint([entry[0] for entry in node.inputs]) and touched.isdisjoint(node.control_deps)
+            if not same and node not in self._whole:
                 inputs, controls = [self.at(entry) for entry in node.inputs], self._controls(node)
                 if inputs != node.inputs or controls != node.control_deps:
                     self._redirect(node, inputs, controls)
@@ -187,6 +191,7 @@ class _Rebuilt:
         if node not in self.given:
             node.inputs, node.control_deps = inputs, controls
             return
+        self._touched.add(node)
         self.moved[node] = Node(
             node.op,
             node.name,
@@ -207,6 +212,7 @@ class _Rebuilt:
             else:
                 self._redirect(node, [self.at(chain.total), term], self._controls(node))
                 chain.total = self.at(Entry(node))
+        self._touched.add(node)
         self._instead[node] = None if chain.total is None else self.at(chain.total)[0]
 
     def _group(self, layers: list[Node], whole: bool) -> None:
@@ -230,6 +236,7 @@ class _Rebuilt:
             created_at=last.created_at,
         )
         outputs = SHARED_GRADIENT.num_outputs(params) - count * whole
+        self._touched.update(layers if whole else (last,))
         self.made[made] = [(first, 1 + k) for k in range(outputs)]
         for k in range(outputs):
             self._entries[last, 1 + k] = Entry(made, k)
