@@ -56,6 +56,11 @@ def _description(nodes: list[Node], entries: list[Any]) -> list[Any]:
     return found
 
 
+def _flat(table: Mapping[str, Hashable]) -> tuple[Hashable, ...]:
+    """A table as keys and values, without an object for each item."""
+    return tuple(table), tuple(table.values())
+
+
 def planned_once(
     symbol: Symbol,
     options: PlanOptions,
@@ -82,8 +87,8 @@ def planned_once(
     kept = symbol.kept
     if kept is None or not kept.is_of(nodes, symbol.entries):
         kept = symbol.kept = _Kept(_description(nodes, symbol.entries))
-    question = (more, *[(kind, *by_name.items()) for kind, by_name in facts.items()], config.in_force())
-    key = (options, question, *[tuple(implementations.provided(where).items()) for where in ("host", "gpu")])
+    question = (more, *[(kind, *_flat(by_name)) for kind, by_name in facts.items()], config.in_force())
+    key = (options, question, *[_flat(implementations.provided(where)) for where in ("host", "gpu")])
     found: PlannedGraph | None = kept.plans.pop(key, None)
     if found is None:
         file = PlanFile(symbol, order, options, question)

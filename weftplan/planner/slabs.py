@@ -178,8 +178,9 @@ def _packed(
     Raises:
         PlanError: the packing is wrong.
     """
-    lower, upper, size = buffers.first[part], buffers.last[part], buffers.nbytes[part]
-    known = None if order is None else order.take(part)
+    lower, upper, size, known = buffers.first, buffers.last, buffers.nbytes, order
+    if len(part) < len(size):
+        lower, upper, size, known = lower[part], upper[part], size[part], None if order is None else order.take(part)
     effort = buffers.options.effort
     first = cast(Effort, "fast" if effort == "auto" else effort)
     packed = pack(lower, upper, size, alignment=alignment, effort=first, order=known, room=room)
