@@ -173,3 +173,16 @@ def test_mobilenet_joins_its_thirteen_blocks() -> None:
     planned = plan_symbol(models.get("mobilenet"), models.input_shapes("mobilenet", 1), grad_req="write")
     found = [node.op.name for node in planned.graph.nodes if node.op is not None]
     assert found.count(BLOCK.name) == found.count(BLOCK_GRADIENT.name) == 13
+
+
+@pytest.mark.parametrize("recompute", ["mxnet", "echo", "sqrt", "cheap"])
+def test_recomputing_takes_the_smaller_of_both_plans(recompute: str) -> None:
+    """What is joined can only be repeated whole, so nodes apart may need less memory where something is repeated."""
+    from weftplan import models
+
+    symbol, shapes = models.get("mobilenet"), models.input_shapes("mobilenet", 8)
+    joined, apart = (
+        plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute=recompute, fusion=fusion)).memory
+        for fusion in (True, False)
+    )
+    assert joined.peak <= apart.peak

@@ -56,9 +56,10 @@ class PlanOptions:
     """Merge nodes that compute the same."""
     fusion: bool = True
     """On a host, compute a relu in the layer before it, and its gradient in that of the layer, and a batch norm without
-    gradient in the convolution before it: no array between the two, and the same bits. Not with :attr:`compat` or
-    several devices. A :attr:`budget` below the peak is met with both apart, since one of them may be repeated;
-    :attr:`recompute` cheap takes the smaller plan."""
+    gradient in the convolution before it; in training, where kernels are compiled, a depthwise convolution with the
+    batch norms around it: no array between them, and the same bits. Not with :attr:`compat` or several devices. A
+    :attr:`budget` below the peak is met with nodes apart, since one of them may be repeated; with :attr:`recompute` the
+    smaller plan is taken."""
     drop_dead_outputs: bool = True
     """Leave out outputs that nobody reads: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
     sizes: str = "true"

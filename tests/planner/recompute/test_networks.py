@@ -27,13 +27,15 @@ def check_network(name: str, policies: Any) -> None:
     """Each policy: a valid plan, no larger peak than without, and a note that says what happened."""
     symbol = models.get(name)
     shapes = models.input_shapes(name, 4)
-    off = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions())
+    off, apart = (
+        plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(fusion=fusion)) for fusion in (True, False)
+    )
     for policy in policies:
         plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute=policy))
         validate(plan)
         assert plan.memory.peak <= off.memory.peak, f"{name}, {policy}"
         assert plan.memory.notes[-1].startswith(f"recompute {policy}: ")
-        assert plan.num_forward_nodes == off.num_forward_nodes
+        assert plan.num_forward_nodes in (off.num_forward_nodes, apart.num_forward_nodes)
 
 
 @pytest.mark.parametrize("name", QUICK)
