@@ -1,7 +1,8 @@
 """Nodes and entries: what a symbol is made of.
 
 A node is an operator applied to entries, or a variable (``op`` None). Nodes are shared between symbols and never change
-once they have users, except by the documented composing step. Identity is object identity.
+once they have users, except by the documented composing step; those that planning makes, which nobody else has, may.
+Identity is object identity.
 """
 
 from __future__ import annotations
