@@ -14,6 +14,7 @@ POSITIONAL = 2
 EXEMPT = {
     "packing/hard/kernel.py": "numba compiles it, and calls with names are slower there",
     "check_packing": "the columns of one table, as `pack` takes them",
+    "judged": "the columns of one table, as `pack` takes them",
     "reuse_edges": "the columns of one table, as `pack` takes them",
     "check_input": "the columns of one table, as `pack` takes them",
     "sectioned": "the columns of one table, as `pack` takes them",

@@ -149,7 +149,7 @@ def _with(
     base = found.graph
     order = depth_first_order((entry[0] for entry in entries), PlanError)
     numbers = [base.nid.get(copies.get(node, node), -1) for node in order[0]]
-    graph = IndexedGraph(entries, order, (base, numbers))
+    graph = IndexedGraph(entries, order, like=(base, numbers))
     kept: list[int] = []
     for place, number in enumerate(numbers):
         if number < 0:

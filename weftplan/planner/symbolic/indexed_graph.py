@@ -49,6 +49,7 @@ class IndexedGraph(Graph):
         self,
         entries: Iterable[Entry],
         order: Order | None = None,
+        *,
         like: tuple[IndexedGraph, Sequence[int]] | None = None,
     ) -> None:
         self.entries = heads = list(entries)
