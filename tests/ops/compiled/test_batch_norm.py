@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weftplan.ops import implementations, joined, registry
-from weftplan.ops.compiled import batch_norm
+from weftplan.ops.compiled import batch_norm, batch_norm_kernels
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.schema import OpContext, TensorSpec
 
@@ -174,15 +174,15 @@ def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
         y, mean, var, inverse = np.empty_like(x), *(np.empty(4, np.float32) for _ in range(3))
         constants = np.array([1e-5, 1 / (3 * plane)], np.float32)
         arrays = (x, y, beta, beta, mean, var, inverse, constants)
-        values = dict(zip(batch_norm.FORWARD, map(batch_norm.address, arrays), strict=False))
+        values = dict(zip(batch_norm_kernels.FORWARD, map(batch_norm.address, arrays), strict=False))
         values |= {"gamma": 0, "images": 3, "channels": 4, "plane": plane, "last": 4}
-        words = np.array([values.get(name, 0) for name in batch_norm.FORWARD], np.int64)
+        words = np.array([values.get(name, 0) for name in batch_norm_kernels.FORWARD], np.int64)
         batch_norm.entries(x.dtype, target)["forward"](batch_norm.address(words))
         dx, dgamma, dbeta = np.empty_like(x), np.empty(4, np.float32), np.empty(4, np.float32)
         back = (y, x, dx, beta, mean, inverse, dgamma, dbeta, constants, beta)
-        places = dict(zip(batch_norm.BACKWARD, map(batch_norm.address, back), strict=False))
+        places = dict(zip(batch_norm_kernels.BACKWARD, map(batch_norm.address, back), strict=False))
         places |= {"gamma": 0, "dx_image": 4 * plane * 4, "dx_channel": plane * 4}
-        words = np.array([{**values, **places}.get(name, 0) for name in batch_norm.BACKWARD], np.int64)
+        words = np.array([{**values, **places}.get(name, 0) for name in batch_norm_kernels.BACKWARD], np.int64)
         batch_norm.entries(x.dtype, target)["backward"](batch_norm.address(words))
         found.append(b"".join(a.tobytes() for a in (y, mean, var, inverse, dx, dgamma, dbeta)))
     assert found[0] == found[1] == found[2]

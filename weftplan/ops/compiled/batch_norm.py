@@ -1,14 +1,13 @@
-"""Compiled implementation of BatchNorm, forward and backward: one channel at a time.
+"""Compiled implementation of BatchNorm, forward and backward, by the kernels of ``batch_norm_kernels.py``.
 
-A channel of all images is read two or three times, the second and third time from a cache. Sums run in a fixed number
-of chains, one per element of 64 bytes and four of those, which are then added in a fixed order, so bits do not depend
-on the width of vectors. Channels are independent.
+Channels are independent, and idle cores may take some of them. :class:`Pass` is a pass that has been settled, for who
+calls the kernels among others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.ir import Function, Value
+from weftplan.ops.compiled.batch_norm_kernels import BACKWARD, FORWARD, SCALES, backward, forward, scales
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, nothing, one_after_other
@@ -26,295 +25,10 @@ from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
 
-FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
-           "first", "last", "relu")  # fmt: skip
-BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "beta", "images", "channels",
-            "plane", "given", "first", "last", "dx_image", "dx_channel")  # fmt: skip
-"""Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
-are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null. ``relu``:
-whether ``y`` is that of a relu behind. The gradient has ``beta`` where there is a relu, else null: what the relu let
-pass follows from the data, as it did forward, in fewer bytes than its output has. ``dx_image`` and ``dx_channel``:
-bytes between images of ``dx``, and between its channels."""
-SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
-"""Words of the function that makes of given statistics what each channel is multiplied by, and what is added then."""
-
-LANES = {"float": 16, "double": 8}
-"""Elements of a vector, of 64 bytes."""
-CHAINS = 4
 FEW = 1 << 17
 """Elements of one part, in which channels are handed to idle cores."""
 LEAST_PLANE = 2
 """A plane of one element is no range of memory to loop over, and NumPy works on all channels of an image at once."""
-
-
-class _Channel:
-    """Loops over one channel of all images."""
-
-    def __init__(self, f: Function, words: dict[str, str]) -> None:
-        self.f = f
-        self.images, self.channels = words["images"], words["channels"]
-        self.plane = f.mul(words["plane"], f.size)
-        self.wide = f.lanes * f.size
-        self.four = f.mul(f.value(f"sdiv i64 {self.plane}, {CHAINS * self.wide}"), CHAINS * self.wide)
-        self.whole = f.mul(f.value(f"sdiv i64 {self.plane}, {self.wide}"), self.wide)
-        rest = f.value(f"sdiv exact i64 {f.sub(self.plane, self.whole)}, {f.size}")
-        self.mask = f.mask_below(rest)
-        self.rest = rest
-        self.has_rest = f.compare("ne", rest, 0)
-        self.result = ""
-
-    def each(
-        self,
-        channel: str,
-        body: Callable[[Value, int, str | None], None],
-        result: tuple[str, Value, Value] | None = None,
-    ) -> None:
-        """``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
-
-        ``result`` (a pointer, bytes between images and between channels) is an array whose planes lie elsewhere: in the
-        body the same offset from :attr:`result` leads to it.
-        """
-        f = self.f
-        with f.loop(0, self.images) as image:
-            begin = f.mul(f.add(f.mul(image, self.channels), channel), self.plane)
-            if result is not None:
-                there = f.add(f.mul(image, result[1]), f.mul(channel, result[2]))
-                self.result = f.at(result[0], f.sub(there, begin))
-            with f.loop(0, self.four, CHAINS * self.wide) as i:
-                for chain in range(CHAINS):
-                    body(f.add(f.add(begin, i), chain * self.wide), chain, None)
-            with f.loop(self.four, self.whole, self.wide) as i:
-                body(f.add(begin, i), 0, None)
-            with f.when(self.has_rest):
-                body(f.add(begin, self.whole), 1, self.mask)
-
-    def load(self, pointer: str, offset: Value, mask: str | None) -> str:
-        """A vector of the channel, zero behind a plane's end."""
-        f = self.f
-        place = f.at(pointer, offset)
-        return f.load(place) if mask is None else f.load_masked(place, mask)
-
-    def store(self, value: str, pointer: str, offset: Value, mask: str | None) -> None:
-        """The same, stored; behind a plane's end nothing is."""
-        f = self.f
-        place = f.at(pointer, offset)
-        if mask is None:
-            f.store(value, place)
-        else:
-            f.store_masked(value, place, mask)
-
-    def kept(self, value: str, mask: str | None) -> str:
-        """``value`` with zeros behind a plane's end."""
-        f = self.f
-        if mask is None:
-            return value
-        return f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {value}, {f.vector} zeroinitializer")
-
-
-class _Sum:
-    """Chains of additions, which the compiler keeps in registers."""
-
-    def __init__(self, f: Function) -> None:
-        self.f = f
-        self.chains = [f.local(f.vector) for _ in range(CHAINS)]
-
-    def clear(self) -> None:
-        """Zero."""
-        for chain in self.chains:
-            self.f.store("zeroinitializer", chain)
-
-    def put(self, chain: int, change: Callable[[str], str]) -> None:
-        """Replace a chain's value."""
-        self.f.store(change(self.f.load(self.chains[chain])), self.chains[chain])
-
-    def total(self) -> str:
-        """The sum of all, as a scalar."""
-        f = self.f
-        a, b, c, d = (f.load(chain) for chain in self.chains)
-        return f.total(f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d)))
-
-
-def _scalars(f: Function) -> Callable[[str, str, str], str]:
-    return lambda how, a, b: f.value(f"{how} {f.scalar} {a}, {b}")
-
-
-def _or_one(f: Function, pointer: str, offset: Value) -> str:
-    """The element there, 1 for a null pointer."""
-    found = f.local(f.scalar)
-    f.put_scalar("1.0", found)
-    with f.when(f.value(f"icmp ne ptr {pointer}, null")):
-        f.put_scalar(f.scalar_at(f.at(pointer, offset)), found)
-    return f.scalar_at(found)
-
-
-def scale_and_shift(f: Function, of: Mapping[str, str], place: Value, mean: str, inverse: str) -> tuple[str, str]:
-    """What a channel is multiplied by, and what is added then; ``of`` has pointers to gamma and beta."""
-    op = _scalars(f)
-    scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
-    return scale, op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale))
-
-
-def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
-    """The words, of which the first ``pointers`` are pointers."""
-    return {
-        name: f.pointer("%words", index) if index < pointers else f.word("%words", index)
-        for index, name in enumerate(names)
-    }
-
-
-def forward(scalar: str) -> Function:
-    """Mean, variance, 1 / sqrt(variance + eps), and the normalised channel."""
-    f = Function("forward", (("ptr", "words"),), scalar, LANES[scalar])
-    of = _block(f, FORWARD, 8)
-    op = _scalars(f)
-    eps = f.scalar_at(of["constants"])
-    share = f.scalar_at(f.at(of["constants"], f.size))
-    walk, total = _Channel(f, of), _Sum(f)
-    computes = f.compare("eq", of["given"], 0)
-    writes = f.value(f"icmp ne ptr {of['y']}, null")
-    with f.loop(of["first"], of["last"]) as channel:
-        place = f.mul(channel, f.size)
-        with f.when(computes):
-            total.clear()
-
-            def add(offset: Value, chain: int, mask: str | None) -> None:
-                x = walk.load(of["x"], offset, mask)
-                total.put(chain, lambda old: f.binary("fadd", old, x))
-
-            walk.each(channel, add)
-            mean = op("fmul", total.total(), share)
-            f.put_scalar(mean, f.at(of["mean"], place))
-            every = f.splat(mean)
-            total.clear()
-
-            def square(offset: Value, chain: int, mask: str | None) -> None:
-                d = walk.kept(f.binary("fsub", walk.load(of["x"], offset, mask), every), mask)
-                total.put(chain, lambda old: f.fma(d, d, old))
-
-            walk.each(channel, square)
-            f.put_scalar(op("fmul", total.total(), share), f.at(of["var"], place))
-        mean = f.scalar_at(f.at(of["mean"], place))
-        inverse = op("fdiv", "1.0", f.root(op("fadd", f.scalar_at(f.at(of["var"], place)), eps)))
-        f.put_scalar(inverse, f.at(of["inverse"], place))
-        scales, shifts = map(f.splat, scale_and_shift(f, of, place, mean, inverse))
-
-        def write(offset: Value, chain: int, mask: str | None) -> None:
-            x = walk.load(of["x"], offset, mask)
-            walk.store(f.fma(x, scales, shifts), of["y"], offset, mask)
-
-        def write_positive(offset: Value, chain: int, mask: str | None) -> None:
-            x = walk.load(of["x"], offset, mask)
-            walk.store(f.floored(f.fma(x, scales, shifts)), of["y"], offset, mask)
-
-        behind = f.compare("ne", of["relu"], 0)
-        with f.when(f.value(f"and i1 {writes}, {behind}")):
-            walk.each(channel, write_positive)
-        with f.when(f.value(f"and i1 {writes}, {f.value(f'xor i1 {behind}, true')}")):
-            walk.each(channel, write)
-    return f
-
-
-def scales(scalar: str) -> Function:
-    """Scale and shift of each channel, as :func:`forward` has them."""
-    f = Function("scales", (("ptr", "words"),), scalar, LANES[scalar])
-    of = _block(f, SCALES, 7)
-    eps, ones = f.broadcast(of["constants"]), f.constant("1.0")
-    learnt = f.value(f"icmp ne ptr {of['gamma']}, null")
-    with f.loop(0, of["channels"], f.lanes) as channel:
-        mask = f.mask_below(f.sub(of["channels"], channel))
-        place = f.mul(channel, f.size)
-        beta, mean, var = (f.load_masked(f.at(of[name], place), mask) for name in ("beta", "mean", "var"))
-        inverse = f.binary("fdiv", ones, f.function("sqrt", f.binary("fadd", var, eps)))
-        kept = f.local(f.vector)
-        f.store(ones, kept)
-        with f.when(learnt):
-            f.store(f.load_masked(f.at(of["gamma"], place), mask), kept)
-        scale = f.binary("fmul", inverse, f.load(kept))
-        f.store_masked(scale, f.at(of["scale"], place), mask)
-        f.store_masked(f.binary("fsub", beta, f.binary("fmul", mean, scale)), f.at(of["shift"], place), mask)
-    return f
-
-
-def backward(scalar: str) -> Function:
-    """Gradients of gamma and beta, and of the data unless ``dx`` is null."""
-    f = Function("backward", (("ptr", "words"),), scalar, LANES[scalar])
-    of = _block(f, BACKWARD, 10)
-    op = _scalars(f)
-    behind = f.value(f"icmp ne ptr {of['beta']}, null")
-    alone = f.value(f"xor i1 {behind}, true")
-
-    share = f.scalar_at(f.at(of["constants"], f.size))
-    walk, sums, products = _Channel(f, of), _Sum(f), _Sum(f)
-    dx = of["dx"], of["dx_image"], of["dx_channel"]
-    through = f.compare("eq", of["given"], 0)
-    writes = f.value(f"icmp ne ptr {of['dx']}, null")
-    kept = f.local(f.scalar)
-    f.put_scalar("0.0", kept)
-    with f.loop(of["first"], of["last"]) as channel:
-        place = f.mul(channel, f.size)
-        mean, inverse = (f.scalar_at(f.at(of[name], place)) for name in ("mean", "inverse"))
-        scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
-        with f.when(behind):
-            f.put_scalar(op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale)), kept)
-        means, scales, shifts = f.splat(mean), f.splat(scale), f.splat(f.scalar_at(kept))
-
-        def incoming(
-            offset: Value, x: str, mask: str | None, *, masked: bool, scales: str = scales, shifts: str = shifts
-        ) -> str:
-            dy = walk.load(of["dy"], offset, mask)
-            return f.binary("fmul", dy, f.positive(f.fma(x, scales, shifts))) if masked else dy
-
-        sums.clear()
-        products.clear()
-
-        def adding(masked: bool) -> Callable[[Value, int, str | None], None]:
-            def add(offset: Value, chain: int, mask: str | None) -> None:
-                x = walk.load(of["x"], offset, mask)
-                dy = incoming(offset, x, mask, masked=masked)
-                d = f.binary("fsub", x, means)
-                if mask is not None:
-                    d = walk.kept(d, mask)
-                sums.put(chain, lambda old: f.binary("fadd", old, dy))
-                products.put(chain, lambda old: f.fma(dy, d, old))
-
-            return add
-
-        with f.when(alone):
-            walk.each(channel, adding(False))
-        with f.when(behind):
-            walk.each(channel, adding(True))
-        total = sums.total()
-        dgamma = op("fmul", products.total(), inverse)
-        f.put_scalar(dgamma, f.at(of["dgamma"], place))
-        f.put_scalar(total, f.at(of["dbeta"], place))
-        # dx = slope x + scale dy + offset
-        slope = op("fmul", op("fmul", op("fmul", dgamma, inverse), scale), share)
-        slope = op("fsub", "0.0", slope)
-        constant = op("fsub", "0.0", op("fmul", op("fmul", total, scale), share))
-        constant = op("fsub", constant, op("fmul", slope, mean))
-        slopes, constants = f.splat(slope), f.splat(constant)
-
-        def writing(masked: bool) -> Callable[[Value, int, str | None], None]:
-            def write(offset: Value, chain: int, mask: str | None) -> None:
-                x = walk.load(of["x"], offset, mask)
-                dy = incoming(offset, x, mask, masked=masked)
-                walk.store(f.fma(dy, scales, f.fma(x, slopes, constants)), walk.result, offset, mask)
-
-            return write
-
-        def simply(masked: bool) -> Callable[[Value, int, str | None], None]:
-            def write(offset: Value, chain: int, mask: str | None) -> None:
-                dy = incoming(offset, walk.load(of["x"], offset, mask), mask, masked=masked)
-                walk.store(f.binary("fmul", dy, scales), walk.result, offset, mask)
-
-            return write
-
-        stops = f.value(f"xor i1 {through}, true")
-        for flows, body in ((through, writing), (stops, simply)):
-            for condition, masked in ((alone, False), (behind, True)):
-                with f.when(f.value(f"and i1 {writes}, {f.value(f'and i1 {flows}, {condition}')}")):
-                    walk.each(channel, body(masked), dx)
-    return f
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:

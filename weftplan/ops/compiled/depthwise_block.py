@@ -1,10 +1,10 @@
 """Compiled implementation of a depthwise convolution between two batch norms, and of its gradient.
 
-One function takes a channel of all images through the kernels of ``batch_norm.py`` and ``depthwise.py``, one after the
-other, and then the next channel, so that all they pass to each other is in the cache. What the first batch norm and its
-relu make is computed while planes are copied with their padding; the gradient of the convolution's output lies in the
-memory of the data's gradient until that is written. Bits are those of the kernels called one after the other on whole
-arrays. Channels are independent, and idle cores may take some of them.
+One function takes a channel of all images through the kernels of ``batch_norm_kernels.py`` and ``depthwise.py``, one
+after the other, and then the next channel, so that all they pass to each other is in the cache. What the first batch
+norm and its relu make is computed while planes are copied with their padding; the gradient of the convolution's output
+lies in the memory of the data's gradient until that is written. Bits are those of the kernels called one after the
+other on whole arrays. Channels are independent, and idle cores may take some of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import batch_norm, depthwise, depthwise_tables
+from weftplan.ops.compiled import batch_norm, batch_norm_kernels, depthwise, depthwise_tables
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.batch_norm import Pass
 from weftplan.ops.compiled.depthwise import PASS
@@ -33,8 +33,13 @@ from weftplan.ops.schema import Arrays, DType, OpContext, Params, TensorSpec, al
 
 Blocks = Mapping[str, Sequence[str]]
 """By the name of a kernel's call the names of its words."""
-_FORWARD: Blocks = {"first": batch_norm.FORWARD, "layer": PASS, "second": batch_norm.FORWARD}
-_BACKWARD: Blocks = {"second": batch_norm.BACKWARD, "weight": PASS, "data": PASS, "first": batch_norm.BACKWARD}
+_FORWARD: Blocks = {"first": batch_norm_kernels.FORWARD, "layer": PASS, "second": batch_norm_kernels.FORWARD}
+_BACKWARD: Blocks = {
+    "second": batch_norm_kernels.BACKWARD,
+    "weight": PASS,
+    "data": PASS,
+    "first": batch_norm_kernels.BACKWARD,
+}
 _OWN = ("first", "last", "weighs")
 """Words before those of the blocks: channels, and whether the weight's gradient is wanted."""
 
@@ -47,7 +52,7 @@ class _Driver:
     """A function that runs kernels on one channel after the other; the words of all of them are one array."""
 
     def __init__(self, name: str, blocks: Blocks, scalar: str) -> None:
-        self.f = Function(name, (("ptr", "words"),), scalar, batch_norm.LANES[scalar])
+        self.f = Function(name, (("ptr", "words"),), scalar, batch_norm_kernels.LANES[scalar])
         self.blocks = blocks
         self._names = _names(blocks)
         self.own = {name: self.f.word("%words", place) for place, name in enumerate(_OWN)}
@@ -81,7 +86,7 @@ class _Driver:
         place = f.mul(channel, f.size)
         of = {name: self.pointer(f"first.{name}") for name in ("gamma", "beta", "mean", "inverse")}
         mean, inverse = (f.scalar_at(f.at(of[name], place)) for name in ("mean", "inverse"))
-        scale, shift = batch_norm.scale_and_shift(f, of, place, mean, inverse)
+        scale, shift = batch_norm_kernels.scale_and_shift(f, of, place, mean, inverse)
         f.put_scalar(scale, room)
         f.put_scalar(shift, f.at(room, f.size))
         self.set(f"{layer}.before", f.value(f"ptrtoint ptr {room} to i64"))
@@ -89,7 +94,7 @@ class _Driver:
 
 def functions(scalar: str, stride: int) -> list[Function]:
     """The functions of the module for 3x3 windows with this stride."""
-    norm = batch_norm.forward(scalar).within("norm")
+    norm = batch_norm_kernels.forward(scalar).within("norm")
     layer = depthwise.forward(scalar, stride, after_norm=True).within("layer")
     forward = _Driver("forward", _FORWARD, scalar)
     room = forward.f.local(scalar, 2)
@@ -100,7 +105,7 @@ def functions(scalar: str, stride: int) -> list[Function]:
         forward.run(layer, "layer")
         forward.run(norm, "second")
 
-    norm_back = batch_norm.backward(scalar).within("norm_back")
+    norm_back = batch_norm_kernels.backward(scalar).within("norm_back")
     weights = depthwise.weights(scalar, stride, after_norm=True).within("weights")
     data = (depthwise.forward(scalar, 1) if stride == 1 else depthwise.data_by_two(scalar, depthwise.PADDED)).within(
         "data"
