@@ -369,3 +369,67 @@ def test_an_operation_begins_only_where_nobody_uses_its_vars(eng):
     other = engine.create("NaiveEngine")
     assert begun(other, (), (other.new_variable(),)) is None
     assert begun(eng, (), (other.new_variable(),)) is None
+
+
+def test_the_end_of_what_has_begun_is_made_at_once(eng):
+    """Where nobody waits for it, whether or not others are pending: all its vars are idle then, by no request."""
+    gate, busy = threading.Event(), eng.new_variable()
+    reads, writes, more = ([eng.new_variable() for _ in range(3)] for _ in range(3))
+    for round in range(2):
+        end = begun(eng, reads, writes)
+        operation = writes[0].write
+        assert eng._region.widen(eng, operation, more, (*writes, *more))
+        apply, eng._region.apply = eng._region.apply, None
+        end()
+        eng._region.apply = apply
+        assert [var.version for var in (*reads, *writes, *more)] == [0] * 3 + [round + 1] * 6
+        assert all(var.write is None and not var.readers for var in (*reads, *writes, *more))
+        assert eng.statistics().pending == round
+        if not round:
+            eng.push(gate.wait, (), (busy,))
+    gate.set()
+    eng.wait_for_all()
+
+
+@pytest.mark.parametrize("stage", ["begin", "end"])
+def test_a_signal_handler_that_waits_in_the_middle_is_refused(eng, monkeypatch, stage):
+    """It would wait for itself; the operation goes on."""
+    from weftplan.engine import region
+
+    read, write, found = eng.new_variable(), eng.new_variable(), []
+
+    def wait(*args):
+        monkeypatch.undo()
+        with pytest.raises(EngineError, match="in the middle of a change"):
+            eng.wait_for_all()
+        found.append(1)
+        return getattr(region, name)(*args)
+
+    name = "_ours" if stage == "begin" else "_release"
+    monkeypatch.setattr(region, name, wait)
+    end = begun(eng, (read,), (write,))
+    end()
+    assert found == [1]
+    eng.wait_for_all()
+    assert (write.version, read.readers) == (1, 0)
+
+
+def test_a_signal_handler_that_raises_leaves_no_half_of_an_end(eng, monkeypatch):
+    """At the end of a turn some vars are released: the others are, too, before it is raised."""
+    from weftplan.engine import region
+
+    reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))
+    release = region._release
+
+    def interrupted(reads, writes):
+        monkeypatch.undo()
+        release(iter([next(reads)]), iter([next(writes)]))
+        raise TimeoutError
+
+    end = begun(eng, reads, writes)
+    monkeypatch.setattr(region, "_release", interrupted)
+    with pytest.raises(TimeoutError):
+        end()
+    assert [(var.readers, var.write, var.version) for var in reads] == [(0, None, 0)] * 3
+    assert [(var.readers, var.write, var.version) for var in writes] == [(0, None, 1)] * 3
+    eng.wait_for_all()

@@ -300,3 +300,84 @@ def test_a_module_exchanges_its_gradients_in_buckets(tmp_path: Path, on_store: s
 )
 def test_buckets_of_a_bound_network_copy_nothing():
     """Gradients that a bind makes lie side by side in the order of their buckets: an exchange joins them in place."""
+
+
+def test_a_round_that_is_known(tmp_path: Path):
+    """Is one call for the driver, with no step; what changes in between is found out: other arrays, another thread's
+    push, an array that is read or written, a failure, a process that has left, an updater."""
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        import threading
+        from weftplan.kvstore.distributed.group import Group
+        size, steps = 6000, []
+        keys = ["a", "b"]
+        kv.init(keys, [mx.nd.zeros((size,)) for _ in keys])
+        again = Group.again
+        Group.again = lambda self, known: steps.append(again(self, known)) or steps[-1]
+        gradients, outs, others = ([mx.nd.zeros((size,)) for _ in keys] for _ in range(3))
+        count = 3
+        def check(step, outs=outs, between=None):
+            for place, gradient in enumerate(gradients):
+                gradient[:] = step + 10 * place + 100 * rank
+            mx.nd.waitall()
+            kv.push(keys, gradients)
+            if between:
+                between()
+            kv.pull(keys, outs)
+            for place, out in enumerate(outs):
+                want = sum(step + 10 * place + 100 * one for one in range(count))
+                assert (out.asnumpy() == want).all(), (step, place)
+        for step in range(6):
+            check(step)
+        assert steps and set(steps) <= {1, 2, 3}, steps
+        for step in range(6):
+            check(step, (outs, others)[step % 2])
+        read = []
+        for step in range(4):  # the old values are read before the new ones are written
+            before = outs[0].asnumpy()[0]
+            late = mx.nd.zeros((size,))
+            check(step, between=lambda: outs[0].copyto(late))
+            assert (late.asnumpy() == before).all()
+            check(step, between=lambda: gradients[1].__setitem__(slice(None), 7))
+            pushed = threading.Thread(target=lambda: kv.push(keys, gradients))
+            check(step, between=lambda: (pushed.start(), pushed.join()))
+        for step in range(4):
+            gradients[1][:] = 3
+            if rank == step % 3:
+                spoil(gradients[1])
+            kv.push(keys, gradients)
+            kv.pull(keys, outs)
+            failed = 0
+            for array in (*outs, *gradients):
+                try:
+                    array.wait_to_read()
+                except Exception as error:
+                    assert "no data left" in str(error), error
+                    failed += 1
+            assert failed >= 2, failed
+            check(step)
+            check(step)
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        kept = outs[0].asnumpy()
+        for step in range(4):
+            for gradient in gradients:
+                gradient[:] = rank
+            kv.push(keys, gradients)
+            kv.pull(keys, outs)
+            kept = kept - 3
+            np.testing.assert_array_equal(outs[0].asnumpy(), kept)
+        if rank == 2:
+            kv.close()
+        else:
+            for step in range(4):
+                for gradient in gradients:
+                    gradient[:] = rank
+                kv.push(keys, gradients)
+                kv.pull(keys, outs)
+                kept = kept - 1
+                np.testing.assert_array_equal(outs[0].asnumpy(), kept)
+        """,
+        FLAGS_fuse_parameter_groups_size="-1",
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 
 import weftplan as mx
@@ -19,6 +21,12 @@ def call(eng):
     return Call(keys, stored, BucketRule(-1, None), keys.index, lambda key, array: key), stored
 
 
+def found(call, values):
+    """The arrays of a call, or None."""
+    given = call.given(values, listed=True)
+    return given and list(given[1])
+
+
 def arrays():
     """What is as it should be."""
     return [mx.nd.ones(shape) for shape in SHAPES]
@@ -29,9 +37,9 @@ def test_arrays_that_come_again_are_looked_at_anew_where_they_differ(call):
     known, stored = call
     good = arrays()
     for _ in range(2):
-        assert known.arrays(good, listed=True) == good
-        assert known.arrays(tuple(good), listed=True) == good
-        assert known.arrays([[good[0]], good[1]], listed=True) == good
+        assert found(known, good) == good
+        assert found(known, tuple(good)) == good
+        assert found(known, [[good[0]], good[1]]) == good
         for wrong in (
             [good[0], mx.nd.ones((4,))],
             [good[0], mx.nd.ones((2, 2), dtype="float64")],
@@ -41,10 +49,10 @@ def test_arrays_that_come_again_are_looked_at_anew_where_they_differ(call):
             good[:1],
             good[0],
         ):
-            assert known.arrays(wrong, listed=True) is None
+            assert found(known, wrong) is None
     for _ in range(10):  # more rows than are kept
-        assert known.arrays(more := arrays(), listed=True) == more
-    assert known.arrays(good, listed=True) == good
+        assert found(known, (more := arrays())) == more
+    assert found(known, good) == good
 
 
 @pytest.mark.parametrize("which", ["given", "stored"])
@@ -52,7 +60,7 @@ def test_arrays_that_have_failed_since_are_refused(call, which):
     """An operation for all of them would hand the failure of one to the others."""
     known, stored = call
     good = arrays()
-    assert known.arrays(good, listed=True) == good
+    assert found(known, good) == good
 
     def fail():
         raise ValueError("no gradient")
@@ -61,9 +69,55 @@ def test_arrays_that_have_failed_since_are_refused(call, which):
     mx.engine.get().push(fail, (), (failed.var,))
     with pytest.raises(ValueError, match="no gradient"):
         failed.wait_to_read()
-    assert known.arrays(good, listed=True) is None
+    assert found(known, good) is None
     others = arrays()
-    assert known.arrays(others, listed=True) == (None if which == "stored" else others)
+    assert found(known, others) == (None if which == "stored" else others)
     mx.engine.get().push(lambda: None, (), (failed.var,))
     mx.nd.waitall()
-    assert known.arrays(good, listed=True) == good
+    assert found(known, good) == good
+
+
+def test_what_follows_from_arrays_is_kept_with_them(call):
+    """The same arrays find it again, others do not; it keeps none of them alive, and not more than a few rows."""
+    known, _ = call
+    good, outs = arrays(), arrays()
+    given, _ = known.given(good, listed=True)
+    [first] = known.rounds(given, good, updates=False)
+    assert known.rounds(known.given(good, listed=True)[0], good, updates=False) == [first]
+    assert [var in first.writes for var in first.needed] == [False, False]
+    pulled, _ = known.given(outs, listed=True)
+    wider = first.wider(pulled, outs)
+    assert wider is first.wider(known.given(outs, listed=True)[0], outs)
+    assert list(wider.writes) == [*first.writes, *[out.var for out in outs]]
+    for _ in range(10):
+        others = arrays()
+        again = first.wider(known.given(others, listed=True)[0], others)
+        assert again is not wider
+        assert again.added == tuple(other.var for other in others)
+    assert len(first._wider) <= 4
+    kept = [ref(array) for array in (*good, *outs, *others)]
+    del good, outs, others
+    assert [one() for one in kept] == [None] * 6
+
+
+def test_what_is_pulled_into_what_is_pushed_is_read_by_no_operation(call):
+    """It writes that, and an operation that read and wrote a var would wait for itself."""
+    known, _ = call
+    good = arrays()
+    given, _ = known.given(good, listed=True)
+    round = known.rounds(given, good, updates=False)[0].wider(given, good)
+    assert round.reads == ()
+    assert set(round.needed) < set(round.writes)
+
+
+def test_new_merge_buffers_are_what_an_updater_gets(call):
+    """What followed from the old ones is forgotten; as long as one is missing, there is nothing to be summed into."""
+    known, _ = call
+    good, merged = arrays(), dict(zip("ab", arrays(), strict=True))
+    given, _ = known.given(good, listed=True)
+    assert not known.merges({"a": merged["a"]})
+    for _ in range(2):
+        assert known.merges(merged)
+        [round] = known.rounds(given, good, updates=True)
+        assert sorted(map(id, round.totals)) == sorted(map(id, merged.values()))
+        merged["b"] = mx.nd.zeros((2, 2))

@@ -36,6 +36,7 @@ class Rank:
             steps(1, (theirs, self.share, self.shown)),
             steps(2, (mine, *terms, self.sums)),
             steps(1, (mine, self.sums, self.total), (theirs, other.sums, self.total)),
+            heads(0),
         )
 
 
@@ -47,9 +48,9 @@ def steps(terms: int, *pieces: object) -> Pieces:
     return found
 
 
-def heads(mark: bytes = b"the same") -> bytes:
+def heads(sequence: int) -> bytes:
     """Both messages of a sum."""
-    return b"".join(encoded(kind, 3, mark, 4 * SIZE) for kind in (Kind.READY, Kind.SUMMED))
+    return b"".join(encoded(kind, sequence, b"the same", 4 * SIZE) for kind in (Kind.READY, Kind.SUMMED))
 
 
 def pair() -> tuple[Rank, Rank, MeetingSum, MeetingSum]:
@@ -65,9 +66,9 @@ def test_a_sum_goes_as_far_as_the_others_have_come():
     want = one.share + other.share
     for _ in range(3):
         one.total[:] = other.total[:] = 0
-        assert one.memory.make(first, heads()) == BEGUN
+        assert one.memory.make(first, 3) == BEGUN
         assert one.memory.make(first, None) == BEGUN
-        assert other.memory.make(second, heads()) == TOLD
+        assert other.memory.make(second, 3) == TOLD
         assert not other.total.any()
         assert one.memory.make(first, None) == DONE
         assert other.memory.make(second, None) == DONE
@@ -82,9 +83,9 @@ def test_a_sum_goes_as_far_as_the_others_have_come():
 def test_whose_message_is_another_one_is_left_to_the_caller(sent: int):
     """Nothing is added to what another rank means otherwise, and nothing is taken where one has failed to add."""
     one, other, first, _ = pair()
-    assert one.memory.make(first, heads()) == BEGUN
+    assert one.memory.make(first, 3) == BEGUN
     if sent == 2:
-        other.memory.send(heads()[: len(heads()) // 2])
+        other.memory.send(heads(3)[: len(heads(3)) // 2])
         assert one.memory.make(first, None) == TOLD
     other.memory.send(encoded(Kind.FAILED, 3, b"the same", 4 * SIZE, b"no memory"))
     for _ in range(2):

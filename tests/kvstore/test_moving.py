@@ -68,7 +68,7 @@ def test_an_array_that_has_moved():
 def test_what_is_known_of_an_exchange():
     """Holds for its very arrays, in their order, at the same places; it keeps none of them alive."""
     rows, members = [[np.zeros(3), np.ones(3)], [np.zeros(3), np.ones(3)]], [0, 1]
-    work = MeetingSum(*[compiled_pieces([(8, 0, 0)], 1, np.dtype("float32"))] * 3, 0, ())
+    work = MeetingSum(*[compiled_pieces([(8, 0, 0)], 1, np.dtype("float32"))] * 3, 0, (), b"")
     known = Known(rows, (members, 5), work)
     assert known.holds(rows, (members, 5))
     assert not known.holds(rows, ([0, 1], 5))

@@ -71,6 +71,11 @@ class Engine(Waiting):
         if self._debug or patience.text is not None:
             start_watchdog(self, float(patience.value))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether some var may hold a failure."""
+        return self._any_failure
+
     # -- vars and operators -----------------------------------------------------------------------------------------
 
     def new_variable(self, name: str | None = None) -> Var:
@@ -276,7 +281,7 @@ class Engine(Waiting):
         return False
 
     def begin(
-        self, fn: Callable[..., object], reads: Sequence[Var], writes: Sequence[Var], name: str
+        self, fn: Callable[..., object], reads: Sequence[Var], writes: Collection[Var], name: str, inner: int = 0
     ) -> Callable[..., None] | None:
         """Begin, on this thread, an asynchronous operation of the package all of whose vars are idle.
 
@@ -284,7 +289,7 @@ class Engine(Waiting):
         """
         return None
 
-    def write_too(self, fn: object, var: Var, writes: Sequence[Var]) -> bool:
+    def write_too(self, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None) -> bool:
         """Let a pending asynchronous operation of the package, which is to write ``var``, write idle vars, too.
 
         False: what writes them is to be pushed. See ``edges/at_once.py``.

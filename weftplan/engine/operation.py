@@ -332,6 +332,6 @@ def checked_vars(
     return reads, searchable(writes)
 
 
-def searchable(writes: Sequence[Var]) -> Collection[Var]:
+def searchable(writes: Collection[Var]) -> Collection[Var]:
     """``writes`` in the same order, in a form in which one is found quickly: a var asks whether it is among them."""
-    return writes if len(writes) < 9 else dict.fromkeys(writes)
+    return writes if len(writes) < 9 or writes.__class__ is dict else dict.fromkeys(writes)

@@ -26,12 +26,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableSequence, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from time import sleep
 from types import CodeType
 from typing import Any, Protocol, TypeVar
 
-from weftplan.engine.operation import OprBlock, Waiter, ample_room, searchable
+from weftplan.engine.operation import OprBlock, Waiter, ample_room
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
@@ -47,6 +49,8 @@ MOST_AT_ONCE = 500
 """Requests that a thread carries out before it lets another go on with them."""
 PAUSE_S = 0.00005
 """How long it waits for another to come."""
+_engine, _events, _readers, _waiting, _write = map(attrgetter, ("engine", "events", "readers", "waiting", "write"))
+"""Of vars. To ask many of them, loops within the interpreter take a third of the time."""
 
 
 class Driver(Protocol):
@@ -56,6 +60,8 @@ class Driver(Protocol):
     """Some var holds a failure, so every completion is to be told to ``_spread``."""
     _here: Any
     """What the thread that was inside does when it is outside again."""
+    _streams_used: bool
+    """Vars may have events."""
 
     def _dispatch(self) -> None:
         """Inside: hand over everything in ``ready``, removing each only when nothing can interrupt the rest."""
@@ -286,15 +292,14 @@ class Region:
             return False
         try:
             if not requests and self.gate is None and not driver._any_failure:
-                for var in op.reads:
-                    if var.write is not None or var.engine is not driver or var.events is not None:
-                        return False
-                for var in op.writes:
-                    if var.write is not None or var.readers or var.engine is not driver or var.events is not None:
-                        return False
-                for var in op.reads:
+                reads, writes = op.reads, op.writes
+                if self.seq != self.completed and (any(map(_write, reads)) or _used(writes)):
+                    return False
+                if not _ours(driver, reads) or not _ours(driver, writes):
+                    return False
+                for var in reads:
                     var.readers += 1
-                for var in op.writes:
+                for var in writes:
                     var.write = op
                 self.seq = op.seq = self.seq + 1
                 done = True
@@ -304,7 +309,7 @@ class Region:
                 self.apply(driver)
         return done
 
-    def widen(self, driver: Driver, op: OprBlock, writes: Sequence[Var]) -> bool:
+    def widen(self, driver: Driver, op: OprBlock, writes: Sequence[Var], every: Collection[Var]) -> bool:
         """Let ``op``, which is pending, write these vars, too: as if it had been pushed with them.
 
         That makes no difference where all of them are idle, since nobody has used them meanwhile. Ctrl-C must be held
@@ -313,6 +318,7 @@ class Region:
         Args:
             op: cannot be completed before this returns; the caller sees to that.
             writes: no var twice.
+            every: what it writes then, all of it, searchable.
 
         Returns:
             False, and nothing is done: somebody else is inside, a request comes first, an operation waits for ``op``,
@@ -326,15 +332,45 @@ class Region:
             return False
         try:
             if not requests and self.gate is None and not driver._any_failure and op.seq:
-                for var in op.writes:
-                    if var.waiting:  # somebody may have written it again
-                        return False
-                for var in writes:
-                    if var.write is not None or var.readers or var.engine is not driver or var.events is not None:
-                        return False
+                if self.seq != self.completed + 1 and any(map(_waiting, op.writes)):
+                    return False  # who waits for it may have written what they are to get
+                if _used(writes) or not _ours(driver, writes):
+                    return False
                 for var in writes:
                     var.write = op
-                op.writes = searchable((*op.writes, *writes))
+                op.writes = every
+                done = True
+        finally:
+            token[0] = 1
+            if requests:  # they came while nobody else could get in
+                self.apply(driver)
+        return done
+
+    def end(self, driver: Driver, op: OprBlock) -> bool:
+        """Complete ``op``, which has not failed, where nobody waits for it. Ctrl-C must be held back.
+
+        Returns:
+            False, and nothing is done: its completion is to be requested.
+        """
+        requests, token = self.requests, self.token
+        done = False
+        try:
+            del token[0]
+        except KeyError:
+            return False
+        try:
+            if not requests and self.gate is None and not driver._any_failure and not self.idle_waiters:
+                alone = self.seq == self.completed + 1
+                if not alone and (any(map(_waiting, op.writes)) or any(map(_write, op.reads))):
+                    return False
+                reads, writes = iter(op.reads), iter(op.writes)
+                try:
+                    _release(reads, writes)
+                except BaseException:  # of a signal handler; it comes at the end of a turn, and the rest is due
+                    _release(reads, writes)
+                    raise
+                finally:
+                    self.completed += 1
                 done = True
         finally:
             token[0] = 1
@@ -500,4 +536,27 @@ class Region:
         return False
 
 
-_INSIDE = (Region.apply.__code__, Region.write_alone.__code__)
+def _ours(driver: Driver, vars: Collection[Var]) -> bool:
+    """Whether all are vars of ``driver``, and on a host."""
+    if driver._streams_used and not all(map(is_, map(_events, vars), repeat(None))):
+        return False
+    return all(map(is_, map(_engine, vars), repeat(driver)))
+
+
+def _used(vars: Collection[Var]) -> bool:
+    """Whether somebody uses one of these vars."""
+    return any(map(_write, vars)) or any(map(_readers, vars))
+
+
+def _release(reads: Iterator[Var], writes: Iterator[Var]) -> None:
+    """End granted reads and writes for which nobody waits."""
+    for var in reads:
+        var.readers -= 1
+    for var in writes:
+        var.version += 1
+        var.write = None
+
+
+_INSIDE = tuple(
+    method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.widen, Region.end)
+)

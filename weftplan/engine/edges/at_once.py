@@ -15,7 +15,7 @@ only found: the operation that is pushed then raises it again, on a worker, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.failure import Failure
@@ -98,12 +98,16 @@ def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[V
 
 
 def begin(
-    engine: Threads, fn: Callable[..., object], reads: Sequence[Var], writes: Sequence[Var], name: str
+    engine: Threads, fn: Callable[..., object], reads: Sequence[Var], writes: Collection[Var], name: str, inner: int = 0
 ) -> Callable[..., None] | None:
     """Begin an asynchronous operation of the package on this thread, if all its vars, none of which comes twice, are
     idle: as if ``push_async(fn, …)`` had been called with ``FnProperty.NO_SKIP`` and had found a worker at once.
 
     ``fn`` is not called: the caller, who holds Ctrl-C back until the operation is in good hands, does what it does.
+
+    Args:
+        inner: so many callers, at least, are functions of the package: whoever looks for the line of the push passes
+            them over.
 
     Returns:
         What ends the operation: ``on_complete(error=None)``, to be called once, with Ctrl-C held back, by whatever
@@ -111,22 +115,29 @@ def begin(
     """
     if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return None
-    op = DetailedBlock(fn, reads, searchable(writes), name, push_site(), None, FnProperty.NO_SKIP)
+    region = engine._region
+    op = DetailedBlock(fn, reads, searchable(writes), name, push_site(2 + inner), None, FnProperty.NO_SKIP)
     op.asynchronous = True
-    if not engine._region.begin(engine, op):
+    if not region.begin(engine, op):
         return None
 
     def on_complete(error: BaseException | None = None) -> None:
-        engine._complete(op, None if error is None else Failure.of(op, error))
+        if error is not None or not region.end(engine, op):
+            engine._complete(op, None if error is None else Failure.of(op, error))
 
     return on_complete
 
 
-def write_too(engine: Threads, fn: object, var: Var, writes: Sequence[Var]) -> bool:
+def write_too(
+    engine: Threads, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None
+) -> bool:
     """Let the operation of a function ``start`` of ``fn``, which is to write ``var``, write idle vars, too.
 
     For one that was pushed by ``push_async(fn.start, …)``. The caller sees to it that it is not completed before this
     returns; see :meth:`Region.widen`.
+
+    Args:
+        every: all that it writes then, in a form that :func:`searchable` has given; None: to be found out.
 
     Returns:
         False: nothing is done, and what writes them is to be pushed.
@@ -136,4 +147,4 @@ def write_too(engine: Threads, fn: object, var: Var, writes: Sequence[Var]) -> b
     op = var.write
     if op is None or getattr(op.fn, "__self__", None) is not fn:
         return False
-    return engine._region.widen(engine, op, writes)
+    return engine._region.widen(engine, op, writes, every or searchable((*op.writes, *writes)))

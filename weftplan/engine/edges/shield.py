@@ -7,10 +7,12 @@ handlers written in Python: others raise nothing. Other signals' handlers are no
 
 from __future__ import annotations
 
+import os
 import threading
 from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` makes enumerations of it: 10 µs
 from _signal import signal as set_handler
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -109,6 +111,16 @@ class _Undisturbed(threading.local):
 undisturbed = _Undisturbed()
 shield = Shield()
 _NONE: AbstractContextManager[None] = nullcontext()
+_main = threading.main_thread().ident
+
+
+def _forked() -> None:
+    global _main
+    _main = get_ident()  # whoever forks is the main thread of the child
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def shielded() -> AbstractContextManager[None]:
@@ -117,7 +129,7 @@ def shielded() -> AbstractContextManager[None]:
     Raises:
         KeyboardInterrupt: at the end of the block, or before it has begun.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    if get_ident() != _main:
         return _NONE
     # Either alone is what an interrupt, or a function that puts the shield back, has left.
     return _Inner() if shield._up and getsignal(SIGINT) is shield else shield

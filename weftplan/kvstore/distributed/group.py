@@ -25,7 +25,7 @@ from weftplan.kvstore.distributed.moving import Known, Mover, Operand, Row, Span
 from weftplan.kvstore.distributed.shared import Area, SharedMemory
 from weftplan.kvstore.distributed.wire import INLINE, Kind, Message, clip, decode, head
 from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
-from weftplan.ops.compiled.meeting import BEGUN, DONE, MeetingSum
+from weftplan.ops.compiled.meeting import BEGUN, DONE, NEW, MeetingSum
 from weftplan.ops.compiled.sums import Pieces
 
 _READY, _SUMMED = int(Kind.READY), int(Kind.SUMMED)
@@ -71,6 +71,19 @@ class Group(Meeting):
 
     # -- exchanges ------------------------------------------------------------------------------------------------
 
+    def again(self, known: Known) -> int:
+        """Begin a sum whose arrays have come again, as far as nobody has to wait for long; returns how far it has come.
+
+        ``NEW``: nothing is done. ``DONE``: it is over. Otherwise :meth:`sum` is to go on.
+        """
+        shared, work = self._shared, known.work
+        if shared is None or work is None or not known.stays((self.members, Area.maps)):
+            return NEW
+        stage = shared.make(work, self.sequence)
+        if stage == DONE:
+            self.sequence += 1
+        return stage
+
     def sum(
         self,
         shares: Sequence[Array],
@@ -78,7 +91,8 @@ class Group(Meeting):
         description: str,
         failure: str | None = None,
         also: Sequence[Sequence[Array]] = (),
-    ) -> Steps[None]:
+        begun: Known | None = None,
+    ) -> Steps[Known | None]:
         """Make ``totals`` the sums of all members' ``shares``; all are contiguous, of one dtype, and may be the same.
 
         Args:
@@ -87,31 +101,36 @@ class Group(Meeting):
             description: what is summed; must be the same everywhere.
             failure: why this process has no share. Everybody's call raises then.
             also: rows of arrays that become like ``totals``, and may be ``shares``; looked at when the sums are there.
+            begun: what :meth:`again` has begun.
+
+        Returns:
+            How all this was moved, if it can be moved so again.
 
         Raises:
             KVStoreError: a member failed, exchanges something else, or did not come in time.
             WorkerLostError: a member died.
         """
         nbytes, count, shared, payload = 0, len(self.members), None, b""
-        known: Known | None = None
-        work: MeetingSum | None = None
-        shown: Pieces | None = None
+        known, shown = begun, None
         for share in shares:
             nbytes += share.nbytes
         small = nbytes <= INLINE
         if failure is None and self._shared is not None and count > 1 and nbytes:
-            shared, known = self._shared, self._known.get((description, len(also)))
-            if known is not None and not known.holds((shares, totals, *also), (self.members, Area.maps)):
-                known = None
-            if known is not None:
-                work = known.work or self._message_sum(shared, known, shares, (totals, *also), nbytes)
-        if shared is not None and work is not None:
-            mark = mark_of(description)
-            heads = head(_READY, self.sequence, mark, nbytes, nbytes if small else 0)
-            stage = shared.make(work, heads if small else heads + head(_SUMMED, self.sequence, mark, nbytes))
-        elif shared is not None and not small:
+            shared = self._shared
+            if begun is None:
+                known = self._known.get((description, len(also)))
+                if known is not None and not known.holds((shares, totals, *also), (self.members, Area.maps)):
+                    known = None
+                if known is not None:
+                    known.work = known.work or self._message_sum(shared, description, shares, (totals, *also), nbytes)
+                    if known.work is not None:
+                        if self.again(known) == DONE:
+                            return known
+                        begun = known
+        work = None if begun is None else begun.work
+        if shared is not None and work is None and not small:
             shown = self._show(shared, shares, nbytes, whole=False)
-        if work is None or stage == BEGUN:
+        if work is None or work.stage == BEGUN:
             if failure is None and small:
                 payload = shares[0].tobytes() if len(shares) == 1 else b"".join(share.tobytes() for share in shares)
             payloads = yield from self.agreed(description, failure, nbytes, payload, sent=work is not None)
@@ -122,6 +141,7 @@ class Group(Meeting):
             self._show(shared, shares, nbytes, whole=True)
             yield from self.agreed(description, None, nbytes)
         if len(self.members) == 1 or not nbytes:
+            known = None
             for share, total in zip(shares, totals, strict=True):
                 if total is not share:
                     total[...] = share
@@ -131,10 +151,10 @@ class Group(Meeting):
             also = also[known.rows - 2 :]  # those that a pull has added meanwhile
         elif small:
             if shared is not None and known is None:
-                self._remember(description, Known((shares, totals, *also), (self.members, Area.maps), None))
+                known = self._remember(description, Known((shares, totals, *also), (self.members, Area.maps), None))
             self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
         elif shared is not None:
-            yield from self._sum_shared(shared, shares, nbytes, totals, description, also, shown)
+            known = yield from self._sum_shared(shared, shares, nbytes, totals, description, also, shown)
             also = ()
         else:
             yield from self._sum_joined(shares, totals, description)
@@ -143,6 +163,7 @@ class Group(Meeting):
                 if copy is not total:
                     copy[...] = total
         self.sequence += 1
+        return known
 
     def broadcast(self, array: Array, root: int, description: str, failure: str | None = None) -> Steps[None]:
         """Replace a contiguous ``array`` by that of rank ``root``; raises as :meth:`sum` does.
@@ -242,7 +263,7 @@ class Group(Meeting):
         description: str,
         also: Sequence[Sequence[Array]],
         shown: Pieces | None,
-    ) -> Steps[None]:
+    ) -> Steps[Known | None]:
         """Each member adds up a range of what all have shown and shows the result, which all then take.
 
         Nobody writes over what another still reads: shares are shown again only after all have said that they have
@@ -258,19 +279,23 @@ class Group(Meeting):
         yield from self._tell_summed(told, description)
         rows = (totals, *also)
         taken = self._take(shared, rows, nbytes)
-        if shown is not None and added is not None and taken is not None:
-            work = shared.sum_of(self.others(), shown, added, taken)
-            self._remember(description, Known((shares, *rows), (self.members, Area.maps), work))
+        if shown is None or added is None or taken is None:
+            return None
+        mark = mark_of(description)
+        heads = head(_READY, 0, mark, nbytes) + head(_SUMMED, 0, mark, nbytes)
+        work = shared.sum_of(self.others(), shown, added, taken, heads)
+        return self._remember(description, Known((shares, *rows), (self.members, Area.maps), work))
 
-    def _remember(self, description: str, known: Known) -> None:
+    def _remember(self, description: str, known: Known) -> Known:
         if len(self._known) == _MOST:
             self._known.clear()
         self._known[description, known.rows - 2] = known
+        return known
 
     def _message_sum(
         self,
         shared: SharedMemory,
-        known: Known,
+        description: str,
         shares: Sequence[Array],
         rows: Sequence[Sequence[Array]],
         nbytes: int,
@@ -287,8 +312,8 @@ class Group(Meeting):
                 return None
             shows.append(show)
             adds.append(add)
-        known.work = shared.message_sum_of(self.others(), shows, adds, nbytes)
-        return known.work
+        heads = head(_READY, 0, mark_of(description), nbytes, nbytes)
+        return shared.message_sum_of(self.others(), shows, adds, heads, nbytes)
 
     def _add_up(self, rows: list[Array], totals: Sequence[Array]) -> None:
         """Make ``totals`` the sums of what came in messages."""

@@ -1,80 +1,175 @@
-"""What is exchanged as one: the engine's operation for all arrays of a bucket, and calls whose buckets are known.
+"""What is exchanged as one: the engine's operation for all arrays of a bucket, and calls whose arrays are known.
 
-A call of a store names its keys at every step of training, and what follows from the keys alone is always the same: a
-:class:`Call` keeps it. The arrays may be others each time; what must hold for them is looked at each time.
+A call of a store names its keys at every step of training, and mostly the same arrays. What follows from the keys is
+kept in a :class:`Call`, what follows from the arrays in :class:`Given`, and what an exchange of them reads, writes and
+moves in a :class:`Round`: the first time makes it, later times look only at what may have changed, with loops within
+the interpreter. Nothing of it keeps an array of the user alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter, call, is_
+from operator import attrgetter, call, is_, itemgetter
 from typing import Any
 from weakref import ref
 
 from weftplan.engine import get as get_engine
+from weftplan.engine.operation import searchable
 from weftplan.errors import OutOfMemoryError
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.membership import Steps
+from weftplan.kvstore.distributed.moving import Known
 from weftplan.kvstore.distributed.sequencer import OnComplete, Part
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, pushing
+from weftplan.ops.compiled.meeting import DONE, NEW
 
-_failure = attrgetter("failure")
+_failure, _ready = attrgetter("failure"), attrgetter("ready")
 
 _GIVEN = 4
 """Rows of arrays that a call knows again: what is pushed, what is pulled."""
+
+_INNER = 3
+"""Functions of the package between the user and the engine, at least: who begins a part, and the store's own two."""
 
 _MOST = 256
 """Calls of which a store keeps what follows from their keys."""
 
 
+class Given:
+    """Arrays of a call that were as they should be: they come again.
+
+    Args:
+        watched: vars of which none may have failed.
+    """
+
+    __slots__ = ("__weakref__", "_refs", "_watched", "rounds")
+
+    def __init__(self, arrays: Iterable[NDArray], watched: Sequence[Any]) -> None:
+        self._refs, self._watched = [ref(array) for array in arrays], watched
+        self.rounds: dict[bool, list[Round]] = {}
+        """Of all buckets, where an updater runs and where none does."""
+
+    def are(self, values: Iterable[Any]) -> bool:
+        """Whether these, as many, are they; what is gone is like None."""
+        return all(map(is_, map(call, self._refs), values))
+
+    @property
+    def whole(self) -> bool:
+        """True where nothing has failed."""
+        return not get_engine().has_failed or not any(map(_failure, self._watched))
+
+
+Arrays = tuple[Given, Sequence[NDArray]]
+"""What is known of the arrays of a call, and the arrays."""
+
+
+class Round:
+    """What follows from the arrays of an exchange: they come again at every step.
+
+    Args:
+        totals: results, arrays of the store.
+        needed: vars of what is exchanged.
+        reads, writes: vars of the operation.
+
+    Attributes:
+        added: vars of the arrays that made it wider.
+        known: how they were moved the last time, where each array has memory that stays where it is.
+        nbytes: of all results.
+    """
+
+    __slots__ = ("_wider", "added", "known", "nbytes", "needed", "reads", "totals", "writes")
+
+    def __init__(
+        self, totals: Sequence[NDArray], needed: Sequence[Any], reads: Sequence[Any], writes: Collection[Any]
+    ) -> None:
+        self.totals, self.needed, self.reads, self.writes = totals, needed, reads, searchable(writes)
+        self.nbytes = sum([total.nbytes for total in totals])
+        self.added: tuple[Any, ...] = ()
+        self.known: Known | None = None
+        self._wider: dict[ref[Given], Round] = {}
+
+    def wider(self, given: Given, row: Sequence[NDArray]) -> Round:
+        """With a row of arrays, those of ``given`` in this bucket, that are to become like the results, too."""
+        key = ref(given)
+        found = self._wider.get(key)
+        if found is None:
+            added = tuple([array.chunk.var for array in row])
+            reads = tuple([var for var in self.reads if var not in added])
+            found = Round(self.totals, self.needed, reads, (*self.writes, *added))
+            found.added = added
+            if len(self._wider) >= _GIVEN:  # another thread may do the same
+                self._wider.pop(next(iter(self._wider), key), None)
+            self._wider[key] = found
+        return found
+
+
 class JointPart(Part):
-    """Results on the host, each with its sources; :meth:`start` is the function of the operation for all of them.
+    """Results on the host, each with its source; :meth:`start` is the function of the operation for all of them.
 
     They share its fate: should one of their sources have failed, all of them have.
 
     Args:
-        results: (result, sources): the sum of the sources, arrays on the host, is exchanged; the result where there is
-            none.
-        needed: vars of what is exchanged.
-        writes: vars of what the operation writes.
+        round: what follows from the arrays.
+        sources: arrays on the host that are exchanged, one for each result; may be the result itself.
         add: makes the last of its arrays the sum of the others.
-        also: rows of arrays, one for each result, which are to become like the results; a source may be one of them.
+        rows: rows of arrays, one for each result, which are to become like the results; a source may be one of them.
+        first: (result, terms): sums that make a source.
     """
 
-    __slots__ = ("_add", "_needed", "_results", "_rows", "_writes", "also")
+    __slots__ = ("_add", "_first", "_rows", "_sources", "also", "round")
 
     def __init__(
         self,
-        results: Sequence[tuple[NDArray, Sequence[NDArray]]],
-        needed: Sequence[Any],
-        writes: Sequence[Any],
+        round: Round,
+        sources: Sequence[NDArray],
         add: Callable[..., None],
-        also: Sequence[Sequence[NDArray]] = (),
+        rows: Sequence[Sequence[NDArray]] = (),
+        first: Sequence[tuple[NDArray, Sequence[NDArray]]] = (),
     ) -> None:
         super().__init__()
-        self._results, self._needed, self._writes, self._add, self._rows = results, needed, writes, add, also
+        self.round, self._sources, self._add, self._first = round, sources, add, first
+        self._rows = list(rows)
         self.also: list[Sequence[Array]] = []
         """Rows of raw arrays to be like the results; belongs to whoever drives, until the part is complete."""
 
-    def begin(self, reads: Sequence[Any], writes: Sequence[Any], name: str) -> bool:
+    @classmethod
+    def of(cls, result: NDArray, sources: Sequence[NDArray], add: Callable[..., None]) -> JointPart:
+        """The sum of the sources, arrays on the host, is exchanged; the result where there is none."""
+        reads, writes = tuple(dict.fromkeys([source.var for source in sources])), (result.var,)
+        round = Round((result,), reads or writes, reads, writes)
+        if len(sources) == 1:
+            return cls(round, sources, add)
+        return cls(round, (result,), add, first=[(result, sources)] if sources else ())
+
+    def _arrays(self) -> list[NDArray]:
+        terms = [array for _, terms in self._first for array in terms]
+        return [*self._sources, *self.round.totals, *terms]
+
+    def begin(self, name: str) -> bool:
         """Begin the operation on this thread, where nobody uses the arrays; Ctrl-C must be held back.
 
         False: nothing is done, and :meth:`start` is to be pushed.
         """
+        round = self.round
         if pushing.make_room is not None:
             return False
-        for result, sources in self._results:
-            for array in (result, *sources):
+        if round.known is None:
+            for array in self._arrays():
                 if array.ready is None and not array.chunk.allocated:
                     return False  # who wants memory may have to wait for others
-        end = get_engine().begin(self.start, reads, writes, name)
+        end = get_engine().begin(self.start, round.reads, round.writes, name, _INNER)
         if end is None:
             return False
+        if round.known is not None:  # whoever needs the arrays themselves will look for them
+            for row in self._rows:
+                self.also.append(_raws_of(row))
+            self.arrive((), (), None, end)
+            return True
         try:
             self.arrive(*self._raws(), None, end)  # nothing has failed, or it would not have begun
         except BaseException as error:
@@ -83,7 +178,7 @@ class JointPart(Part):
 
     def start(self, on_complete: OnComplete) -> None:
         """Let the sequencer have the arrays; the operation ends when they have been exchanged."""
-        for var in self._needed:
+        for var in self.round.needed:
             if var.failure is not None:
                 self.arrive((), (), var.failure.exception(), on_complete)
                 return
@@ -91,14 +186,14 @@ class JointPart(Part):
             if pushing.make_room is None:
                 self._arrive(on_complete)
             else:
-                arrays = [array for result, sources in self._results for array in (*sources, result)]
-                pushing.holding([*arrays, *(array for row in self._rows for array in row)], self._arrive)(on_complete)
+                rows = [array for row in self._rows for array in row]
+                pushing.holding([*self._arrays(), *rows], self._arrive)(on_complete)
         except OutOfMemoryError as error:
             self.arrive((), (), error, on_complete)
 
     def _arrive(self, on_complete: OnComplete) -> None:
         shares, totals = self._raws()
-        failures = [var.failure for var in self._writes if var.failure is not None]
+        failures = [var.failure for var in self.round.writes if var.failure is not None]
         failed = next((one for one in failures if one.observed_seq is None), None)
         if failed is not None:  # it stays failed until somebody was told
             self.arrive(shares, totals, None, lambda error=None: on_complete(error or failed.exception()))
@@ -107,55 +202,83 @@ class JointPart(Part):
 
     def _raws(self) -> tuple[list[Array], list[Array]]:
         """What is exchanged and where the sums go; ``also`` is filled."""
-        shares, totals = [], []
-        for result, sources in self._results:
-            total = share = result.raw() if result.ready is None else result.ready
-            if len(sources) == 1:
-                source = sources[0]
-                share = source.raw() if source.ready is None else source.ready
-            elif sources:
-                self._add([source.raw() for source in sources], total)
-            shares.append(share)
-            totals.append(total)
+        for result, terms in self._first:
+            self._add([term.raw() for term in terms], result.raw())
         for row in self._rows:
-            self.also.append([array.raw() for array in row])
-        return shares, totals
+            self.also.append(_raws_of(row))
+        return _raws_of(self._sources), _raws_of(self.round.totals)
 
     def complete(self, error: BaseException | None) -> None:
-        self._results = self._rows = ()
-        self.also = []
+        self._sources = self._first = ()
+        self._rows, self.also = [], []
         super().complete(error)
         self.ticket = None  # whose exchange is this part's
 
     @property
     def over(self) -> bool:
         """True once the arrays have been exchanged, or lost."""
-        return not self._results
+        return not self._sources
+
+    @property
+    def nbytes(self) -> int:
+        return self.round.nbytes if self.failure is None else 0
 
     def sum(
         self, group: Group, shares: Sequence[Array], totals: Sequence[Array], what: str, failure: str | None
-    ) -> Steps[None]:
-        """The exchange that gives all arrays the sum over processes."""
-        return group.sum(shares, totals, what, failure, also=self.also)
+    ) -> Iterable[None]:
+        """The exchange that gives all arrays the sum over processes; no steps where one call has made it."""
+        known = self.round.known
+        stage = NEW if known is None or failure is not None else group.again(known)
+        if stage == DONE:
+            return ()
+        if not shares and failure is None:
+            shares, totals = _raws_of(self._sources), _raws_of(self.round.totals)
+        return self._sum(group, shares, totals, what, failure, known if stage else None)
 
-    def take(self, arrays: Sequence[NDArray], writes: Sequence[Any]) -> bool:
-        """Let the operation, which is pending and which nobody drives meanwhile, write these arrays as ``also``.
+    def _sum(
+        self,
+        group: Group,
+        shares: Sequence[Array],
+        totals: Sequence[Array],
+        what: str,
+        failure: str | None,
+        begun: Known | None,
+    ) -> Steps[None]:
+        known = yield from group.sum(shares, totals, what, failure, self.also, begun)
+        if known is None or known.rows != 2 + len(self.also):
+            return
+        if all(map(_all_ready, (self._sources, self.round.totals, *self._rows))):
+            self.round.known = known
+
+    def take(self, given: Given, row: Sequence[NDArray]) -> bool:
+        """Let the operation, which is pending and which nobody drives meanwhile, write a row of arrays as ``also``.
 
         Args:
-            writes: their vars, no var twice.
+            given: whose arrays they are.
+            row: arrays of the bucket, no var twice.
 
         Returns:
             False: nothing is done, and they are to be copied.
         """
         if pushing.make_room is not None or self.over:
             return False
-        for array in arrays:
-            if array.ready is None:
-                return False
-        if not get_engine().write_too(self, self._writes[0], writes):
+        raws = list(map(_ready, row))
+        if any(map(is_, raws, repeat(None))):
             return False
-        self.also.append([array.ready for array in arrays])
+        wider = self.round.wider(given, row)
+        if not get_engine().write_too(self, self.round.totals[0].chunk.var, wider.added, wider.writes):
+            return False
+        self.round = wider
+        self.also.append(raws)
         return True
+
+
+def _all_ready(arrays: Iterable[NDArray]) -> bool:
+    return not any(map(is_, map(_ready, arrays), repeat(None)))
+
+
+def _raws_of(arrays: Sequence[NDArray]) -> list[Array]:
+    return list(map(_ready, arrays)) if _all_ready(arrays) else [array.raw() for array in arrays]
 
 
 class Bucket:
@@ -166,12 +289,16 @@ class Bucket:
         part: of the last push of them.
     """
 
-    __slots__ = ("description", "keys", "part", "places", "stored", "writes")
+    __slots__ = ("_pick", "description", "keys", "part", "places")
 
-    def __init__(self, places: Sequence[int], keys: Sequence[Key], stored: Sequence[NDArray], description: str) -> None:
-        self.places, self.keys, self.stored, self.description = places, keys, stored, description
-        self.writes = tuple([array.var for array in stored])
+    def __init__(self, places: Sequence[int], keys: Sequence[Key], description: str) -> None:
+        self.places, self.keys, self.description = places, keys, description
+        self._pick = itemgetter(*places)
         self.part: JointPart | None = None
+
+    def of(self, arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+        """Those of the bucket, of one array for each key of the call."""
+        return self._pick(arrays) if len(self.places) > 1 else (self._pick(arrays),)
 
 
 class Call:
@@ -185,7 +312,7 @@ class Call:
         described: a key and its array in words.
     """
 
-    __slots__ = ("_given", "_kinds", "_stored", "_written", "buckets", "keys", "rule")
+    __slots__ = ("_given", "_kinds", "_merged", "_stored", "_written", "buckets", "keys", "rule")
 
     def __init__(
         self,
@@ -196,17 +323,16 @@ class Call:
         described: Callable[[Key, NDArray], str],
     ) -> None:
         self.keys, self._stored, self.rule = keys, stored, rule
+        self._merged: Sequence[NDArray] = ()
+        """Where an updater wants the sums, as soon as all have been there."""
         self._kinds = [key.__class__ for key in keys]
         self._written = {array.var for array in stored}
-        self._given: list[tuple[list[ref[NDArray]], list[Any]]] = []
-        """Arrays that were as they should be, and the vars of which none may have failed: the same ones come again at
-        every step."""
+        self._given: list[Given] = []
         order = sorted(range(len(keys)), key=lambda place: -number(keys[place]))
         self.buckets = [
             Bucket(
                 places,
                 [keys[place] for place in places],
-                [stored[place] for place in places],
                 f"sum {', '.join([described(keys[place], stored[place]) for place in places])}",
             )
             for places in rule.cut([(place, stored[place].nbytes, stored[place].dtype) for place in order])
@@ -216,12 +342,11 @@ class Call:
         """Whether it still is what follows from these keys, which equal its own."""
         if rule is not self.rule:
             return False
-        # Loops within the interpreter take half the time. 1.0 is no key, but equals 1.
-        if not all(map(is_, map(type, keys), self._kinds)):
-            return False
+        if not all(map(is_, keys, self.keys)) and not all(map(is_, map(type, keys), self._kinds)):
+            return False  # 1.0 is no key, but equals 1
         return all(map(is_, map(stored.__getitem__, keys), self._stored))
 
-    def arrays(self, values: Any, *, listed: bool) -> list[NDArray] | None:
+    def given(self, values: Any, *, listed: bool) -> Arrays | None:
         """The arrays of a call, by key, where there is one for each, on the host and as it should be; else None.
 
         None of them has failed, none is of a chunk that the store or another one of them is of.
@@ -234,11 +359,13 @@ class Call:
             values = (values,)
         elif (values.__class__ is not list and values.__class__ is not tuple) or len(values) != len(self.keys):
             return None
-        for given, watched in self._given:
-            if all(map(is_, map(call, given), values)) and not any(map(_failure, watched)):
-                if any(map(is_, values, repeat(None))):  # as a reference to what is gone is
-                    return None
-                return list(values)
+        found = tuple(values)  # another thread may change a list
+        for given in self._given:
+            if given.are(found) and given.whole:
+                return None if any(map(is_, found, repeat(None))) else (given, found)
+        return self._looked_at(found)
+
+    def _looked_at(self, values: Sequence[Any]) -> Arrays | None:
         found, used = [], set()
         for value, stored in zip(values, self._stored, strict=True):
             array = value[0] if value.__class__ is list and len(value) == 1 else value
@@ -256,10 +383,39 @@ class Call:
             found.append(array)
         if len(used) < len(found) or not used.isdisjoint(self._written):
             return None
+        for given in self._given:
+            if given.are(found):  # as lists of one array
+                return given, found
         if len(self._given) == _GIVEN:
             del self._given[0]
-        self._given.append(([ref(array) for array in found], [*used, *self._written]))
-        return found
+        given = Given(found, [*used, *self._written])
+        self._given.append(given)
+        return given, found
+
+    def merges(self, merged: Mapping[Key, NDArray]) -> bool:
+        """Whether there is a merge buffer for each key, on the host: sums for an updater are written there."""
+        found, known = list(map(merged.get, self.keys)), self._merged
+        if known and all(map(is_, found, known)):
+            return True
+        results = [array for array in found if array is not None and array.context.device_type in HOST]
+        if len(results) < len(found):
+            return False
+        for given in self._given:
+            given.rounds.pop(True, None)
+        self._merged = results
+        return True
+
+    def rounds(self, given: Given, arrays: Sequence[NDArray], *, updates: bool) -> list[Round]:
+        """What follows for each bucket where these, of ``given``, are pushed; ``updates``: an updater wants sums."""
+        rounds = given.rounds.get(updates)
+        if rounds is None:
+            rounds, results = [], self._merged if updates else self._stored
+            for bucket in self.buckets:
+                totals = bucket.of(results)
+                needed = tuple([array.chunk.var for array in bucket.of(arrays)])
+                rounds.append(Round(totals, needed, needed, tuple([total.chunk.var for total in totals])))
+            given.rounds[updates] = rounds
+        return rounds
 
 
 class Calls:
@@ -273,9 +429,10 @@ class Calls:
         self._number, self._described = number, described
         self._known: dict[tuple[Any, ...], Call] = {}
 
-    def of(self, keys: tuple[Any, ...], stored: Mapping[Key, NDArray], rule: BucketRule) -> Call | None:
-        """The call of these keys, of a user, anything; None where one of them is not stored, not on the host, or comes
-        twice."""
+    def of(self, key: Any, stored: Mapping[Key, NDArray], rule: BucketRule) -> Call | None:
+        """The call of a key or a list of keys, of a user, anything; None where one of them is not stored, not on the
+        host, or comes twice."""
+        keys = tuple(key) if key.__class__ is list or key.__class__ is tuple else (key,)
         try:
             known = self._known.get(keys)
         except TypeError:  # a list within a list

@@ -91,29 +91,22 @@ class KVStoreDist(KVStoreLocal):
         if array.context.device_type not in HOST:
             wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
             copy(array, wire, priority)
-        part = self._joint_part([(wire, sources)], priority)
+        part = JointPart.of(wire, sources, self._add)
+        with shielded():
+            self._start(part, priority)
         if wire is not array:
             copy(wire, array, priority)
         return part
 
-    def _joint_part(self, results: Sequence[tuple[NDArray, Sequence[NDArray]]], priority: int) -> JointPart:
-        """The same for several arrays on the host, each with its sources: one operation for all of them.
-
-        They share its fate: should one of their sources have failed, all of them have.
-        """
-        writes = tuple([result.var for result, _ in results])
-        reads = tuple(dict.fromkeys([source.var for _, sources in results for source in sources]))
-        part = JointPart(results, reads or writes, writes, self._add)
-        with shielded():
-            self._start(part, reads, writes, priority)
-        return part
-
-    def _start(self, part: JointPart, reads: tuple[Any, ...], writes: tuple[Any, ...], priority: int) -> None:
+    def _start(self, part: JointPart, priority: int) -> None:
         """Begin the operation of a part, or push it."""
-        if not priority and part.begin(reads, writes, _OPERATION):
+        if not priority and part.begin(_OPERATION):
             return
+        round = part.round
         # It runs even when a sum has failed: the others wait for this process, and must be told.
-        get_engine().push_async(part.start, reads, writes, prop=FnProperty.NO_SKIP, priority=priority, name=_OPERATION)
+        get_engine().push_async(
+            part.start, round.reads, tuple(round.writes), prop=FnProperty.NO_SKIP, priority=priority, name=_OPERATION
+        )
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
         """Queue that the ``array`` of a key becomes what rank ``root`` has."""

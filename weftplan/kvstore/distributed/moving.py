@@ -118,10 +118,14 @@ class Known:
         self.rows, self._where = len(rows), where
         self.work = work
 
+    def stays(self, where: tuple[object, int]) -> bool:
+        """Whether the places still follow from this."""
+        known, place = self._where
+        return where[0] is known and where[1] == place
+
     def holds(self, rows: Sequence[Sequence[Array]], where: tuple[object, int]) -> bool:
         """Whether these are its arrays, at the same places."""
-        known, place = self._where
-        if where[0] is not known or where[1] != place or len(rows) != self.rows:
+        if len(rows) != self.rows or not self.stays(where):
             return False
         found = list(chain.from_iterable(rows))
         return len(found) == len(self._refs) and all(map(is_, map(call, self._refs), found))

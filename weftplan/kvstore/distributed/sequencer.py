@@ -28,7 +28,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from weftplan.engine.edges.shield import shielded
@@ -40,8 +41,11 @@ from weftplan.kvstore.reduce import Array
 from weftplan.locks import Lock
 
 OnComplete = Callable[..., None]
-Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Steps[Any]]
-"""Called as (group, contiguous shares, contiguous arrays for results, description, failure or None) by the driver."""
+Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]
+"""Called as (group, contiguous shares, contiguous arrays for results, description, failure or None) by the driver, who
+waits at each step until there is none left."""
+
+_nbytes = attrgetter("nbytes")
 
 _SPINS = 2000
 """Looks at what is to come before the store's thread sleeps between them."""
@@ -85,6 +89,11 @@ class Part:
         if ticket is not None and ticket.ready():
             ticket.ring()
 
+    @property
+    def nbytes(self) -> int:
+        """Of what this process has."""
+        return sum(map(_nbytes, self.shares))
+
     def complete(self, error: BaseException | None) -> None:
         """Tell the engine; arrays that had failed before keep their own error."""
         complete, self._complete = self._complete, None
@@ -118,12 +127,11 @@ class Ticket:
         if self._nbytes < 0:
             nbytes = 0
             for part in self.parts:
-                for share in part.shares:
-                    nbytes += share.nbytes
+                nbytes += part.nbytes
             self._nbytes = nbytes
         return self._nbytes <= INLINE
 
-    def steps(self, group: Group) -> Steps[None]:
+    def steps(self, group: Group) -> Iterable[None]:
         """Exchange the arrays of all parts as one."""
         part = self.parts[0]
         if len(self.parts) == 1 and part.failure is None:
@@ -170,7 +178,7 @@ class Sequencer:
         self._group = group
         self._items: deque[Ticket | _Call] = deque()
         self._driving = Lock()
-        self._steps: Steps[Any] | None = None
+        self._steps: Iterable[None] | None = None
         """Of the first item, where somebody has begun it; belongs to whoever drives."""
         self._bell = threading.Lock()
         """Open when the store's thread is to look."""
@@ -270,13 +278,13 @@ class Sequencer:
         if item.ready() and item.small:
             self._take_on(_POLITE, large=False)
 
-    def meanwhile(self, change: Callable[[], bool]) -> bool:
-        """``change()``, while nobody drives; False: somebody does, or what it returns."""
+    def meanwhile(self, change: Callable[..., bool], *args: Any) -> bool:
+        """``change(*args)``, while nobody drives; False: somebody does, or what it returns."""
         with shielded():
             if not self._driving.acquire(blocking=False):
                 return False
             try:
-                return change()
+                return change(*args)
             finally:
                 self._driving.release()
 

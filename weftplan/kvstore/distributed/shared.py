@@ -191,16 +191,20 @@ class SharedMemory:
         own.words[start // 8 + 1] = len(message)
         own.words[start // 8] = self._number
 
-    def sum_of(self, ranks: Iterable[int], show: Pieces, add: Pieces, take: Pieces) -> MeetingSum:
-        """A sum with these others whose pieces are known; valid while nobody's memory is laid out anew."""
-        return MeetingSum(show, add, take, self.own.shares.start, [self._areas[rank].shares.start for rank in ranks])
+    def sum_of(self, ranks: Iterable[int], show: Pieces, add: Pieces, take: Pieces, heads: bytes) -> MeetingSum:
+        """A sum with these others whose pieces are known; valid while nobody's memory is laid out anew.
+
+        ``heads``: how its messages begin.
+        """
+        others = [self._areas[rank].shares.start for rank in ranks]
+        return MeetingSum(show, add, take, self.own.shares.start, others, heads)
 
     def message_sum_of(
-        self, ranks: Iterable[int], shows: Sequence[Pieces], adds: Sequence[Pieces], nbytes: int
+        self, ranks: Iterable[int], shows: Sequence[Pieces], adds: Sequence[Pieces], heads: bytes, nbytes: int
     ) -> MessageSum:
         """The same for what travels in messages; pieces of messages with even numbers and odd ones."""
         others = [self._areas[rank].shares.start for rank in ranks]
-        return MessageSum(shows, adds, self.own.shares.start, others, nbytes)
+        return MessageSum(shows, adds, self.own.shares.start, others, heads, nbytes)
 
     def payload(self, rank: int, number: int, nbytes: int) -> Array:
         """Where message ``number`` of a rank, or of this process, has so many bytes of payload."""
@@ -208,11 +212,15 @@ class SharedMemory:
         start = number % 2 * _SLOT + _TEXT + HEADER
         return np.frombuffer(areas.shares.data, np.uint8, nbytes, start)
 
-    def make(self, known: MeetingSum, heads: bytes | None) -> int:
-        """Begin such a sum, whose messages begin like this, or go on with it; returns how far it has come."""
-        before = meeting.NEW if heads is not None else known.stage
-        stage = known.go_on() if heads is None else known.begin(self._number + 1, heads)
-        self._number += min(stage, known.messages) - min(before, known.messages)
+    def make(self, work: MeetingSum, sequence: int | None) -> int:
+        """Begin such a sum as exchange ``sequence``, or go on with it; returns how far it has come."""
+        if sequence is None:
+            before = work.stage
+            stage = work.go_on()
+            self._number += min(stage, work.messages) - min(before, work.messages)
+        else:
+            stage = work.begin(self._number + 1, sequence)
+            self._number += min(stage, work.messages)
         return stage
 
     def missing(self, ranks: Iterable[int]) -> list[int]:

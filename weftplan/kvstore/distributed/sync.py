@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -29,7 +28,7 @@ from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.joint import Bucket, Call, Calls, JointPart
+from weftplan.kvstore.distributed.joint import Arrays, Bucket, Call, Calls, JointPart
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
@@ -76,19 +75,20 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """As of ``local``, and over all processes; keys of one call travel together."""
         with self._turn:
-            call = self._call(key)
-            arrays = call and call.arrays(value, listed=_listed(key))
-            if call and arrays and self._joint(call, arrays, (), priority):
-                return
+            call = self._calls.of(key, self._stored, self._rule)
+            if call is not None:
+                pushed = call.given(value, listed=_listed(key))
+                if pushed is not None and self._joint(call, pushed, None, priority):
+                    return
             super().push(key, value, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """As of ``local``; where no updater runs, what is pulled is written by the exchange itself."""
         with self._turn:
-            call, listed = self._call(key), _listed(key)
-            arrays = call and call.arrays(value, listed=listed)
-            outs = arrays if out is None else call and call.arrays(out, listed=listed)
-            if call and arrays and outs and self._joint(call, arrays, outs, priority):
+            call, listed = self._calls.of(key, self._stored, self._rule), _listed(key)
+            pushed = call and call.given(value, listed=listed)
+            outs = pushed if out is None else call and call.given(out, listed=listed)
+            if call and pushed and outs and self._joint(call, pushed, outs, priority):
                 self._before_pull()
                 return
             super().pushpull(key, value, out, priority)
@@ -98,14 +98,16 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         self._before_pull()
         if not priority and pulled_again(self._copies, self._stored, key, out):
             return  # what is small is copied in less time than it takes to have it written
-        call = self._call(key)
-        outs = call and call.arrays(out, listed=_listed(key))
-        if call is None or not outs:
+        call = self._calls.of(key, self._stored, self._rule)
+        pulled = call and call.given(out, listed=_listed(key))
+        if call is None or not pulled:
             super().pull(key, out, priority, ignore_sparse)
             return
+        given, outs = pulled
         left = []
         for bucket in call.buckets:
-            if bucket.part is None or bucket.part.over or not self._sequencer.meanwhile(partial(_taken, bucket, outs)):
+            part = bucket.part
+            if part is None or part.over or not self._sequencer.meanwhile(part.take, given, bucket.of(outs)):
                 left.append(bucket)
         if len(left) == len(call.buckets):
             super().pull(key, out, priority, ignore_sparse)
@@ -116,70 +118,44 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             )
 
     def joined(self, keys: Sequence[Key]) -> list[Sequence[Key]] | None:
-        call = self._call(list(keys))
+        call = self._calls.of(list(keys), self._stored, self._rule)
         return None if call is None else [bucket.keys for bucket in call.buckets]
 
-    def _call(self, key: Any) -> Call | None:
-        return self._calls.of(tuple(key) if _listed(key) else (key,), self._stored, self._rule)
-
-    def _joint(self, call: Call, arrays: list[NDArray], outs: Sequence[NDArray], priority: int) -> bool:
-        """Push an operation for each bucket, and what follows from its sums; False: nothing is done.
+    def _joint(self, call: Call, pushed: Arrays, pulled: Arrays | None, priority: int) -> bool:
+        """Push an operation and an exchange for each bucket, and what follows from the sums; False: nothing is done.
 
         Args:
-            outs: what is pulled, too; may be ``arrays``.
+            pulled: what is pulled, too; may be ``pushed``.
         """
         if self._collected is not None or self._dist_compression is not None:
             return False
         updates = self._updater is not None
-        results: list[NDArray] = []
-        if updates:
-            results = [self._merged[key] for key in call.keys if key in self._merged]
-            if len(results) < len(call.keys) or any(result.context.device_type not in HOST for result in results):
-                return False  # they are made by the first push
-        elif not self._group.whole:
-            return False
-        if outs:
+        if not (call.merges(self._merged) if updates else self._group.whole):
+            return False  # merge buffers are made by the first push
+        given, arrays = pushed
+        if pulled is not None and pulled[0] is not given:
             taken = {array.var for array in arrays}
-            if any(out.var is not array.var and out.var in taken for array, out in zip(arrays, outs, strict=True)):
+            if any(out.var is not array.var and out.var in taken for array, out in zip(arrays, pulled[1], strict=True)):
                 return False  # it is to be read before it is written
         self._sequencer.check()
+        rounds = call.rounds(given, arrays, updates=updates)
         with shielded():
-            self._put_each(call, arrays, outs, results, priority)
+            for bucket, round in zip(call.buckets, rounds, strict=True):
+                rows: Sequence[Sequence[NDArray]] = ()
+                if pulled is not None and not updates:
+                    rows = (bucket.of(pulled[1]),)
+                    round = round.wider(pulled[0], rows[0])
+                part = JointPart(round, bucket.of(arrays), self._add, rows)
+                self._start(part, priority)
+                bucket.part = None if updates else part
+                self._sequencer.put(Ticket(bucket.description, (part,), part.sum))
         if updates:
             for bucket in reversed(call.buckets):
                 self._update(bucket, priority)
-            if outs:
-                self._pull(sorted(zip(call.keys, ([out] for out in outs), strict=True), key=self._by_number), priority)
+            if pulled is not None:
+                outs = sorted(zip(call.keys, ([out] for out in pulled[1]), strict=True), key=self._by_number)
+                self._pull(outs, priority)
         return True
-
-    def _put_each(
-        self,
-        call: Call,
-        arrays: list[NDArray],
-        outs: Sequence[NDArray],
-        results: Sequence[NDArray],
-        priority: int,
-    ) -> None:
-        """An operation and an exchange for each bucket of a call; ``results``: where an updater wants the sums."""
-        for bucket in call.buckets:
-            places, writes = bucket.places, bucket.writes
-            sources = [arrays[place] for place in places]
-            reads = needed = tuple([source.chunk.var for source in sources])
-            rows: list[list[NDArray]] = []
-            totals = bucket.stored
-            if results:
-                totals = [results[place] for place in places]
-                writes = tuple([total.var for total in totals])
-            elif outs:
-                rows.append([outs[place] for place in places])
-                written = tuple([out.chunk.var for out in rows[0]])
-                reads = tuple([var for var in needed if var not in written])
-                writes += written
-            pairs = [(total, (source,)) for total, source in zip(totals, sources, strict=True)]
-            part = JointPart(pairs, needed, writes, self._add, rows)
-            self._start(part, reads, writes, priority)
-            bucket.part = None if results else part
-            self._sequencer.put(Ticket(bucket.description, (part,), part.sum))
 
     def _update(self, bucket: Bucket, priority: int) -> None:
         """Let the updater have the sums of a bucket: those of an optimizer all at once."""
@@ -393,12 +369,6 @@ class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
 
 def _listed(key: Any) -> bool:
     return key.__class__ is list or key.__class__ is tuple
-
-
-def _taken(bucket: Bucket, outs: Sequence[NDArray]) -> bool:
-    """Whether the pending exchange of a bucket writes its ``outs``, too; called while nobody drives."""
-    arrays = [outs[place] for place in bucket.places]
-    return bucket.part is not None and bucket.part.take(arrays, [array.chunk.var for array in arrays])
 
 
 def _heal(array: NDArray) -> None:

@@ -6,7 +6,8 @@ and its number is written last. What others have not written after some looks is
 in other ways, and goes on with another call. So a call ends soon whatever the others do, and decides nothing but that
 all is as it should be.
 
-What is small travels in the first message, behind its head, and there is no second one.
+What is small travels in the first message, behind its head, and there is no second one. Of how a message begins only
+its second word is another one each time: the number of the exchange.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class MeetingSum:
     Args:
         show, add, take: what moves the pieces of each step; of one dtype. None to take: all is over when it is added.
         own, others: addresses of slots.
+        heads: how each message begins, one behind the other.
         nbytes: of what is shown in the first message.
 
     Attributes:
@@ -53,10 +55,17 @@ class MeetingSum:
         stage: how far the last one has come.
     """
 
-    __slots__ = ("_bytes", "_entry", "_keeps", "_numbers", "_start", "_words", "messages", "stage")
+    __slots__ = ("_entry", "_keeps", "_numbers", "_start", "_words", "messages", "stage")
 
     def __init__(
-        self, show: Pieces, add: Pieces, take: Pieces | None, own: int, others: Iterable[int], nbytes: int = 0
+        self,
+        show: Pieces,
+        add: Pieces,
+        take: Pieces | None,
+        own: int,
+        others: Iterable[int],
+        heads: bytes,
+        nbytes: int = 0,
     ) -> None:
         slots, steps = list(others), {"show": show, "add": add}
         if take is not None:
@@ -76,26 +85,29 @@ class MeetingSum:
         self._words[_SHOW:_TAKE] = show.start, add.start
         self._words[_TAKE:] = take.start if take else 0, HEAD + nbytes, own, len(slots), *slots
         self.messages = len(steps) - 1
+        words = np.frombuffer(heads, np.int64)
+        self._words[_FIRST : _FIRST + words.size] = words
+        # Of a memoryview, because those of arrays take ten times as long.
         self._numbers, self._start = self._words.data, address(self._words)
-        self._bytes = self._numbers.cast("B")
         self.stage = DONE
 
-    def begin(self, number: int, heads: bytes) -> int:
+    def begin(self, number: int, sequence: int) -> int:
         """Make the sum anew, as far as that is possible now; returns how far.
 
         Args:
             number: of the first message.
-            heads: how each message begins, one behind the other.
+            sequence: of the exchange.
         """
-        numbers = self._numbers  # of memoryviews, because those of arrays take ten times as long
+        numbers = self._numbers
         numbers[_STAGE], numbers[_NUMBER] = NEW, number
-        self._bytes[8 * _FIRST : 8 * _FIRST + len(heads)] = heads
+        numbers[_FIRST + 1] = numbers[_SECOND + 1] = sequence
         return self.go_on()
 
     def go_on(self) -> int:
         """Go on where the last call has stopped."""
         self._entry(self._start)
-        self.stage = stage = int(self._numbers[_STAGE])
+        stage: int = self._numbers[_STAGE]
+        self.stage = stage
         return stage
 
 
@@ -104,21 +116,27 @@ class MessageSum(MeetingSum):
 
     Args:
         shows, adds: what moves the pieces of messages with even numbers, and with odd ones.
-        nbytes: of them all.
+        heads, nbytes: of the one message.
     """
 
     __slots__ = ("_places",)
 
     def __init__(
-        self, shows: Sequence[Pieces], adds: Sequence[Pieces], own: int, others: Iterable[int], nbytes: int
+        self,
+        shows: Sequence[Pieces],
+        adds: Sequence[Pieces],
+        own: int,
+        others: Iterable[int],
+        heads: bytes,
+        nbytes: int,
     ) -> None:
-        super().__init__(shows[0], adds[0], None, own, others, nbytes)
+        super().__init__(shows[0], adds[0], None, own, others, heads, nbytes)
         self._keeps = *shows, *adds
         self._places = [(show.start, add.start) for show, add in zip(shows, adds, strict=True)]
 
-    def begin(self, number: int, heads: bytes) -> int:
+    def begin(self, number: int, sequence: int) -> int:
         self._numbers[_SHOW], self._numbers[_ADD] = self._places[number % 2]
-        return super().begin(number, heads)
+        return super().begin(number, sequence)
 
 
 def _meeting(scalar: str, show: Function, add: Function, take: Function | None = None) -> Function:
