@@ -152,7 +152,7 @@ def test_a_monitor_names_what_it_cannot_show() -> None:
         executor.set_monitor_callback(lambda name, array: None)
 
 
-def test_a_kept_plan_has_the_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_kept_plan_has_the_blocks() -> None:
     """A plan that is written as plain values and read again has the same nodes."""
     from weftplan.planner.symbolic.plain_values import flat, restored
     from weftplan.symbol.traversal import topological_order

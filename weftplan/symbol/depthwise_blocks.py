@@ -20,17 +20,14 @@ from weftplan.ops import registry
 from weftplan.ops.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU, norm, norm_gradient
 from weftplan.symbol.joining import ALIKE, alike
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, redirect, rewired, topological_order
+from weftplan.symbol.traversal import Key, Rewritten, followed, redirect, rewired, topological_order
 
-Key = tuple[Node, int]
 Readers = dict[Key, list[Key]]
 """Of what a node makes: who reads it, as which input."""
 HEAD = -1
 """The place at which it is an output of the graph."""
 MEMBERS = "__block__"
 """The attribute of a node that stands for three: their names and attributes as JSON, in the order in which they ran."""
-
-
 There = Callable[[Entry], Entry]
 """What stands for a given entry."""
 
@@ -68,21 +65,9 @@ class Block:
         return {BEFORE: before, LAYER: layer, BEHIND: behind, RELU: self.has_relu}
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """What :func:`with_blocks` gives."""
-
-    entries: list[Entry]
-    copies: dict[Node, Node]
-    """Of each node that was made again, the given one."""
-    made: dict[Node, list[Key]]
-    """Of each node that stands for three, the given entries whose shapes and dtypes its outputs have."""
-    count: int
-
-
 def with_blocks(
     entries: Sequence[Entry], order: Sequence[Node], fits: Callable[[Block], bool], given: Container[Node]
-) -> Blocks:
+) -> Rewritten:
     """The graph with such nodes joined.
 
     Args:
@@ -92,7 +77,7 @@ def with_blocks(
     """
     found = [block for block in _blocks(entries, order) if fits(block)]
     if not found:
-        return Blocks(list(entries), {}, {}, 0)
+        return Rewritten(list(entries), {}, {}, 0)
     last = {block.behind: block for block in found} | {block.before_gradient: block for block in found}
     inner = {node for block in found for node in (*block.forward, *block.backward)}
     moved: dict[Node, Node] = {}
@@ -119,7 +104,7 @@ def with_blocks(
             if inputs != node.inputs or not moved.keys().isdisjoint(node.control_deps):
                 redirect(node, inputs, moved, given)
     copies = {new: old for old, new in moved.items() if new not in made}
-    return Blocks([there(entry) for entry in entries], copies, made, len(found))
+    return Rewritten([there(entry) for entry in entries], copies, made, len(found))
 
 
 def _blocks(entries: Sequence[Entry], order: Sequence[Node]) -> list[Block]:

@@ -18,11 +18,10 @@ from typing import Any
 
 from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed
+from weftplan.symbol.traversal import Key, Rewritten, followed
 
 _LAYER = "_backward_FullyConnected"
 _SUM = "_grad_add"
-Key = tuple[Node, int]
 Most = Callable[[Node], int]
 Together = Callable[[Node, Node], bool]
 
@@ -39,22 +38,9 @@ class _Chain:
     """The sum of the groups made so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """What :func:`gathered` gives."""
-
-    entries: list[Entry]
-    copies: dict[Node, Node]
-    """Of each node that was made again, the given one."""
-    made: dict[Node, list[Key]]
-    """Of each node that stands for several, the given entries whose shapes and dtypes its outputs have."""
-    layers: int
-    """For how many they stand."""
-
-
 def gathered(
     entries: Sequence[Entry], order: Sequence[Node], most: Most, together: Together, given: Container[Node]
-) -> Gathered:
+) -> Rewritten:
     """The graph with the shared gradients gathered.
 
     Args:
@@ -65,13 +51,13 @@ def gathered(
     """
     weights = _weights(entries, order, most, together)
     if not weights:
-        return Gathered(list(entries), {}, {}, 0)
+        return Rewritten(list(entries), {}, {}, 0)
     rebuilt = _Rebuilt(order, given)
     for layers, chains in weights:
         rebuilt.add(layers, chains, min(map(most, layers)))
     rebuilt.run()
     copies = {new: old for old, new in rebuilt.moved.items() if new not in rebuilt.made}
-    return Gathered([rebuilt.at(entry) for entry in entries], copies, rebuilt.made, rebuilt.layers)
+    return Rewritten([rebuilt.at(entry) for entry in entries], copies, rebuilt.made, rebuilt.layers)
 
 
 def _weights(

@@ -9,12 +9,30 @@ made, which nobody else has, may change where they are (:func:`redirect`): or wh
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from weftplan.errors import FormatError, MXNetError
 from weftplan.symbol.node import Entry, Node
 
 Order = tuple[list[Node], dict[Node, int]]
 """Nodes, each after what it needs, and the position of each."""
+
+
+Key = tuple[Node, int]
+"""An output of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A graph in which some nodes stand for several of another one."""
+
+    entries: list[Entry]
+    copies: dict[Node, Node]
+    """Of each node that was made again, the given one."""
+    made: dict[Node, list[Key]]
+    """Of each node that stands for several, the given entries whose shapes and dtypes its outputs have."""
+    count: int
+    """How often this was done; the pass says what it counts."""
 
 
 def topological_order(entries: Iterable[Entry]) -> list[Node]:

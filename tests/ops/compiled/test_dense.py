@@ -282,3 +282,35 @@ def test_panels_have_the_bits_of_the_whole(monkeypatch, image, kernel):
     assert forward_scratch(s).packed == 4 * panel
     for one, other in zip(found, run(geo, x, w, b, dy), strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "stride", "pad", "dtype"),
+    [
+        ((12, 12), (5, 5), (1, 1), (0, 0), np.float32),
+        ((12, 11), (5, 5), (2, 2), (1, 0), np.float64),
+        ((7,), (5,), (1,), (0,), np.float32),
+        ((5, 6, 7), (3, 3, 5), (1, 1, 1), (1, 0, 0), np.float32),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 6, 9])
+def test_a_gradient_that_reads_no_padding(batch, image, kernel, stride, pad, dtype):
+    """Where padding would be much of the work, places stand apart by the taps that reach them: the same gradient."""
+    grid = tuple(output_extent(e, k, t, p, 1) for e, k, t, p in zip(image, kernel, stride, pad, strict=True))
+    ones = (1,) * len(image)
+    geo = geometry((batch, 7, *image), 10, kernel, stride, ones, pad, grid, 1, np.dtype(dtype), 1)
+    s = sizes.sizes(geo)
+    assert sizes.cuts_columns(s)
+    assert data_scratch(s).padded == 0
+    random = np.random.RandomState(batch)
+    x, w, b, dy = (
+        random.standard_normal(shape).astype(dtype)
+        for shape in ((batch, 7, *image), (10, 7, *kernel), (10,), (batch, 10, *grid))
+    )
+    room = np.full(dy.size + 128, np.nan, dtype)  # what is read beside the array would be seen
+    given_dy = room[64:-64].reshape(dy.shape)
+    given_dy[...] = dy
+    want = gradients(geo, x, w, dy)[0]
+    noise = 8 * np.finfo(dtype).eps * gradients(geo, abs(x), abs(w), abs(dy))[0]
+    got = run(geo, x, w, b, given_dy)[1]
+    assert (np.abs(got - want) <= noise).all()

@@ -1,27 +1,25 @@
 """What is exchanged as one: the engine's operation for all arrays of a bucket, and calls whose arrays are known.
 
 A call of a store names its keys at every step of training, and mostly the same arrays. What follows from the keys is
-kept in a :class:`Call`, what follows from the arrays in :class:`Given`, and what an exchange of them reads, writes and
-moves in a :class:`Round`: the first time makes it, later times look only at what may have changed, with loops within
-the interpreter. Nothing of it keeps an array of the user alive.
+kept in a :class:`Call`, what follows from the arrays in the objects of ``rounds.py``: the first time makes them, later
+times look only at what may have changed, with loops within the interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter, call, is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any
-from weakref import ref
 
 from weftplan.engine import get as get_engine
-from weftplan.engine.operation import searchable
 from weftplan.errors import OutOfMemoryError
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.moving import Known
+from weftplan.kvstore.distributed.rounds import MOST_GIVEN, Arrays, Given, Round
 from weftplan.kvstore.distributed.sequencer import OnComplete, Part
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
@@ -30,82 +28,11 @@ from weftplan.ops.compiled.meeting import DONE, NEW
 
 _failure, _ready = attrgetter("failure"), attrgetter("ready")
 
-_GIVEN = 4
-"""Rows of arrays that a call knows again: what is pushed, what is pulled."""
-
 _INNER = 3
 """Functions of the package between the user and the engine, at least: who begins a part, and the store's own two."""
 
 _MOST = 256
 """Calls of which a store keeps what follows from their keys."""
-
-
-class Given:
-    """Arrays of a call that were as they should be: they come again.
-
-    Args:
-        watched: vars of which none may have failed.
-    """
-
-    __slots__ = ("__weakref__", "_refs", "_watched", "rounds")
-
-    def __init__(self, arrays: Iterable[NDArray], watched: Sequence[Any]) -> None:
-        self._refs, self._watched = [ref(array) for array in arrays], watched
-        self.rounds: dict[bool, list[Round]] = {}
-        """Of all buckets, where an updater runs and where none does."""
-
-    def are(self, values: Iterable[Any]) -> bool:
-        """Whether these, as many, are they; what is gone is like None."""
-        return all(map(is_, map(call, self._refs), values))
-
-    @property
-    def whole(self) -> bool:
-        """True where nothing has failed."""
-        return not get_engine().has_failed or not any(map(_failure, self._watched))
-
-
-Arrays = tuple[Given, Sequence[NDArray]]
-"""What is known of the arrays of a call, and the arrays."""
-
-
-class Round:
-    """What follows from the arrays of an exchange: they come again at every step.
-
-    Args:
-        totals: results, arrays of the store.
-        needed: vars of what is exchanged.
-        reads, writes: vars of the operation.
-
-    Attributes:
-        added: vars of the arrays that made it wider.
-        known: how they were moved the last time, where each array has memory that stays where it is.
-        nbytes: of all results.
-    """
-
-    __slots__ = ("_wider", "added", "known", "nbytes", "needed", "reads", "totals", "writes")
-
-    def __init__(
-        self, totals: Sequence[NDArray], needed: Sequence[Any], reads: Sequence[Any], writes: Collection[Any]
-    ) -> None:
-        self.totals, self.needed, self.reads, self.writes = totals, needed, reads, searchable(writes)
-        self.nbytes = sum([total.nbytes for total in totals])
-        self.added: tuple[Any, ...] = ()
-        self.known: Known | None = None
-        self._wider: dict[ref[Given], Round] = {}
-
-    def wider(self, given: Given, row: Sequence[NDArray]) -> Round:
-        """With a row of arrays, those of ``given`` in this bucket, that are to become like the results, too."""
-        key = ref(given)
-        found = self._wider.get(key)
-        if found is None:
-            added = tuple([array.chunk.var for array in row])
-            reads = tuple([var for var in self.reads if var not in added])
-            found = Round(self.totals, self.needed, reads, (*self.writes, *added))
-            found.added = added
-            if len(self._wider) >= _GIVEN:  # another thread may do the same
-                self._wider.pop(next(iter(self._wider), key), None)
-            self._wider[key] = found
-        return found
 
 
 class JointPart(Part):
@@ -386,7 +313,7 @@ class Call:
         for given in self._given:
             if given.are(found):  # as lists of one array
                 return given, found
-        if len(self._given) == _GIVEN:
+        if len(self._given) == MOST_GIVEN:
             del self._given[0]
         given = Given(found, [*used, *self._written])
         self._given.append(given)

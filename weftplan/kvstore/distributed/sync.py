@@ -28,9 +28,10 @@ from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.joint import Arrays, Bucket, Call, Calls, JointPart
+from weftplan.kvstore.distributed.joint import Bucket, Call, Calls, JointPart
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
+from weftplan.kvstore.distributed.rounds import Arrays
 from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
 from weftplan.kvstore.distributed.wire import INLINE
 from weftplan.kvstore.keys import Key

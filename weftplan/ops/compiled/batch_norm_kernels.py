@@ -86,10 +86,7 @@ class _Channel:
 
     def kept(self, value: str, mask: str | None) -> str:
         """``value`` with zeros behind a plane's end."""
-        f = self.f
-        if mask is None:
-            return value
-        return f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {value}, {f.vector} zeroinitializer")
+        return value if mask is None else self.f.chosen(mask, value, "zeroinitializer")
 
 
 class _Sum:

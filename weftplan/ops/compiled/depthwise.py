@@ -106,9 +106,7 @@ class _Planes:
             return value
         f = self.f
         found = f.floored(f.fma(value, *self.before))
-        if mask is None:
-            return found
-        return f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {found}, {f.vector} zeroinitializer")
+        return found if mask is None else f.chosen(mask, found, "zeroinitializer")
 
 
 def _words(f: Function, names: Sequence[str]) -> dict[str, str]:

@@ -89,7 +89,7 @@ def _compute(
     values = {word: address(array) for word, array in arrays.items()}
     values |= {"buffer": address(buffer), "constants": address(constants), "pitch": pitch, "step": of.step[2]}
     if scales is not None:
-        values["scales"] = address(scales)
+        values |= {"scales": address(scales), "scale_row": 0 if scales.ndim == 1 else scales.shape[-1] * data.itemsize}
     for place, axis in enumerate(("depth", "height", "width")):
         values |= {axis: of.image[place], f"out_{axis}": of.grid[place], f"kernel_{axis}": of.kernel[place],
                    f"step_{axis}": of.step[place], f"pad_{axis}": of.pad[place]}  # fmt: skip
@@ -105,8 +105,9 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     grid = grid_of(params, data.shape[2:], out.shape[2:])
     kind = params["pool_type"]
     if kind != "max":
-        scales = np.empty(out.shape[2:], data.dtype)
-        scales[...] = divisors(np, grid, data.dtype) if kind == "avg" else 1.0
+        found = divisors(np, grid, data.dtype) if kind == "avg" else 1.0
+        # Windows that are alike share one row; else the table of all, which is kept like those of a convolution.
+        scales = np.full(out.shape[-1], found, data.dtype) if isinstance(found, float) else found
         return _compute(ctx, params, "sums", 0.0, -0.0, scales=scales, x=data, y=out)
     covers = grid.covering[0]
     start = -math.inf if covers else lowest(data.dtype)

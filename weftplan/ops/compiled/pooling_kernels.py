@@ -2,9 +2,9 @@
 
 For each row of windows, the rows of the image that it reads are copied with their padding into a small buffer, so that
 every window is read alike. For a maximum the padding is the least number, for a sum -0, which changes no number.
-Backward, for maxima alone, it is NaN, which equals no maximum: each
-window gives its gradient to the first element that equals its maximum. Windows are taken from the last to the first, so
-an element's gradients are added in the order in which NumPy's kernel adds them.
+Backward, for maxima alone, it is NaN, which equals no maximum: each window gives its gradient to the first element that
+equals its maximum. Windows are taken from the last to the first, so an element's gradients are added in the order in
+which NumPy's kernel adds them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from weftplan.ops.compiled.ir import Function, Value
 VECTOR_BYTES = 32
 WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "scales", "depth", "height", "width", "out_depth", "out_height",
          "out_width", "kernel_depth", "kernel_height", "kernel_width", "step_depth", "step_height", "step",
-         "pad_depth", "pad_height", "pad_width", "pitch", "first", "last")  # fmt: skip
+         "pad_depth", "pad_height", "pad_width", "pitch", "first", "last", "scale_row")  # fmt: skip
 """``constants``: the padding, and what a maximum or a sum begins with. ``scales``: for each window of a plane, what its
-sum is multiplied by. ``pitch``: bytes of a row of the buffer. ``first`` and
-``last`` are planes; all extents are elements."""
+sum is multiplied by, rows ``scale_row`` bytes apart, 0 where they are alike. ``pitch``: bytes of a row of the buffer.
+``first`` and ``last`` are planes; all extents are elements."""
 _POINTERS = 7
 
 
@@ -110,7 +110,7 @@ def forward(scalar: str, step: int) -> Function:
 
     def larger(a: str, b: str) -> str:
         is_nan = f.value(f"fcmp uno {f.vector} {b}, {b}")
-        return f.value(f"select <{f.lanes} x i1> {is_nan}, {f.vector} {b}, {f.vector} {f.floored(a, b)}")
+        return f.chosen(is_nan, b, f.floored(a, b))
 
     _reduce(p, larger, scaled=False)
     return f
@@ -140,7 +140,7 @@ def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> 
             row_of_plane = f.add(f.mul(depth, of["out_height"]), height)
             row = f.add(f.mul(plane, f.mul(of["out_depth"], of["out_height"])), row_of_plane)
             target = f.at(of["y"], f.mul(row, out_row))
-            scales = f.at(of["scales"], f.mul(row_of_plane, out_row))
+            scales = f.at(of["scales"], f.mul(row_of_plane, of["scale_row"]))
 
             def windows(first: Value, mask: str | None, target: str = target, scales: str = scales) -> None:
                 f.store(start, so_far)

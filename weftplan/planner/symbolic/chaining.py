@@ -96,8 +96,8 @@ def with_gathered(
         return same and all(shapes[e] == shapes[f] for e, f in zip(graph.inputs[one], graph.inputs[other], strict=True))
 
     gathering = gathered(graph.entries, graph.nodes, most, together, found.given)
-    found.passes.append(gathered_gradients(gathering.layers))
-    if not gathering.layers:
+    found.passes.append(gathered_gradients(gathering.count))
+    if not gathering.count:
         return found, shapes, dtypes
     made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in gathering.made.items()}
     return _with(found, gathering.entries, gathering.copies, made, shapes=shapes, dtypes=dtypes)
