@@ -65,9 +65,10 @@ def _frames(steps: Any) -> Generator[Any, None, None]:
 def perform(fields: dict[str, int], shared: tuple[Any, ...], op: Op) -> tuple[Any, tuple[Any, ...]]:
     """What ``op`` returns and the shared state after it; (BLOCKED, ...) when it has to wait.
 
-    ``get f``, ``set f v``, ``add f n``; of tuples ``append f v``, ``first f`` and ``last f`` (removed; None: empty),
-    ``remove f v`` (whether it was there), ``await f v`` (until it is there); of locks (0 closed, 1 open) ``acquire f``,
-    ``release f``.
+    ``get f``, ``set f v``, ``add f n``, ``take a number f`` (adds 1; what it was), ``change f v w`` (to w if it was v;
+    whether it was), ``unless f v`` (until it is not v); of tuples ``append f v``, ``first f`` and ``last f`` (removed;
+    None: empty), ``remove f v`` (whether it was there), ``await f v`` (until it is there); of locks (0 closed, 1 open)
+    ``acquire f``, ``release f``.
     """
     kind, name = op[0], op[1]
     at = fields[name]
@@ -79,6 +80,14 @@ def perform(fields: dict[str, int], shared: tuple[Any, ...], op: Op) -> tuple[An
         new = op[2]
     elif kind == "add":
         new = old + op[2]
+    elif kind == "change":
+        response = old == op[2]
+        new = op[3] if response else old
+    elif kind == "take a number":
+        new, response = old + 1, old
+    elif kind == "unless":
+        if old == op[2]:
+            return BLOCKED, shared
     elif kind == "append":
         new = (*old, op[2])
     elif kind == "first":

@@ -4,9 +4,10 @@ A thread that sleeps until another one wakes it goes on some 40 microseconds lat
 may have the core between looks, so that little is taken from a thread that has something to do.
 
 Who looks can be handed parts of a compiled function (:class:`Shared`), which it does without the interpreter. Its words
-are a box with a state: it is away, looks, has been handed parts, or is at work on them. Only its own thread leaves
-*looks* for *away* and *handed* for *works*; only who has the box for itself hands parts over, and takes back what has
-not been begun. So who waits for it waits no longer than for a part that runs.
+are a box with a state: it is away, looks, has been handed parts, or is at work on them. Only its own thread goes away,
+and leaves *handed* for *works*; only who has the box for itself hands parts over, and takes back what has not been
+begun. So who waits for it waits no longer than for a part that runs. ``tests/ops/compiled/test_looking_model.py`` walks
+through all interleavings.
 """
 
 from __future__ import annotations
@@ -115,9 +116,7 @@ def _looking() -> Function:
             f.value("call i32 @sched_yield()")
             f.keep(f.add(f.word(count), 1), count)
             f.leave(f.compare("sge", f.word(count), turns))
-        with f.loop(0, _ENDLESS):
-            f.leave(_changed(f, state, _LOOKS_ON, _AWAY))
-            _take(f, state)
+        _tell(f, _AWAY, state)  # what was handed over just now is left to who did so
         with f.loop(0, pauses):
             f.emit("call void @llvm.x86.sse2.pause()")
     return f

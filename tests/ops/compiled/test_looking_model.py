@@ -1,0 +1,162 @@
+"""All interleavings of who looks and of those who hand parts over (``ops/compiled/looking.py``).
+
+See ``tests/engine/test_protocol_model.py``: the same here for the states of a box. What is shared is run over and over,
+as a step of a network is, so its counter begins anew while somebody may still hold its address.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.engine.model import Actor, Found, Steps, Violation, explore
+
+AWAY, LOOKS, HANDED, WORKS = range(4)
+
+
+class Setting(NamedTuple):
+    """One who looks, and owners of work who have the box in turn."""
+
+    owners: tuple[int, ...]
+    """For each owner, who has work of its own, how often it runs it."""
+    parts: int = 2
+    looks: int = 2
+    """How often somebody begins to look."""
+    turns: int = 1
+    called: bool = False
+    """Whether somebody changes the word that is looked at."""
+    change: str = ""
+
+
+class Box:
+    """``looking``, ``sharing`` and ``parts`` as steps."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.change = setting.change
+
+    def look(self) -> Steps:
+        """Looks that begin again when they have ended, as a helper's do."""
+        for _ in range(self.setting.looks):  # _ is part of the state
+            old = yield "get", "word"
+            yield "set", "state", LOOKS
+            count = 0
+            while count < self.setting.turns and (yield "get", "word") == old:
+                if (yield "get", "state") == HANDED:
+                    yield from self.take()
+                    count = 0
+                count += 1
+            yield "set", "state", AWAY
+
+    def take(self) -> Steps:
+        """Parts of what has been handed over, unless it has been taken back."""
+        if self.change == "it begins without asking":
+            yield "set", "state", WORKS
+        elif not (yield "change", "state", HANDED, WORKS):
+            return
+        job = yield "get", "job"
+        yield from self.do(job)
+        yield "set", "state", LOOKS
+
+    def do(self, job: int) -> Steps:
+        """``parts``."""
+        yield "add", f"inside{job}", 1
+        while True:
+            number = yield "take a number", f"next{job}"
+            if number >= self.setting.parts:
+                break
+            yield "append", f"done{job}", number
+        yield "add", f"inside{job}", -1
+
+    def own(self, job: int, times: int) -> Steps:
+        """``with_lookers`` and ``sharing``, so many times."""
+        for _ in range(times):
+            yield "acquire", "free"
+            yield "set", f"running{job}", 1
+            yield "set", f"next{job}", 0
+            if self.change == "the address comes after the state":
+                yield "change", "state", LOOKS, HANDED
+                yield "set", "job", job
+            else:
+                yield "set", "job", job
+                if self.change == "who is away is handed parts":
+                    yield "set", "state", HANDED
+                else:
+                    yield "change", "state", LOOKS, HANDED
+            yield from self.do(job)
+            if self.change == "it is taken back from who has begun":
+                yield "set", "state", LOOKS
+            elif self.change != "it is not taken back":
+                yield "change", "state", HANDED, LOOKS
+            if self.change != "nobody is waited for":
+                yield "unless", "state", WORKS
+            yield "set", f"running{job}", 0
+            done = yield "get", f"done{job}"
+            yield "set", "wrong", int(sorted(done) != list(range(self.setting.parts))) or (yield "get", "wrong")
+            yield "set", f"done{job}", ()
+            yield "release", "free"
+
+    def call(self) -> Steps:
+        """Somebody gives the helper something else to do."""
+        yield "add", "word", 1
+
+
+def check(setting: Setting) -> Found:
+    """Explore ``setting``.
+
+    Raises:
+        Violation: a property does not hold.
+    """
+    box, jobs = Box(setting), range(len(setting.owners))
+    shared: dict[str, Any] = {"word": 0, "state": AWAY, "job": -1, "free": 1, "wrong": 0}
+    for job in jobs:
+        shared |= {f"next{job}": 0, f"inside{job}": 0, f"running{job}": 0, f"done{job}": ()}
+    shared |= {"inside-1": 0, "next-1": 0, "done-1": ()}
+
+    def always(state: dict[str, Any]) -> str | None:
+        if state["wrong"]:
+            return "a part was left out, or done twice"
+        if any(state[f"inside{job}"] and not state[f"running{job}"] for job in jobs):
+            return "somebody is at work on what is over"
+        return "somebody works on nothing" if state["inside-1"] else None
+
+    def at_end(state: dict[str, Any]) -> str | None:
+        return None if state["state"] == AWAY else "the box says that somebody looks"
+
+    actors = [Actor("looker", box.look)]
+    actors += [Actor(f"owner {job}", lambda job=job: box.own(job, setting.owners[job])) for job in jobs]  # type: ignore[misc]
+    if setting.called:
+        actors.append(Actor("caller", box.call))
+    return explore(shared, actors, always, at_end)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting((1,), turns=2),
+        Setting((2,), called=True),
+        Setting((1, 1), called=True),
+        Setting((3,), parts=1),
+        pytest.param(Setting((2, 2), parts=3, turns=3, called=True), marks=pytest.mark.stress),
+    ],
+    ids=str,
+)
+def test_each_part_is_done_once_and_nobody_works_on_what_is_over(setting: Setting):
+    """Whenever who looks comes and goes."""
+    assert check(setting).ends >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("it begins without asking", "on what is over|says that somebody looks|left out"),
+        ("the address comes after the state", "on nothing|on what is over"),
+        ("who is away is handed parts", "says that somebody looks"),
+        ("it is taken back from who has begun", "on what is over"),
+        ("it is not taken back", "on what is over|on nothing"),
+        ("nobody is waited for", "on what is over"),
+    ],
+)
+def test_each_step_is_needed(change: str, what: str):
+    """A deviation leaves somebody at work on arrays that may be gone, or a box that nobody looks at."""
+    with pytest.raises(Violation, match=what):
+        check(Setting((2,), change=change))
