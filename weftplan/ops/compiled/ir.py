@@ -155,11 +155,12 @@ class Function:
         size = self.lanes * self.size
         self.emit(f"store {self.vector} {value}, ptr {pointer}, align {size}, !nontemporal !2")
 
-    def prefetch(self, pointer: str, *, writes: bool = False, level: int = 1) -> None:
-        """Bring what is there into the cache of a level, to be read, or written, soon; an address that is nobody's
-        does no harm."""
+    def prefetch(self, pointer: str) -> None:
+        """Bring what is there into the second cache, to be read or written soon; an address that is nobody's does no
+        harm. Many lines that are sent for into the nearest cache at once take up all its places for lines to come, and
+        loads that have nothing to do with them wait: layers of few channels took a tenth longer."""
         self.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(writes)}, i32 {4 - level}, i32 1)")
+        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
     def fence(self) -> None:
         """What was stored before, past the caches too, can be seen by whoever is told afterwards."""

@@ -79,7 +79,7 @@ class _Block:
         for number in numbers:
             there = f.at(y, f.mul(f.add(number, self.rows), y_plane))
             for byte in [*range(0, vectors * n * size, 64), vectors * n * size - 1]:
-                f.prefetch(f.at(there, byte), writes=True)
+                f.prefetch(f.at(there, byte))
         begins = f.compare("eq", first, 0)
         ends = f.compare("eq", f.add(first, count), get["channels"])
         whole = f.compare("sge", left, vectors * n)

@@ -152,7 +152,7 @@ def weights(scalar: str, target: Target) -> Function:
                     for r in range(rows):
                         plane = f.at(f.at(dy, nbytes), f.mul(f.add(out, r), get["dy_plane"]))
                         with f.loop(first_line, last_line) as line:
-                            f.prefetch(f.at(plane, f.mul(line, LINE)), level=2)
+                            f.prefetch(f.at(plane, f.mul(line, LINE)))
                     _block(f, get, rows, room, dy, dw, bias, out, left, vectors, length, images, goes_on)
             done = until
     return f
