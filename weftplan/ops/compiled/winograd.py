@@ -45,7 +45,9 @@ CHUNK = 128
 MOST_BYTES = 3 << 20
 """Bytes of scratch that more than two parts may have, who may have no more than a quarter of images and results."""
 SOME = 32
-"""Filters that are multiplied together, to read v less often."""
+"""Filters that are multiplied together where u is kept whole, to read v less often."""
+SOME_TURNED = 16
+"""The same elsewhere, where each part has u of them: of twice as many that takes twice the room, and no less time."""
 WIDE = 64
 """Tiles of a block at most: their v stays near while filters pass."""
 LANES = 16
@@ -179,7 +181,7 @@ def layout(p: Pass) -> Layout:
     filters = _lines(p.filters)
     whole = PLACES * p.channels * filters * 4 <= WHOLE and p.channels <= CHANNELS
     chunk = p.channels if whole else min(CHUNK, p.channels)
-    some = min(filters, SOME)
+    some = min(filters, SOME if whole else SOME_TURNED)
     m_row = _lines(min(WIDE, p.all_tiles))
     # A vector of tiles may begin at the last. Rows an odd number of lines apart spread over the whole nearest cache.
     row = m_row + LANES * (1 + m_row // LANES % 2)
