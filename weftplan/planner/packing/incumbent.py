@@ -80,27 +80,28 @@ class Incumbent:
     def swept(self) -> bool:
         """Build packings outwards from the fullest moment, until one is low enough; whether one is.
 
-        They are given up above what other methods reach. Few buffers must reach the floor.
+        They are given up above what other methods reach. Few buffers must reach the floor. At first all are given up
+        above what is low enough: how low others are is asked where none is.
         """
         enough = self.floor if self.is_small else self.enough
-        worth = int(self.floor * WORTH_A_SWEEP)
         tries = len(VARIANTS) if self.is_small else 2
-        for order in (None,) if self.order is None else (self.order, None):
-            for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
-                if self.peak <= enough:
-                    return True
-                found = pack_outwards(
-                    self.part,
-                    floor=self.floor,
-                    limit=min(self.peak - 1, worth),
-                    variant=variant,
-                    order=order,
-                    deadline=self.deadline,
-                )
-                if found is not None:
-                    self._made = True
-                    self.offsets, self.peak = found[0], peak_of(self.part, found[0])
-                    self._waits = None if order is None else found[1]
+        for most in (int(enough), int(self.floor * WORTH_A_SWEEP)):
+            for order in (None,) if self.order is None else (self.order, None):
+                for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
+                    if self.peak <= enough:
+                        return True
+                    found = pack_outwards(
+                        self.part,
+                        floor=self.floor,
+                        limit=min(self.peak - 1, most),
+                        variant=variant,
+                        order=order,
+                        deadline=self.deadline,
+                    )
+                    if found is not None:
+                        self._made = True
+                        self.offsets, self.peak = found[0], peak_of(self.part, found[0])
+                        self._waits = None if order is None else found[1]
         return self.peak <= enough
 
     def wait_less(self) -> None:
