@@ -76,3 +76,15 @@ def test_who_was_set_is_known_for_every_size():
     executor.arg_dict["fc_weight"][:] = 1
     executor.forward()
     assert executor.outputs[0].asnumpy().tolist() == [[1.0] * 200] * 2
+
+
+def test_small_arrays_lie_side_by_side():
+    """Arguments and states that are filled at once are parts of one piece of memory, each with a var of its own; that
+    of a large one is its own."""
+    normed = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=200, name="fc"), name="bn")
+    executor = normed.simple_bind(mx.cpu(), grad_req="null", data=(2, 400))
+    large = executor.arg_dict["fc_weight"]
+    small = [array for array in (*executor.arg_arrays, *executor.aux_arrays) if array is not large]
+    assert len({id(array.raw().base) for array in small}) == 1
+    assert large.raw().base is not small[0].raw().base
+    assert len({id(array.var) for array in (*small, large)}) == len(small) + 1

@@ -66,7 +66,11 @@ def arrays_like(
     # Filled when all are made: until then no worker is awake, which would compete with this thread.
     unfilled: list[NDArray] = []
     apart = shared_exec is not None or shared_buffer is not None
-    beside = {} if apart else gradients_beside({name: wanted[name] for name in names if reqs[name] != "null"})
+    beside: dict[str, NDArray] = {}
+    small: dict[str, NDArray] = {}
+    if not apart:
+        beside = gradients_beside({name: wanted[name] for name in names if reqs[name] != "null"})
+        small = _small_beside({name: wanted[name] for name in (*names, *aux_names)})
     unfilled += beside.values()
 
     def zero(shape: tuple[int, ...], place: Context, dtype: Any) -> NDArray:
@@ -87,12 +91,15 @@ def arrays_like(
                 grad = shared_exec.grad_dict.get(name)
                 grad = zero(shape, place, dtype) if grad is None else grad
         else:
-            args.append(buffered(name, shape, place, dtype))
+            args.append(small[name] if name in small else buffered(name, shape, place, dtype))
             if reqs[name] != "null" and grad is None:
                 grad = buffered(f"grad of {name}", shape, place, dtype)
         grads.append(grad)
     aux = []
     for name in aux_names:
+        if name in small:
+            aux.append(small[name])
+            continue
         shape, dtype, place = wanted[name]
         aux.append(shared_array(shared[name], name, shape, dtype) if name in shared else zero(shape, place, dtype))
     _fill(unfilled)
@@ -175,10 +182,10 @@ def _fill(arrays: Sequence[NDArray]) -> None:
     """Fill new arrays with zeros: small ones at once, the others in operations, several of them in one."""
     large: list[NDArray] = []
     for array in arrays:
-        if writes_of_zeros(array):
-            large.append(array)
-        else:
+        if _is_at_once(array.chunk, array.chunk.nbytes):
             array.chunk.raw.fill(0)  # nobody else knows the array yet, and its memory does not move
+        else:
+            large.append(array)
     groups: dict[Context, list[Chunk]] = {}
     for array in large:
         if type(array.chunk) is not Chunk or device.get(array.context).asynchronous:
@@ -210,20 +217,40 @@ def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) ->
     one: they are then one range of memory already. Each has a var of its own. Those that cannot be parts of a whole, on
     a device or where memory may move, are left out, and so is one that has no neighbour.
     """
+    return _beside(dict(reversed(wanted.items())))[1]
+
+
+def _small_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:
+    """Zeros for those of (shape, dtype, context) that are filled at once, side by side: a network has hundreds of
+    gammas, biases and means, of which few fill a page. Which are left out :func:`gradients_beside` says."""
+    few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _AT_ONCE}
+    wholes, found = _beside(few)
+    for whole in wholes:
+        whole.raw.fill(0)  # nobody else knows the arrays yet
+    return found
+
+
+def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[list[Chunk], dict[str, NDArray]]:
+    """(chunks, one for each context and dtype; arrays that are parts of them, in the order of ``wanted``)."""
     groups: dict[tuple[Context, np.dtype[Any]], list[str]] = {}
-    for name, (_, dtype, place) in reversed(wanted.items()):
+    last, group = None, []
+    for name, (_, dtype, place) in wanted.items():
         if place.device_type == "cpu":
-            groups.setdefault((place, np.dtype(dtype)), []).append(name)
+            if last is None or last[0] is not place or last[1] is not dtype:  # most are alike
+                last = place, dtype
+                group = groups.setdefault((place, np.dtype(dtype)), [])
+            group.append(name)
+    wholes: list[Chunk] = []
     found: dict[str, NDArray] = {}
     for (place, dtype), names in groups.items():
         sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
         if len(names) < 2 or not sum(sizes) or not _plain(place):
             continue
-        whole, offset = Chunk(place, sum(sizes)), 0
-        for name, nbytes in zip(names, sizes, strict=True):
-            found[name] = NDArray.over(whole.part(offset, nbytes), wanted[name][0], dtype)
-            offset += nbytes
-    return found
+        whole = Chunk(place, sum(sizes))
+        wholes.append(whole)
+        for name, part in zip(names, whole.cut(sizes), strict=True):
+            found[name] = NDArray.over(part, wanted[name][0], dtype)
+    return wholes, found
 
 
 def _plain(place: Context) -> bool:
@@ -233,5 +260,11 @@ def _plain(place: Context) -> bool:
 
 def writes_of_zeros(array: NDArray) -> int:
     """How many writes its var has counted when :func:`new_zeros` has made it: none where it is filled at once."""
-    at_once = array.nbytes <= _AT_ONCE and type(array.chunk) is Chunk
-    return 0 if at_once and not device.get(array.context).asynchronous else 1
+    return 0 if _is_at_once(array.chunk, array.nbytes) else 1
+
+
+def _is_at_once(chunk: Chunk, nbytes: int) -> bool:
+    """Whether a new array of so many bytes is filled where it is made."""
+    if nbytes > _AT_ONCE or type(chunk) is not Chunk:
+        return False
+    return chunk.context.device_type == "cpu" or not device.get(chunk.context).asynchronous

@@ -162,21 +162,34 @@ class Chunk:
             raise MXNetError(f"part [{offset}, {offset + nbytes}) does not lie within {self!r}")
         return Chunk._over(self.context, self.raw[offset : offset + nbytes], self, self.name)
 
+    def cut(self, sizes: Iterable[int]) -> list[Chunk]:
+        """Parts of so many bytes, one behind the other from the start of this chunk, in which they lie: a bind makes
+        hundreds."""
+        raw, parts, begin = self.raw, [], 0
+        for nbytes in sizes:
+            parts.append(raw[begin : begin + nbytes])
+            begin += nbytes
+        return Chunk._each_over(self.context, parts, self, self.name)
+
     @classmethod
     def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Self:
+        return cls._each_over(ctx, (raw,), owner, name)[0]
+
+    @classmethod
+    def _each_over(cls, ctx: Context, parts: Iterable[Any], owner: Any, name: str | None) -> list[Self]:
+        """A chunk over each of ``parts``, flat uint8; each holds ``owner`` until its var's last operation."""
         if dead:
             sweep()
-        chunk = cls.__new__(cls)
-        # The reference to the owner lives in the release, so it ends only after the var's last operation.
-        chunk._release = partial(_let_go, owner)
-        chunk._raw = raw
-        chunk._shelf = None
-        chunk.context = ctx
-        chunk.nbytes = int(raw.nbytes)
-        chunk.name = name
-        chunk.engine = engine.get()
-        chunk.var = chunk.engine.new_variable(name)
-        return chunk
+        current = engine.get()
+        made = []
+        for raw in parts:
+            chunk = cls.__new__(cls)
+            # The reference to the owner lives in the release, so it ends only after the var's last operation.
+            chunk._release, chunk._raw, chunk._shelf = partial(_let_go, owner), raw, None
+            chunk.context, chunk.nbytes, chunk.name = ctx, int(raw.nbytes), name
+            chunk.engine, chunk.var = current, current.new_variable(name)
+            made.append(chunk)
+        return made
 
     def __del__(self) -> None:
         # Only append: this may run inside any lock.
@@ -220,17 +233,9 @@ class MovableChunk(Chunk):
     @classmethod
     def several(cls, ctx: Context, parts: Iterable[Any], *, owner: Any, name: str | None = None) -> list[Self]:
         """A chunk as :meth:`over` for each of ``parts``: a bind makes thousands."""
-        if dead:
-            sweep()
-        current = engine.get()
-        made = []
-        for raw in parts:
-            chunk = cls.__new__(cls)
-            chunk._release, chunk._raw, chunk._shelf = partial(_let_go, owner), raw, None
-            chunk.context, chunk.nbytes, chunk.name = ctx, int(raw.nbytes), name
-            chunk.engine, chunk.var = current, current.new_variable(name)
+        made = cls._each_over(ctx, parts, owner, name)
+        for chunk in made:
             chunk._watchers, chunk._bring_back = [], None
-            made.append(chunk)
         return made
 
     def watch(self, method: weakref.WeakMethod[Any]) -> None:
