@@ -84,6 +84,31 @@ def test_what_is_not_joined() -> None:
     assert BLOCK.name not in operators(net, grad_req=frozen)  # nothing flows to the first batch norm
 
 
+def ends(data: Any) -> Any:
+    """A block on ``data`` itself."""
+    net = norm(depthwise(norm(data, "n1")), "n2")
+    return mx.sym.LinearRegressionOutput(mx.sym.sum(net, axis=(2, 3)), mx.sym.Variable("label"))
+
+
+@pytest.mark.parametrize("data", [mx.sym.Variable("data"), mx.sym.zeros_like(mx.sym.Variable("data"))])
+def test_a_block_whose_data_needs_no_gradient_stays_apart(data: Any) -> None:
+    """Another gradient would lie in its memory: there is none where nobody reads it, or its shape alone."""
+    net = ends(data)
+    requests = {name: "null" if name == "data" else "write" for name in net.list_arguments()}
+    assert BLOCK.name not in operators(net, grad_req=requests)
+    assert (BLOCK.name in operators(net)) == (data.name == "data")
+    executor = net.simple_bind(mx.cpu(), grad_req=requests, data=SHAPE)
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+
+
+def test_images_of_one_pixel_stay_apart() -> None:
+    """NumPy normalises them, in another order of additions than the block's kernel."""
+    planned = plan_symbol(network(), {"data": (4, 6, 1, 1)}, grad_req="write")
+    assert BLOCK.name not in [node.op.name for node in planned.graph.nodes if node.op is not None]
+
+
 def test_a_shared_weight_keeps_its_block_apart() -> None:
     """The sum of two gradients reads one of them before the other is there."""
     weight = mx.sym.Variable("w")

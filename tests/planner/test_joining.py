@@ -80,10 +80,12 @@ LAYERS = {
     "depthwise 5x5": ({"kernel": (5, 5), "num_filter": 6, "num_group": 6, "stride": (2, 2), "no_bias": True}, 6),
     "winograd": ({"kernel": (3, 3), "num_filter": 33, "pad": (1, 1), "no_bias": True}, 40),
     "winograd with bias": ({"kernel": (3, 3), "num_filter": 32, "pad": (1, 1)}, 32),
+    "NumPy's": ({"kernel": (2, 5), "num_filter": 30, "num_group": 6, "dilate": (2, 2), "pad": (0, 2)}, 6),
+    "to one pixel": ({"kernel": (12, 13), "num_filter": 5}, 4),
 }
 
 
-@pytest.mark.parametrize("kernels", ["numpy", "native"])
+@pytest.mark.parametrize("kernels", ["numpy", "native", "auto"])
 @pytest.mark.parametrize("norm", [{"fix_gamma": False}, {"fix_gamma": True, "use_global_stats": True}])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_same_bits_with_batch_norm_in_a_convolution(layer: str, norm: dict[str, Any], kernels: str):

@@ -284,9 +284,11 @@ class ImageMaker(Maker):
     most_elements = 1 << 16
 
     def _make(self, name: str) -> Any:
-        kind = self.rng.randrange(10)
+        kind = self.rng.randrange(11)
         if kind < 5:
             return self._convolution(name)
+        if kind == 10:
+            return self._depthwise_block(name)
         if kind == 5:
             return sym.BatchNorm(self._pick()[0], fix_gamma=self.rng.random() < 0.5, name=name)
         if kind == 6:
@@ -298,6 +300,27 @@ class ImageMaker(Maker):
             x, shape = self._pick()
             return sym.elemwise_add(x, self._like(shape), name=name)
         return super()._make(name)
+
+    def _depthwise_block(self, name: str) -> Any:
+        """Batch norm, relu, a depthwise convolution, batch norm and perhaps a relu, with now and then somebody else who
+        reads what lies between."""
+        rng = self.rng
+        x, shape = self._pick()
+        if len(shape) != 4 or min(shape[2:]) < 3:
+            return None
+        norm = {"fix_gamma": rng.random() < 0.3, "use_global_stats": rng.random() < 0.1}
+        before = sym.BatchNorm(x, name=f"{name}_before", **norm)
+        before = sym.Activation(before, act_type="relu", name=f"{name}_relu")
+        side = rng.choice((1, 1, 2))
+        layer = sym.Convolution(
+            before, kernel=(3, 3), stride=(side, side), pad=(1, 1), num_filter=shape[1], num_group=shape[1],
+            no_bias=rng.random() < 0.9, name=f"{name}_layer",
+        )  # fmt: skip
+        behind = sym.BatchNorm(layer, name=f"{name}_behind", fix_gamma=rng.random() < 0.3)
+        if rng.random() < 0.7:
+            behind = sym.Activation(behind, act_type="relu", name=f"{name}_relu_behind")
+        between = rng.choice((before, layer, None, None, None))
+        return behind if between is None else sym.broadcast_add(behind, sym.mean(between), name=f"{name}_sum")
 
     def _convolution(self, name: str) -> Any:
         rng = self.rng

@@ -24,7 +24,8 @@ class Implementation:
     """One way to compute an operator."""
 
     name: str
-    """``numpy``, ``native`` or ``winograd`` (on a host), ``cuda`` or ``cudnn`` (on a GPU)."""
+    """``numpy``, ``native``, ``winograd`` or ``mixed`` (on a host; the last is NumPy's convolution with the compiled
+    batch norm), ``cuda`` or ``cudnn`` (on a GPU)."""
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
     """Bytes of scratch of one call."""

@@ -113,6 +113,7 @@ def _blocks(entries: Sequence[Entry], order: Sequence[Node]) -> list[Block]:
     if not layers:
         return []
     near = {*layers}.union(*([entry[0] for entry in node.inputs] + node.control_deps for node in layers))
+    near.update(node for node in order if node.op is norm_gradient(True))
     readers: Readers = {}
     waiting: dict[Node, list[Node]] = {}
     for node in order:
@@ -148,7 +149,8 @@ def _is_norm(node: Node) -> bool:
 
 def _is_closed(block: Block, readers: Readers, waiting: dict[Node, list[Node]]) -> bool:
     """Whether the gradients are those of the forward nodes, nobody else reads what passes between the nodes or waits
-    for one of them, and what the gradients make besides is read by nobody in the graph."""
+    for one of them, somebody reads the gradient of the data, in whose memory another one lies for a while, and what the
+    gradients make besides is read by nobody in the graph."""
     before, layer, behind = block.forward
     last, gradient, first = block.backward
 
@@ -168,10 +170,17 @@ def _is_closed(block: Block, readers: Readers, waiting: dict[Node, list[Node]]) 
     passed = ((before, 0), (before, 1), (before, 2), (layer, 0), (last, 0), (gradient, 0))
     if any(place == HEAD or node not in inside for key in passed for node, place in readers.get(key, ())):
         return False
+    if not any(_reads(*reader) for reader in readers.get((first, 0), ())):
+        return False
     made = ((last, 1), (last, 2), (gradient, 1))
     if any(place != HEAD for key in made for _, place in readers.get(key, ())):
         return False
     return all(alike(gradient, node) for node in inside if node is not gradient)
+
+
+def _reads(node: Node, place: int) -> bool:
+    """Whether the values of an input matter, not its shape alone."""
+    return place == HEAD or node.op is None or place not in node.op.ignored(node.params)
 
 
 def _controls(nodes: Sequence[Node], moved: dict[Node, Node]) -> list[Node]:

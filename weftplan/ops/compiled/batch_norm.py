@@ -23,7 +23,7 @@ from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
+from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec
 
 FEW = 1 << 17
 """Elements of one part, in which channels are handed to idle cores."""
@@ -157,31 +157,27 @@ def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
     return Pass(words, constants, nothing, holding(behind, ograd, data, outputs[0], gamma, mean, inverse, beta))
 
 
-def refusal(data: DType, vector: DType) -> str:
-    """Why these kernels cannot compute it, from the dtypes of data and statistics; empty when they can."""
+def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
+    """Why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do."""
     found = host()
     if isinstance(found, str):
         return found
-    if data not in (np.float32, np.float64) or vector != data:
-        return f"compiled kernels are written for float32 and float64, not {data}"
-    return ""
+    if data.dtype not in (np.float32, np.float64) or vector != data.dtype:
+        return f"compiled kernels are written for float32 and float64, not {data.dtype}"
+    return "planes of few elements" if _extents(params, data.shape)[2] < LEAST_PLANE else ""
 
 
 def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
     """Offer what ``make`` says; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
 
     def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
-        return refusal(inputs[data].dtype, inputs[vector].dtype)
-
-    def slower(params: Params, inputs: Specs, outputs: Specs) -> str:
-        return "planes of few elements" if _extents(params, inputs[data].shape)[2] < LEAST_PLANE else ""
+        return refusal(params, inputs[data], inputs[vector].dtype)
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         shape, dtype = inputs[data]
         return take_bytes(*[((_extents(params, shape)[1],), dtype)] * count)
 
-    kernel = RepeatedKernel(make)
-    provide(op, Implementation(name="native", kernel=kernel, workspace=workspace, refusal=refused, slower=slower))
+    provide(op, Implementation(name="native", kernel=RepeatedKernel(make), workspace=workspace, refusal=refused))
 
 
 _provide("BatchNorm", normalization, data=0, vector=2, count=3)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from weftplan.ops import joined
+from weftplan.ops import joined, registry
 from weftplan.ops.compiled import (
     batch_norm,
     dense,
@@ -37,6 +37,8 @@ from weftplan.ops.nn.conv_geometry import Geometry
 from weftplan.ops.products import stacked_product
 from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import Arrays, OpContext, Params, TensorSpec, aligned
+
+_T = TypeVar("_T")
 
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
@@ -192,33 +194,53 @@ def _normalized(
     ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
 ) -> Call:
     """A convolution and the batch norm behind it: in one pass where the statistics are given."""
-    norm, own, statistics = params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
+    norm, own, statistics = _apart(params, inputs)
     out = outputs[0]
     if out is None:
         return nothing
-    apart = bool(batch_norm.refusal(out.dtype, statistics[1].dtype))
-    if apart or (ctx.is_train and not norm["use_global_stats"]):
-        convolve = _forward(ctx, params, own, outputs, fast=fast)
-        # In the same scratch: the one is done with it before the other begins.
-        again = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
-        given, made = [out, *statistics], [out, None, None]
-        if not apart:
-            return one_after_other(convolve, batch_norm.normalization(again, norm, given, made, relu=relu))
-        kernel = joined.norm_of(joined.RELU * relu).forward
-        return one_after_other(convolve, again.repeated(bound(kernel, again, norm, given, made)))
+    given = not ctx.is_train or norm["use_global_stats"]
+    if not given or batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
+        return _and_norm(_forward(ctx, params, own, outputs, fast=fast), ctx, norm, out, statistics, relu=relu)
     scale, shift = (ctx.take((out.shape[1],), out.dtype) for _ in range(2))
     scaling = batch_norm.scaling(norm, statistics, scale, shift)
     return one_after_other(scaling, _forward(ctx, params, own, outputs, after=(scale, shift), relu=relu, fast=fast))
 
 
+def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], Sequence[_T]]:
+    """(parameters of the batch norm, inputs of the convolution, those of the batch norm but for its data)."""
+    return params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
+
+
+def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: Any, statistics: Arrays, *, relu: bool) -> Call:
+    """``convolve``, and then the batch norm in place, computed by who would compute it as a node of its own."""
+    # In the same scratch: the one is done with it before the other begins.
+    again = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
+    given, made = [out, *statistics], [out, None, None]
+    if not batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
+        return one_after_other(convolve, batch_norm.normalization(again, norm, given, made, relu=relu))
+    kernel = joined.norm_of(joined.RELU * relu).forward
+    return one_after_other(convolve, again.repeated(bound(kernel, again, norm, given, made)))
+
+
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
-    """Scratch of :func:`_normalized`, of which the convolution has ``nbytes``."""
-    given, out = inputs[2:6], outputs[0]
-    if batch_norm.refusal(out.dtype, given[1].dtype):
+    """Scratch of a convolution that has ``nbytes``, and a batch norm."""
+    norm, _, given = _apart(params, inputs)
+    out = outputs[0]
+    if batch_norm.refusal(norm, out, given[1].dtype):
         made = [out, given[1], given[1]]
-        return max(nbytes, joined.norm_of(relu).workspace_bytes(params[NORM], [out, *given], made))
+        return max(nbytes, joined.norm_of(relu).workspace_bytes(norm, [out, *given], made))
     vector = take_bytes(((out.shape[1],), out.dtype))
     return max(nbytes + 2 * vector, 3 * vector)
+
+
+def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
+    """NumPy's convolution and the batch norm behind it."""
+    norm, own, statistics = _apart(params, inputs)
+    out = outputs[0]
+    if out is None:
+        return nothing
+    convolve = ctx.repeated(bound(registry.get("Convolution").forward, ctx, params, own, outputs))
+    return _and_norm(convolve, ctx, norm, out, statistics, relu=relu)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, fast: bool = False) -> Call:
@@ -293,6 +315,7 @@ def _provide(
         slower=lambda params, inputs, outputs: _slower(
             geometry(params, inputs, outputs), forward=op.startswith("Convolution")
         ),
+        otherwise=_mixed(relu) if "+BatchNorm" in op else None,
     )
     if fast is None:
         provide(op, native)
@@ -312,6 +335,27 @@ def _provide(
             otherwise=native,
             special=True,
         ),
+    )
+
+
+def _mixed(relu: str) -> Implementation:
+    """NumPy's convolution with the compiled batch norm, as the two have it that are nodes of their own."""
+
+    def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
+        norm, _, statistics = _apart(params, inputs)
+        return batch_norm.refusal(norm, outputs[0], statistics[1].dtype)
+
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        _, own, _ = _apart(params, inputs)
+        nbytes = registry.get("Convolution").workspace_bytes(params, own, outputs)
+        return _with_norm(nbytes, params, inputs, outputs, relu)
+
+    return Implementation(
+        name="mixed",
+        kernel=RepeatedKernel(partial(_plain_normalized, relu=bool(relu))),
+        workspace=workspace,
+        refusal=refusal,
+        special=True,
     )
 
 

@@ -136,11 +136,14 @@ def _sizes(params: Params, data: TensorSpec, inner: TensorSpec) -> Sizes:
     return sizes(convolution.sizes(params[LAYER], data, inner.shape))
 
 
-def refusal(s: Sizes, params: Params, vector: DType, data: DType) -> str:
-    """Why these kernels cannot compute it; empty when they can."""
-    why = batch_norm.refusal(data, vector)
-    if why:
-        return why
+def refusal(params: Params, data: TensorSpec, inner: TensorSpec, vector: DType) -> str:
+    """Why these kernels do not compute it, of such data, results of the convolution, and statistics of dtype
+    ``vector``; empty when they do."""
+    for name, image in ((BEFORE, data), (BEHIND, inner)):
+        why = batch_norm.refusal(params[name], image, vector)
+        if why:
+            return why
+    s = _sizes(params, data, inner)
     fit = depthwise_tables.takes(s) and s.kernel[1:] == (3, 3) and s.dilate[1:] == s.pad[1:] == (1, 1)
     if not fit or not params[LAYER]["no_bias"] or any(params[name]["axis"] != 1 for name in (BEFORE, BEHIND)):
         return "another convolution than a depthwise one of 3x3 with padding of one"
@@ -241,9 +244,7 @@ def _provide(
     """Offer what ``make`` says; ``data`` and ``beta`` are places of inputs, ``vectors`` how many its scratch has."""
 
     def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
-        image = inputs[data]
-        s = _sizes(params, image, inner(inputs, outputs))
-        return refusal(s, params, inputs[beta].dtype, image.dtype)
+        return refusal(params, inputs[data], inner(inputs, outputs), inputs[beta].dtype)
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         image = inputs[data]
