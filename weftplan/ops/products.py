@@ -12,6 +12,7 @@ no product where it could find that.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ FEW = 1 << 24
 costs 0 to 4 per cent of them on one core, and in four 3 to 9."""
 MOST = 4
 """Parts of one product."""
+SHARE = 4
+"""Where a convolution has more than two parts, its arrays have at least so many times the bytes of all their scratch:
+an inference plan of inception_v3 for 8 images takes 71 MB uncut, 81 so, and 85 with four parts everywhere."""
 STEP = 16
 """Parts begin at multiples of this, so that a BLAS works on whole tiles but for the last."""
 
@@ -56,6 +60,16 @@ def halfway(columns: int) -> int:
     """Where two calls for several columns meet."""
     middle = -(-columns // (2 * STEP)) * STEP
     return middle if middle < columns else columns // 2
+
+
+def ranges(size: int, count: int) -> list[slice]:
+    """``size`` things in at most ``count`` ranges of nearly equal lengths.
+
+    >>> ranges(5, 2), ranges(1, 2)
+    ([slice(0, 2, None), slice(2, 5, None)], [slice(0, 1, None)])
+    """
+    ends = [size * number // count for number in range(count + 1)]
+    return [slice(first, last) for first, last in pairwise(ends) if first < last]
 
 
 def product(xp: Any, a: Any, b: Any, out: Any) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.cores import split_in_rooms
-from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes
+from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes, winograd
+from weftplan.ops.nn.winograd import convolve
 from weftplan.ops.products import multiply, stacked_product
 from weftplan.ops.schema import Workspace
 
@@ -165,6 +166,10 @@ def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, 
         if bias is not None:
             xp.add(out, _per_filter(geo, bias), out=out)
         return
+    fast = winograd(geo, back=False)
+    if fast is not None:
+        convolve(ctx, fast, data, weight, bias, out)
+        return
     kernel = _matrices(geo, _widened(ctx, geo, weight))
     _each(
         ctx,
@@ -220,6 +225,11 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
         shaped = ograd.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size)
         stacked_product(xp, kernel, shaped, dgrad.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size))
         dgrad = None
+    fast = None if dgrad is None else winograd(geo, back=True)
+    if fast is not None:
+        room = ctx.take((geo.backward_nbytes(weight=wgrad is not None),), np.uint8)
+        convolve(Workspace(xp, room), fast, ograd, weight, None, dgrad)
+        ctx, dgrad = Workspace(xp, room), None
     if dgrad is None and wgrad is None:
         return
     if dgrad is not None:

@@ -19,14 +19,14 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weftplan.ops import grain
 from weftplan.ops.kernels import accumulator
-from weftplan.ops.products import FEW, MOST
+from weftplan.ops.nn import winograd_sizes
+from weftplan.ops.products import FEW, MOST, SHARE, ranges
 from weftplan.ops.schema import Shape, aligned
 
 WIDE_FILTERS = 192
@@ -129,6 +129,9 @@ class Geometry:
         """Scratch of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
         if self.pointwise:
             return 0
+        fast = winograd(self, back=False)
+        if fast is not None:
+            return fast.nbytes
         return self._rooms_nbytes(weight=False) + (self._weight_nbytes() if self.acc != self.dtype else 0)
 
     def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
@@ -136,6 +139,9 @@ class Geometry:
         turned = self._weight_nbytes() if self.pointwise and data and self.turns else 0
         if self.pointwise and not weight:
             return turned
+        fast = winograd(self, back=True) if data else None
+        if fast is not None:
+            return max(fast.nbytes, self._rooms_nbytes(weight=True) if weight else 0)
         widened = self._weight_nbytes() if self.acc != self.dtype and data else 0
         passes = {True, False} if data and weight else {weight}  # a caller may want less than is declared for it
         return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
@@ -151,6 +157,27 @@ class Geometry:
         return self.tile_bytes == grain.GPU.tile_bytes
 
 
+@functools.lru_cache(maxsize=4096)
+def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
+    """The pass forward, or ``back`` to the data, as Winograd's products, where they are faster and need little room."""
+    ones = (1,) * len(geo.kernel)
+    if geo.kernel != (3, 3) or geo.stride != ones or geo.dilate != ones or geo.groups > 1 or geo.turns:
+        return None
+    if geo.dtype != np.float32 or any(
+        pad > 2 or grid != image + 2 * pad - 2 for pad, grid, image in zip(geo.pad, geo.grid, geo.image, strict=True)
+    ):
+        return None
+    (height, width), (rows, columns), (above, left) = geo.image, geo.grid, geo.pad
+    image, grid = (height, width), (rows, columns)
+    block = min(geo.workspace << 20, geo.tile_bytes)
+    if back:
+        pad = 2 - above, 2 - left
+        found = winograd_sizes.Pass(geo.batch, geo.filters, geo.channels, grid, image, pad, True, block)
+    else:
+        found = winograd_sizes.Pass(geo.batch, geo.channels, geo.filters, image, grid, (above, left), False, block)
+    return found if winograd_sizes.fits(found, geo._rooms_nbytes(weight=False)) else None
+
+
 class Part(NamedTuple):
     """A convolution within another, and where its arrays are in those of the whole."""
 
@@ -164,10 +191,6 @@ COPY = 32
 """Multiplications in whose time an element of the columns is copied, or added back."""
 LEAST_ROWS = 32
 """Rows of the columns of a part of the channels: fewer would not fill the tiles in which a BLAS works."""
-
-SHARE = 4
-"""Where there are more than two parts, the arrays of the pass have at least so many times the bytes of all their
-scratch: an inference plan of inception_v3 for 8 images takes 71 MB uncut, 81 so, and 85 with four parts everywhere."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -193,15 +216,15 @@ def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
     every = slice(None)
     if not weight:
         return tuple(
-            Part(_inner(geo, batch=_size(some)), (some, every), (some, every)) for some in _cut(geo.batch, count)
+            Part(_inner(geo, batch=_size(some)), (some, every), (some, every)) for some in ranges(geo.batch, count)
         )
     if geo.groups == 1:
         return tuple(
             Part(_inner(geo, channels=_size(some)), (every, some), (every, every), (every, some))
-            for some in _cut(geo.channels, count)
+            for some in ranges(geo.channels, count)
         )
     found = []
-    for some in _cut(geo.groups, count):
+    for some in ranges(geo.groups, count):
         channels, filters = (slice(some.start * size, some.stop * size) for size in per_group)
         inner = _inner(geo, groups=_size(some), channels=_size(channels), filters=_size(filters))
         found.append(Part(inner, (every, channels), (every, filters), (filters, every)))
@@ -211,12 +234,6 @@ def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
 def room_nbytes(found: tuple[Part, ...], *, weight: bool) -> int:
     """Scratch in which any of these parts finds room."""
     return max(part.geo.part_nbytes(weight=weight) for part in found)
-
-
-def _cut(size: int, count: int) -> list[slice]:
-    """``size`` things in at most ``count`` ranges of nearly equal lengths."""
-    ends = [size * number // count for number in range(count + 1)]
-    return [slice(first, last) for first, last in pairwise(ends) if first < last]
 
 
 def _size(some: slice) -> int:

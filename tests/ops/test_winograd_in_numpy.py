@@ -1,0 +1,195 @@
+"""NumPy's 3x3 convolutions by Winograd's products: right in any shape, block and part, in just the declared scratch."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.ops.convolution_reference import gradients, reference
+from weftplan import cores
+from weftplan.ops.nn import conv_geometry, winograd_sizes
+from weftplan.ops.nn.conv_gemm import adjoint, correlate
+from weftplan.ops.nn.conv_geometry import Geometry, geometry, tiled, winograd
+from weftplan.ops.schema import OpContext
+from weftplan.planner import PlanOptions
+
+
+def _forget() -> None:
+    for cached in (winograd_sizes._fitting, winograd_sizes.parts, conv_geometry.parts, winograd, tiled):
+        cached.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    """No sizes from other settings."""
+    _forget()
+    yield
+    _forget()
+
+
+def layer(monkeypatch: pytest.MonkeyPatch, seed: int) -> Geometry:
+    """A random layer with random settings, so that blocks, pieces of the weight and parts begin and end everywhere."""
+    rng = random.Random(seed)
+    few = rng.choice((1 << 24, 1 << 10))
+    monkeypatch.setattr(winograd_sizes, "LEAST", 1)
+    monkeypatch.setattr(winograd_sizes, "LEAST_TILES", 1)
+    monkeypatch.setattr(winograd_sizes, "WHOLE", rng.choice((0, 1 << 22)))
+    monkeypatch.setattr(winograd_sizes, "FEW", few)
+    monkeypatch.setattr(conv_geometry, "FEW", few)
+    pad = rng.randint(0, 2), rng.randint(0, 2)
+    image = rng.randint(3, 12), rng.randint(3, rng.choice((9, 9, 40)))
+    batch, channels, filters = rng.choice((1, 2, 3, 5, 8)), rng.choice((1, 3, 64, 70)), rng.choice((1, 5, 64, 140))
+    grid = tuple(extent + 2 * p - 2 for extent, p in zip(image, pad, strict=True))
+    ones, tile_bytes = (1, 1), rng.choice((1 << 12, 1 << 15, 2 << 20))
+    shape, dtype = (batch, channels, *image), np.dtype(np.float32)
+    return tiled(shape, filters, (3, 3), ones, ones, pad, grid, 1, dtype, 1024, tile_bytes)
+
+
+def _context(nbytes: int) -> OpContext:
+    return OpContext(np, workspace=np.full(nbytes, 0xFF, np.uint8))  # every number in it is NaN
+
+
+SEEDS = range(40)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_layers_are_right(monkeypatch: pytest.MonkeyPatch, four_cores: None, seed: int) -> None:
+    """Results and gradients against the definition in float64, each alone and both together."""
+    geo = layer(monkeypatch, seed)
+    rng = np.random.default_rng(seed)
+    shapes = (
+        (geo.batch, geo.channels, *geo.image),
+        (geo.filters, geo.channels, 3, 3),
+        (geo.batch, geo.filters, *geo.grid),
+    )
+    x, w, dy = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes)
+    bias = rng.uniform(-1, 1, geo.filters).astype(np.float32)
+    plain, shifted, dx, dw, only = (
+        np.empty_like(dy),
+        np.empty_like(dy),
+        np.empty_like(x),
+        np.empty_like(w),
+        np.empty_like(x),
+    )
+    correlate(_context(geo.forward_nbytes()), geo, x, w, None, plain)
+    correlate(_context(geo.forward_nbytes()), geo, x, w, bias, shifted)
+    adjoint(_context(geo.backward_nbytes()), geo, x, dy, w, dx, dw)
+    adjoint(_context(geo.backward_nbytes(weight=False)), geo, None, dy, w, only, None)
+    want = reference(geo, x, w)
+    of_x, of_w = gradients(geo, x, w, dy)
+    for got, one in zip((plain, shifted, dx, dw), (want, want + bias.reshape(-1, 1, 1), of_x, of_w), strict=True):
+        assert np.abs(got - one).max() <= 2e-6 * max(1.0, np.abs(one).max()), geo
+    if winograd(geo, back=True) is not None:
+        assert only.tobytes() == dx.tobytes()
+
+
+def test_the_seeds_cover_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to keep the weight, several parts and blocks, rows in one run and exact ones, and layers refused."""
+    found = set()
+    for seed in SEEDS:
+        geo = layer(monkeypatch, seed)
+        _forget()
+        for back in (False, True):
+            p = winograd(geo, back=back)
+            found |= {"refused"} if p is None else {
+                ("back" if back else "forward", "whole" if p.whole else "pieces"),
+                "parts" if len(winograd_sizes.parts(p)) > 1 else "one part",
+                "blocks of rows" if p.rows < p.grid[0] else "blocks of images" if p.images < p.batch else "one block",
+                "one run" if p.columns(p.images) > p.grid[1] else "exact",
+            }  # fmt: skip
+    ways = {(way, kept) for way in ("back", "forward") for kept in ("whole", "pieces")}
+    assert found >= {*ways, "refused", "parts", "one part", "blocks of rows", "blocks of images", "one run", "exact"}
+
+
+def test_an_exact_product_is_exact() -> None:
+    """Small whole numbers, whose sums are exact in float32, halves and quarters of the weight included."""
+    rng = np.random.default_rng(0)
+    geo = geometry((4, 64, 12, 12), 64, (3, 3), (1, 1), (1, 1), (1, 1), (12, 12), 1, np.dtype(np.float32), 1024)
+    assert winograd(geo, back=False) is not None
+    x, w = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((4, 64, 12, 12), (64, 64, 3, 3)))
+    out = np.empty((4, 64, 12, 12), np.float32)
+    correlate(_context(geo.forward_nbytes()), geo, x, w, None, out)
+    np.testing.assert_array_equal(out, reference(geo, x, w))
+
+
+@pytest.mark.parametrize(
+    ("change", "chosen"),
+    [
+        ({}, True),
+        ({"stride": (2, 2), "grid": (16, 16)}, False),
+        ({"dilate": (2, 2), "grid": (30, 30)}, False),
+        ({"kernel": (1, 3), "grid": (34, 32)}, False),
+        ({"pad": (3, 3), "grid": (36, 36)}, False),
+        ({"groups": 2}, False),
+        ({"dtype": np.dtype(np.float64)}, False),
+        ({"dtype": np.dtype(np.float16)}, False),
+        ({"filters": 32}, False),
+        ({"image": (32, 32, 32, 32)}, False),
+        ({"image": (1, 64, 14, 14), "grid": (14, 14)}, False),
+    ],
+)
+def test_which_layers_are_computed_so(change: dict[str, Any], chosen: bool) -> None:
+    """3x3 of many channels in float32, where there are enough tiles."""
+    sizes: dict[str, Any] = {
+        "image": (32, 64, 32, 32), "filters": 64, "kernel": (3, 3), "stride": (1, 1), "dilate": (1, 1), "pad": (1, 1),
+        "grid": (32, 32), "groups": 1, "dtype": np.dtype(np.float32), "workspace": 1024,
+    }  # fmt: skip
+    geo = geometry(*{**sizes, **change}.values())
+    assert [winograd(geo, back=back) is not None for back in (False, True)] == [chosen] * 2
+
+
+def test_scratch_is_no_more_than_twice_what_is_read_and_written() -> None:
+    """Or than that of the other way."""
+    for batch in (1, 2, 8, 32):
+        for channels in (64, 128, 256, 512):
+            for extent in (4, 7, 8, 14, 16, 28, 32, 56):
+                shape, ones, grid = (batch, channels, extent, extent), (1, 1), (extent, extent)
+                geo = geometry(shape, channels, (3, 3), ones, ones, ones, grid, 1, np.dtype(np.float32), 1024)
+                p = winograd(geo, back=False)
+                if p is not None:
+                    moved = 4 * (2 * batch * channels * extent**2 + 9 * channels**2)
+                    assert geo.forward_nbytes() <= max(2 * moved, geo._rooms_nbytes(weight=False))
+
+
+@pytest.mark.parametrize("kind", ["Convolution", "Deconvolution"])
+@pytest.mark.parametrize("kept", [0, 1 << 22])
+def test_same_bits_with_any_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch, four_cores: None, kind: str, kept: int
+) -> None:
+    """Training steps on every engine, with one to four cores; what is allocated is what was planned."""
+    monkeypatch.setattr(winograd_sizes, "WHOLE", kept)
+    monkeypatch.setattr(winograd_sizes, "FEW", 1 << 10)
+    split, counts, found = cores.split, [], []
+
+    def noting(work: Any, count: int) -> None:
+        counts.append(count)
+        split(work, count)
+
+    monkeypatch.setattr(cores, "split", noting)
+    for engine_kind, count in (("NaiveEngine", 4), *(("ThreadedEnginePerDevice", count) for count in (1, 2, 3, 4))):
+        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        engine = mx.engine.create(engine_kind)
+        with mx.engine.using(engine):
+            found.append(_step(kind))
+        engine.stop()
+    assert max(counts) > 1
+    assert all(one == found[0] for one in found)
+
+
+def _step(kind: str) -> bytes:
+    """The bytes of the result and the gradients of one layer."""
+    net = getattr(mx.sym, kind)(
+        mx.sym.Variable("data"), kernel=(3, 3), num_filter=128, pad=(1, 1), no_bias=False, name="c"
+    )
+    bound = net.simple_bind(mx.cpu(), data=(7, 128, 14, 13), plan_options=PlanOptions(kernels="numpy"))
+    rng = np.random.default_rng(5)
+    for array in bound.arg_arrays:
+        array[:] = rng.standard_normal(array.shape)
+    out = bound.forward(is_train=True)[0]
+    bound.backward([mx.nd.array(rng.standard_normal(out.shape))])
+    assert bound.allocated_bytes == bound.memory_plan.peak
+    return b"".join(one.asnumpy().tobytes() for one in (out, *bound.grad_arrays))

@@ -1,0 +1,167 @@
+"""Sizes of Winograd's way of 3x3 convolutions in NumPy: which passes are computed so, their blocks, parts and scratch.
+
+Everything follows from shapes alone. :mod:`weftplan.ops.nn.winograd` has the arithmetic and the names of the arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weftplan.ops.products import FEW, MOST, SHARE, ranges
+from weftplan.ops.schema import aligned
+
+PLACES = 16
+"""Elements of a transformed window, and so products of a pass: 4 rows of 4."""
+ROW = 4
+"""Products that are made at a time: one row of them, whose operands stay in the cache from step to step."""
+ITEM = 4
+"""Bytes of a float32."""
+LEAST = 64
+"""Channels and filters from which it is faster: with fewer, transforming costs more than is saved."""
+LEAST_TILES = 64
+"""Tiles of a batch from which it is faster: with fewer, transforming the weight costs more than is saved."""
+WHOLE = 1 << 22
+"""Bytes of a transformed weight that is kept whole and made once. A larger one is made in pieces, again for each block.
+"""
+TILES = 256
+"""Tiles of a block at most: products of more are no faster."""
+MANY = 4
+"""How many times larger blocks may be where the weight is not kept."""
+RUN = 32
+"""Elements of one run of a copy or a sum. Where exact rows of tiles are shorter, each has a column that is no tile, so
+that all rows of a channel are one run."""
+SOME = 64
+"""Channels of which rows are combined at a time, and filters whose weight is transformed at a time where it is not kept
+whole."""
+APART = 48
+"""Elements between rows of the transformed weight, which lie a power of two apart otherwise and meet in the caches."""
+
+
+class Part(NamedTuple):
+    """A range of images for all filters, or a range of filters for all images."""
+
+    images: slice
+    filters: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Images to images by 3x3 windows, forward or back, in blocks of ``images`` or of ``rows`` of tiles of one image.
+
+    A tile is 2x2 elements of the result and reads 4x4 of the source.
+    """
+
+    batch: int
+    channels: int
+    """Summed over."""
+    filters: int
+    """Channels of the result."""
+    source: tuple[int, int]
+    result: tuple[int, int]
+    pad: tuple[int, int]
+    back: bool
+    """Whether the weight is turned by half, and its two first axes change places."""
+    block_bytes: int
+    """Bytes of all products' right sides of a block."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tiles of an image."""
+        return -(-self.result[0] // 2), -(-self.result[1] // 2)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of all images."""
+        return self.batch * self.grid[0] * self.grid[1]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the transformed weight is kept."""
+        return PLACES * self.channels * self.filters * ITEM <= WHOLE
+
+    @property
+    def some(self) -> int:
+        """Filters that are multiplied at a time."""
+        return min(self.filters, 2 * SOME if self.whole else SOME)
+
+    @property
+    def images(self) -> int:
+        """Images of a block."""
+        return _fitting(self)[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows of tiles of a block."""
+        return _fitting(self)[1]
+
+    def columns(self, images: int) -> int:
+        """Columns of a row of tiles of a block of ``images``."""
+        count = self.grid[1]
+        return count if count * images >= RUN else count + 1
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Scratch that all parts share: the transformed weight, where it is kept."""
+        return aligned(PLACES * (self.channels * self.filters + APART) * ITEM) if self.whole else 0
+
+    def room_nbytes(self, filters: int) -> int:
+        """Scratch of one part of so many filters."""
+        images, rows, some = self.images, self.rows, min(self.some, filters)
+        phases = 4 * self.channels * (rows + 1) * (self.grid[1] + 1) * images
+        combined = 2 * min(SOME, self.channels) * rows * (self.grid[1] + 1) * images
+        tiles = rows * self.columns(images) * images
+        sizes = [phases, combined, ROW * self.channels * tiles, ROW * some * tiles, 2 * ROW * filters * tiles]
+        sizes.append(2 * some * tiles)
+        if not self.whole:
+            sizes.append(ROW * (some * self.channels + APART))
+            if self.back:
+                sizes.append(some * self.channels * 9)
+        return sum(aligned(size * ITEM) for size in sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Scratch of the pass."""
+        found = parts(self)
+        return self.kept_nbytes + len(found) * max(
+            self.room_nbytes(part.filters.stop - part.filters.start) for part in found
+        )
+
+    @property
+    def arrays(self) -> int:
+        """Bytes of the source and the result."""
+        source, result = (size[0] * size[1] for size in (self.source, self.result))
+        return self.batch * (self.channels * source + self.filters * result) * ITEM
+
+
+@functools.lru_cache(maxsize=1024)
+def _fitting(p: Pass) -> tuple[int, int]:
+    """Images, and rows of tiles, of a block."""
+    rows, columns = p.grid
+    most = max(1, min(TILES, p.block_bytes // (PLACES * ITEM * max(p.channels, p.filters)))) * (1 if p.whole else MANY)
+    images = min(p.batch, most // (rows * columns))
+    if images < 1:
+        return 1, max(1, min(rows, most // columns))
+    return -(-p.batch // -(-p.batch // images)), rows
+
+
+@functools.lru_cache(maxsize=1024)
+def parts(p: Pass) -> tuple[Part, ...]:
+    """The parts of a pass, for idle cores: ranges of images where the weight is transformed once for all of them, else
+    of filters, so that each transforms its own."""
+    units = p.batch if p.whole else p.filters // SOME
+    most = min(MOST, max(2, p.arrays // (SHARE * p.room_nbytes(p.filters))))
+    count = min(PLACES * p.tiles * p.channels * p.filters // FEW, most, units)
+    every = slice(0, p.filters)
+    if p.whole:
+        return tuple(Part(some, every) for some in ranges(p.batch, max(1, count)))
+    return tuple(Part(slice(0, p.batch), some) for some in ranges(p.filters, max(1, count)))
+
+
+def fits(p: Pass, other: int) -> bool:
+    """Whether a pass is computed so: it is faster, and its scratch is no more than ``other`` bytes, those of the other
+    way, or than twice what it reads and writes."""
+    if min(p.channels, p.filters) < LEAST or p.tiles < LEAST_TILES:
+        return False
+    return p.nbytes <= max(other, 2 * (p.arrays + p.channels * p.filters * 9 * ITEM))
