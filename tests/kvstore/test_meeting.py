@@ -24,7 +24,8 @@ class Rank:
     def __init__(self, place: int, memory: SharedMemory) -> None:
         self.place, self.memory = place, memory
         self.share = np.arange(SIZE, dtype=np.float32) + 1000 * place
-        self.shown, self.sums, self.total = (np.zeros(SIZE, np.float32) for _ in range(3))
+        self.shown, self.total = (np.zeros(SIZE, np.float32) for _ in range(2))
+        self.sums = np.zeros((2, SIZE), np.float32)
         self.ranges = [slice(CUT), slice(CUT, SIZE)]
 
     def sum_with(self, other: Rank) -> MeetingSum:
@@ -34,8 +35,11 @@ class Rank:
         return self.memory.sum_of(
             [other.place],
             steps(1, (theirs, self.share, self.shown)),
-            steps(2, (mine, *terms, self.sums)),
-            steps(1, (mine, self.sums, self.total), (theirs, other.sums, self.total)),
+            [steps(2, (mine, *terms, sums)) for sums in self.sums],
+            [
+                steps(1, (mine, self.sums[turn], self.total), (theirs, other.sums[turn], self.total))
+                for turn in range(2)
+            ],
             heads(0),
         )
 
@@ -61,19 +65,22 @@ def pair() -> tuple[Rank, Rank, MeetingSum, MeetingSum]:
 
 @shares_memory
 def test_a_sum_goes_as_far_as_the_others_have_come():
-    """And its result changes last; it can be made again."""
+    """And its result changes last; it can be made again, and then leaves the sums before it where they are."""
     one, other, first, second = pair()
     want = one.share + other.share
-    for _ in range(3):
+    for sequence in (3, 4, 5):
+        before = one.sums[1 - sequence % 2].copy()
         one.total[:] = other.total[:] = 0
-        assert one.memory.make(first, 3) == BEGUN
+        assert one.memory.make(first, sequence) == BEGUN
         assert one.memory.make(first, None) == BEGUN
-        assert other.memory.make(second, 3) == TOLD
+        assert other.memory.make(second, sequence) == TOLD
         assert not other.total.any()
         assert one.memory.make(first, None) == DONE
         assert other.memory.make(second, None) == DONE
         np.testing.assert_array_equal(one.total, want)
         np.testing.assert_array_equal(other.total, want)
+        np.testing.assert_array_equal(one.sums[1 - sequence % 2], before)
+        np.testing.assert_array_equal(one.sums[sequence % 2][one.ranges[0]], want[one.ranges[0]])
         one.share += 1
         want += 1
 

@@ -39,6 +39,9 @@ KILLS = """
     me, left = rank, size - len(dying)
     for i, n in enumerate([*sizes, 2 * size]):
         kv.init(i, mx.nd.zeros((n,)))
+    kv.init(len(sizes) + 1, mx.nd.zeros((30000,)))
+    gradient, pulled = mx.nd.zeros((30000,)), mx.nd.zeros((30000,))
+    last = due = 0
     kv.barrier()
     if me in dying:
         def end():
@@ -59,16 +62,29 @@ KILLS = """
         try:
             if begun is not None:
                 kv.recover()
+                found = value(len(sizes) + 1, (30000,))
+                if not ((found == last).all() or (found == due).all()):
+                    print("WRONG", me, step, "stored", found[:3], found[-3:], last, due, flush=True)
+                last = due = found[0]
                 step, _ = agree(step)
                 print("recovered %.4f" % (time.monotonic() - begun), flush=True)
                 begun = None
             step += 1
+            chance_of_all = random.Random(step)
             for i, n in enumerate(sizes):
                 kv.push(i, mx.nd.full((n,), 2.0 ** me * step))
                 found = value(i, (n,))
                 want = sum(2.0 ** member for member in kv._group.members) * step
                 if not (found == want).all():
                     print("WRONG", me, step, i, found[:3], want, flush=True)
+                sums += 1
+            for again in range(chance_of_all.randrange(6)):
+                gradient[:] = 2.0 ** me * (step + 1000 * again)
+                due = sum(2.0 ** member for member in kv._group.members) * (step + 1000 * again)
+                kv.pushpull(len(sizes) + 1, gradient, pulled)
+                if not (pulled.asnumpy() == due).all():
+                    print("WRONG", me, step, "again", pulled.asnumpy()[:3], due, flush=True)
+                last = due
                 sums += 1
             step, over = agree(step)
             if over:

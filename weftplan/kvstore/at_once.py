@@ -13,6 +13,7 @@ from typing import Any
 from weakref import ref
 
 from weftplan.engine import get as get_engine
+from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import BlockSum, sum_as_one_block
@@ -104,6 +105,8 @@ def pulled_again(kept: Mapping[Key, SmallCopies], stored: Mapping[Key, NDArray],
 
 def _fill_at_once(source: NDArray, targets: tuple[NDArray, ...]) -> None:
     values = source.ready  # only now, when nobody can move or free it any more
+    if values is None:
+        raise KVStoreError("what is stored has no bytes now")  # an error, and all of this is pushed
     for target in targets:
         target.ready[...] = values  # one that is None is an error, and all of this is pushed
 

@@ -99,7 +99,7 @@ class KVStoreLocal(UpdatingStore):
         """
         with self._turn:
             made = [
-                (k, first, empty(first.shape, ctx=self._home(first), dtype=first.dtype))
+                (k, first, self._new(empty(first.shape, ctx=self._home(first), dtype=first.dtype)))
                 for k, first in self._new_values(key, value)
             ]
             for _, first, stored in made:
@@ -267,6 +267,10 @@ class KVStoreLocal(UpdatingStore):
         return f"<{type(self).__name__} {self._name!r}: {len(self._stored)} keys>"
 
     # -- how ------------------------------------------------------------------------------------------------------
+
+    def _new(self, stored: NDArray) -> NDArray:
+        """The array for the value of a new key: this one, or one like it."""
+        return stored
 
     def _home(self, value: NDArray) -> Context:
         """Where the stored value of a new key lives."""

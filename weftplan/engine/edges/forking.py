@@ -16,6 +16,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
@@ -30,6 +31,8 @@ _GATE_S = 1.0
 in_child = False
 """This process was forked from one that had imported this."""
 _numbers = count()
+at_rest: list[Callable[[], None]] = []
+"""Called before a fork, when no operation is pending and none can begin."""
 
 
 class _Fork(threading.local):
@@ -190,6 +193,8 @@ def _before_fork() -> None:
         clock.since = 0  # while it waits, an interrupt comes at once
         _enter_all(held)
         clock.since = NEVER
+        for work in at_rest:
+            work()
     except BaseException as error:  # Ctrl-C; or this thread is inside, interrupted by a destructor that forks
         _fork.error = error
         if shielded() is shield:  # it came before the shield was up

@@ -12,13 +12,14 @@ All waiting is bounded: after ``stall_s`` a warning names the ranks that have no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.joining import flat, pieces, side_by_side
+from weftplan.kvstore.distributed.late import Late
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Meeting, alike, mark_of
 from weftplan.kvstore.distributed.moving import Known, Mover, Operand, Row, Span
@@ -79,10 +80,24 @@ class Group(Meeting):
         shared, work = self._shared, known.work
         if shared is None or work is None or not known.stays((self.members, Area.maps)):
             return NEW
+        late = known.late
+        if self._last is known and late is not None and late.may_wait(self.sequence % 2):
+            work = known.short or work
+        else:
+            self.settle()
+        known.begun = work
         stage = shared.make(work, self.sequence)
         if stage == DONE:
-            self.sequence += 1
+            self._over(known)
         return stage
+
+    def _over(self, known: Known | None) -> None:
+        """An exchange is over; what is known of it may be begun again by the next one."""
+        if known is not None and known.late is not None and known.begun is known.short:
+            self._late = known.late
+            known.late.withhold(self.sequence % 2)
+        self._last = known
+        self.sequence += 1
 
     def sum(
         self,
@@ -111,7 +126,7 @@ class Group(Meeting):
             WorkerLostError: a member died.
         """
         nbytes, count, shared, payload = 0, len(self.members), None, b""
-        known, shown = begun, None
+        known, shown, whole = begun, None, False
         for share in shares:
             nbytes += share.nbytes
         small = nbytes <= INLINE
@@ -127,7 +142,7 @@ class Group(Meeting):
                         if self.again(known) == DONE:
                             return known
                         begun = known
-        work = None if begun is None else begun.work
+        work = None if begun is None else begun.begun
         if shared is not None and work is None and not small:
             shown = self._show(shared, shares, nbytes, whole=False)
         if work is None or work.stage == BEGUN:
@@ -136,8 +151,9 @@ class Group(Meeting):
             payloads = yield from self.agreed(description, failure, nbytes, payload, sent=work is not None)
             if work and shared and (len(self.members) < count or shared.make(work, None) == BEGUN):
                 work = None  # somebody has left, or counts exchanges otherwise
+                self.settle()
         if shared is not None and not small and 1 < len(self.members) < count:  # ranges have become other ones
-            shown = None
+            shown, whole = None, True
             self._show(shared, shares, nbytes, whole=True)
             yield from self.agreed(description, None, nbytes)
         if len(self.members) == 1 or not nbytes:
@@ -149,12 +165,15 @@ class Group(Meeting):
             if work.stage != DONE:
                 yield from self._sum_again(shared, work, nbytes, description)
             also = also[known.rows - 2 :]  # those that a pull has added meanwhile
+            if also and known.late is not None and work is known.short:
+                known.late.withhold(self.sequence % 2)
+                known.late.settle()
         elif small:
             if shared is not None and known is None:
                 known = self._remember(description, Known((shares, totals, *also), (self.members, Area.maps), None))
             self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
         elif shared is not None:
-            known = yield from self._sum_shared(shared, shares, nbytes, totals, description, also, shown)
+            known = yield from self._sum_shared(shared, shares, nbytes, totals, description, also, shown, whole=whole)
             also = ()
         else:
             yield from self._sum_joined(shares, totals, description)
@@ -162,7 +181,7 @@ class Group(Meeting):
             for total, copy in zip(totals, copies, strict=True):
                 if copy is not total:
                     copy[...] = total
-        self.sequence += 1
+        self._over(known)
         return known
 
     def broadcast(self, array: Array, root: int, description: str, failure: str | None = None) -> Steps[None]:
@@ -205,38 +224,53 @@ class Group(Meeting):
         return {rank: even_range(size, count, place) for place, rank in enumerate(self.members)}
 
     def _show(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int, *, whole: bool) -> Pieces | None:
-        """Put ``shares`` in a row where the others read them, but for the range that this process adds up itself."""
+        """Put ``shares`` in a row where the others read them, but for the range that this process adds up itself:
+        unless the row is ``whole`` it has no room for that."""
         area, sources, dtype = shared.own.shares, flat(shares), shares[0].dtype
-        area.reach(nbytes)
-        row: Array = area.room[:nbytes].view(dtype)
-        first, end = (0, 0) if whole else self._ranges(row.size)[self.rank]
-        spans = [Span(*edges, (sources,), (Row(row),)) for edges in ((0, first), (end, row.size))]
-        self._shown = max(self._shown, nbytes)
+        first, end = (0, 0) if whole else self._ranges(nbytes // dtype.itemsize)[self.rank]
+        used = nbytes - (end - first) * dtype.itemsize
+        area.reach(used)
+        row: Array = area.room[:used].view(dtype)
+        spans = [
+            Span(*edges, (sources,), (Row(row, edges[0] and end - first),))
+            for edges in ((0, first), (end, nbytes // dtype.itemsize))
+        ]
+        self._shown = max(self._shown, used)
         return self._mover.move(_sizes(sources), dtype, spans)
 
-    def _add(self, shared: SharedMemory, shares: Sequence[Array], nbytes: int) -> Pieces | None:
-        """Add up a range of what all have shown; of its own one a process reads the arrays themselves."""
-        dtype, sources = shares[0].dtype, flat(shares)
-        first, end = self._ranges(nbytes // dtype.itemsize)[self.rank]
-        terms: list[Operand] = [
-            sources if rank == self.rank else Row(shared.shares(rank, nbytes)[:nbytes].view(dtype))
-            for rank in self.members
-        ]
-        area, length = shared.own.sums, (end - first) * dtype.itemsize
-        area.reach(length)
-        self._summed = max(self._summed, length)
-        sums = Row(area.room[:length].view(dtype), first)
-        return self._mover.move(_sizes(sources), dtype, [Span(first, end, terms, (sums,))])
+    def _added(
+        self, shared: SharedMemory, shares: Sequence[Array], nbytes: int, turn: int, *, whole: bool = False
+    ) -> list[Span]:
+        """What adds up a range of what all have shown; of its own one a process reads the arrays themselves.
 
-    def _take(self, shared: SharedMemory, rows: Sequence[Sequence[Array]], nbytes: int) -> Pieces | None:
-        """Copy the sums of all to every row."""
+        ``turn``: at which of two places; ``whole``: the rows are.
+        """
+        dtype, ranges, terms = shares[0].dtype, self._ranges(nbytes // shares[0].itemsize), list[Operand]()
+        first, end = ranges[self.rank]
+        for rank, (low, high) in ranges.items():
+            if rank == self.rank:
+                terms.append(flat(shares))
+                continue
+            left = 0 if whole else high - low
+            row = shared.shares(rank, nbytes - left * dtype.itemsize)[: nbytes - left * dtype.itemsize].view(dtype)
+            terms.append(Row(row, left if first >= high else 0))
+        area, length = shared.own.sums, (end - first) * dtype.itemsize
+        area.reach(2 * length)
+        self._summed = max(self._summed, 2 * length)
+        return [Span(first, end, terms, (Row(_place(area.room, turn, length, dtype), first),))]
+
+    def _taken(self, shared: SharedMemory, rows: Sequence[Sequence[Array]], nbytes: int, turn: int) -> list[Span]:
+        """What copies the sums of all, at one of two places, to every row."""
         dtype, spans = rows[0][0].dtype, []
         results = [flat(row) for row in rows]
         for rank, (first, end) in self._ranges(nbytes // dtype.itemsize).items():
             length = (end - first) * dtype.itemsize
-            room = shared.own.sums.room if rank == self.rank else shared.sums(rank, length)
-            spans.append(Span(first, end, (Row(room[:length].view(dtype), first),), results))
-        return self._mover.move(_sizes(results[0]), dtype, spans)
+            sums = _place(self._sums(shared, rank, 2 * length), turn, length, dtype)
+            spans.append(Span(first, end, (Row(sums, first),), results))
+        return spans
+
+    def _sums(self, shared: SharedMemory, rank: int, nbytes: int) -> Array:
+        return shared.own.sums.room if rank == self.rank else shared.sums(rank, nbytes)
 
     def _sum_again(self, shared: SharedMemory, work: MeetingSum, nbytes: int, description: str) -> Steps[None]:
         """End a sum that one call makes as far as nobody has to wait for long, where all are told that this process has
@@ -263,28 +297,45 @@ class Group(Meeting):
         description: str,
         also: Sequence[Sequence[Array]],
         shown: Pieces | None,
+        *,
+        whole: bool,
     ) -> Steps[Known | None]:
         """Each member adds up a range of what all have shown and shows the result, which all then take.
 
         Nobody writes over what another still reads: shares are shown again only after all have said that they have
         added, sums only after all have come to the next exchange. ``totals`` and ``also`` change when nothing can fail
-        any more. ``shown``: what has shown the shares.
+        any more. ``shown``: what has shown the shares, and ``whole``, if it has done so for all ranges.
         """
         told = Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes)
+        dtype, sizes, turn = shares[0].dtype, _sizes(shares), self.sequence % 2
         added: Pieces | None = None
         try:
-            added = self._add(shared, shares, nbytes)
+            added = self._mover.move(sizes, dtype, self._added(shared, shares, nbytes, turn, whole=whole))
         except Exception as error:  # the others wait for this range, and must be told
             told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
         yield from self._tell_summed(told, description)
         rows = (totals, *also)
-        taken = self._take(shared, rows, nbytes)
+        taken = self._mover.move(sizes, dtype, self._taken(shared, rows, nbytes, turn))
         if shown is None or added is None or taken is None:
             return None
         mark = mark_of(description)
         heads = head(_READY, 0, mark, nbytes) + head(_SUMMED, 0, mark, nbytes)
-        work = shared.sum_of(self.others(), shown, added, taken, heads)
-        return self._remember(description, Known((shares, *rows), (self.members, Area.maps), work))
+
+        def each(make: Callable[[int], list[Span]]) -> list[Pieces]:
+            found = [self._mover.pieces(sizes, dtype, make(turn)) for turn in range(2)]
+            return [one for one in found if one is not None]
+
+        def work(rows: Sequence[Sequence[Array]]) -> MeetingSum:
+            takes = each(lambda turn: self._taken(shared, rows, nbytes, turn))
+            return shared.sum_of(self.others(), shown, adds, takes, heads)
+
+        adds = each(lambda turn: self._added(shared, shares, nbytes, turn))
+        known = Known((shares, *rows), (self.members, Area.maps), work(rows))
+        if also:
+            rooms = [self._sums(shared, rank, 0) for rank in self.members]
+            known.short = work(also)
+            known.late = Late(shared, each(lambda turn: self._taken(shared, (totals,), nbytes, turn)), rooms)
+        return self._remember(description, known)
 
     def _remember(self, description: str, known: Known) -> Known:
         if len(self._known) == _MOST:
@@ -388,6 +439,11 @@ class Group(Meeting):
 
 def _sizes(arrays: Sequence[Array]) -> tuple[int, ...]:
     return tuple([array.size for array in arrays])
+
+
+def _place(room: Array, turn: int, length: int, dtype: np.dtype[Any]) -> Array:
+    """Where a range of so many bytes is added up: two exchanges that follow one another do it at different places."""
+    return room[turn * length : (turn + 1) * length].view(dtype)
 
 
 def _bytes(array: Array) -> memoryview:

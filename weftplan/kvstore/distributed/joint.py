@@ -159,7 +159,8 @@ class JointPart(Part):
         if stage == DONE:
             return ()
         if not shares and failure is None:
-            shares, totals = _raws_of(self._sources), _raws_of(self.round.totals)
+            late = known and known.late and known.late.places
+            shares, totals = _raws_of(self._sources), late or _raws_of(self.round.totals)
         return self._sum(group, shares, totals, what, failure, known if stage else None)
 
     def _sum(
@@ -176,6 +177,8 @@ class JointPart(Part):
             return
         if all(map(_all_ready, (self._sources, self.round.totals, *self._rows))):
             self.round.known = known
+            if known.late is not None:
+                known.late.be_of(self.round.totals)
 
     def take(self, given: Given, row: Sequence[NDArray]) -> bool:
         """Let the operation, which is pending and which nobody drives meanwhile, write a row of arrays as ``also``.

@@ -7,11 +7,13 @@ through memory that all members share, where there is some, else through MPI; ``
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.late import Late
 from weftplan.kvstore.distributed.membership import Members, Steps, Watch
 from weftplan.kvstore.distributed.shared import Areas, SharedMemory
 from weftplan.kvstore.distributed.wire import HEADER, SIZE, Kind, Message, clip, decode, digest, encoded
@@ -32,11 +34,21 @@ class Meeting(Members):
         self._rooms: dict[int, bytearray] = {}
         """Where the message of each rank arrives, while no request of a lost exchange may write there."""
         self._shared: SharedMemory | None = None
+        self._late: Late | None = None
+        """What is stored, where it may not be written yet."""
+        self._last: object = None
+        """What is known of the last sum, where nothing else was said since."""
 
     @property
     def shares_memory(self) -> bool:
         """True where messages and sums go through memory that all members share."""
         return self._shared is not None
+
+    def settle(self) -> None:
+        """Write what is stored: before a message of something new, whose senders may write over the last sums."""
+        late, self._late, self._last = self._late, None, None
+        if late is not None:
+            late.settle()
 
     def share_memory(self) -> Steps[None]:
         """Use memory that all members share, where all run on one host and are willing; every member calls this."""
@@ -72,6 +84,7 @@ class Meeting(Members):
 
     def leave(self) -> Steps[None]:
         """Take part in nothing any more; the others go on without this process at their next exchange."""
+        self._settle_own()
         own, what = Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work"
         if self._shared is None or len(self.members) == 1:
             yield from self.swap(own, what)
@@ -81,10 +94,21 @@ class Meeting(Members):
 
     def regroup(self) -> Steps[int]:
         """See :meth:`Members.regroup`; messages in shared memory begin anew."""
+        self._settle_own()
         leader = yield from super().regroup()
         if self._shared is not None:
             self._shared.begin(self._epoch)
         return leader
+
+    def depart(self) -> Steps[None]:
+        """See :meth:`Members.depart`."""
+        self._settle_own()
+        yield from super().depart()
+
+    def _settle_own(self) -> None:
+        """:meth:`settle`, where the others may go on without this process: what is lost is told whoever reads it."""
+        with contextlib.suppress(KVStoreError):
+            self.settle()
 
     def agreed(
         self, description: str, failure: str | None, nbytes: int, payload: bytes = b"", *, sent: bool = False
@@ -136,6 +160,8 @@ class Meeting(Members):
 
         They are valid until the next call; those in shared memory until the one after it.
         """
+        if not sent and self._last is not None:
+            self.settle()
         if len(self.members) == 1:
             return [memoryview(own)]
         shared = self._shared

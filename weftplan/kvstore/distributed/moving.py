@@ -16,6 +16,7 @@ from weakref import ref
 import numpy as np
 
 from weftplan.kvstore.distributed.joining import cuts
+from weftplan.kvstore.distributed.late import Late
 from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.meeting import MeetingSum
@@ -106,17 +107,27 @@ class Known:
         rows: the arrays.
         where: what else the places follow from: an object, and a number.
         work: what makes it again; None where that is still to be found out.
+        short: likewise, but for the totals.
+        late: the totals, where they may be written later.
 
     Attributes:
         rows: how many.
+        begun: which of the two was begun last.
     """
 
-    __slots__ = ("_refs", "_where", "rows", "work")
+    __slots__ = ("_refs", "_where", "begun", "late", "rows", "short", "work")
 
-    def __init__(self, rows: Sequence[Sequence[Array]], where: tuple[object, int], work: MeetingSum | None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Sequence[Array]],
+        where: tuple[object, int],
+        work: MeetingSum | None,
+        short: MeetingSum | None = None,
+        late: Late | None = None,
+    ) -> None:
         self._refs = [ref(array) for row in rows for array in row]
         self.rows, self._where = len(rows), where
-        self.work = work
+        self.work, self.short, self.late, self.begun = work, short, late, work
 
     def stays(self, where: tuple[object, int]) -> bool:
         """Whether the places still follow from this."""

@@ -30,7 +30,7 @@ from weftplan.kvstore.distributed.wire import HEADER, SIZE
 from weftplan.kvstore.reduce import Array
 from weftplan.ops.compiled import meeting
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.meeting import MeetingSum, MessageSum
+from weftplan.ops.compiled.meeting import MeetingSum, MessageSum, TurnSum
 from weftplan.ops.compiled.sums import Pieces
 
 _SLOT, _TEXT = meeting.SLOT, meeting.TEXT
@@ -182,6 +182,16 @@ class SharedMemory:
         """Number messages anew: all who are left do this at the end of an agreement, before they send anything."""
         self._number = epoch * _EPOCH
 
+    @property
+    def epoch(self) -> int:
+        """The number of the agreement whose messages are sent."""
+        return self._number // _EPOCH
+
+    def passed(self, epoch: int) -> bool:
+        """Whether another process sends messages of a later agreement than this."""
+        words = [areas.shares.words for areas in self._areas.values()]
+        return any(max(one[0], one[_SLOT // 8]) // _EPOCH > epoch for one in words)
+
     def send(self, message: bytes) -> None:
         """The next message to all; it may be read until this process has sent one more and all others, too."""
         own = self.own.shares
@@ -191,13 +201,15 @@ class SharedMemory:
         own.words[start // 8 + 1] = len(message)
         own.words[start // 8] = self._number
 
-    def sum_of(self, ranks: Iterable[int], show: Pieces, add: Pieces, take: Pieces, heads: bytes) -> MeetingSum:
+    def sum_of(
+        self, ranks: Iterable[int], show: Pieces, adds: Sequence[Pieces], takes: Sequence[Pieces], heads: bytes
+    ) -> TurnSum:
         """A sum with these others whose pieces are known; valid while nobody's memory is laid out anew.
 
-        ``heads``: how its messages begin.
+        ``adds``, ``takes``: of exchanges with even numbers and with odd ones; ``heads``: how its messages begin.
         """
         others = [self._areas[rank].shares.start for rank in ranks]
-        return MeetingSum(show, add, take, self.own.shares.start, others, heads)
+        return TurnSum(show, adds, takes, self.own.shares.start, others, heads)
 
     def message_sum_of(
         self, ranks: Iterable[int], shows: Sequence[Pieces], adds: Sequence[Pieces], heads: bytes, nbytes: int

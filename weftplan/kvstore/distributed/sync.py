@@ -29,6 +29,7 @@ from weftplan.kvstore.copies import HOST, copy_each, together_fit
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.joint import Bucket, Call, Calls, JointPart
+from weftplan.kvstore.distributed.late import may_be_late
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.rounds import Arrays
@@ -56,6 +57,9 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         self._calls = Calls(self._keys.number, self._described)
         self._descriptions: dict[Key, str] = {}
         self._dist_residuals: dict[Key, Array] = {}
+
+    def _new(self, stored: NDArray) -> NDArray:
+        return may_be_late(stored)
 
     # -- data -----------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,35 @@ class MeetingSum:
         return stage
 
 
+class TurnSum(MeetingSum):
+    """A sum that is made at two places in turn.
+
+    Args:
+        show: what moves the pieces that others read.
+        adds, takes: what moves those of exchanges with even numbers, and with odd ones.
+        own, others, heads: as of every such sum.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(
+        self,
+        show: Pieces,
+        adds: Sequence[Pieces],
+        takes: Sequence[Pieces],
+        own: int,
+        others: Iterable[int],
+        heads: bytes,
+    ) -> None:
+        super().__init__(show, adds[0], takes[0], own, others, heads)
+        self._keeps = show, *adds, *takes
+        self._places = [(add.start, take.start) for add, take in zip(adds, takes, strict=True)]
+
+    def begin(self, number: int, sequence: int) -> int:
+        self._numbers[_ADD], self._numbers[_TAKE] = self._places[sequence % 2]
+        return super().begin(number, sequence)
+
+
 class MessageSum(MeetingSum):
     """A sum of what travels in the messages themselves.
 
