@@ -211,6 +211,7 @@ class Maker:
             (
                 lambda: sym.FullyConnected(x, num_hidden=rng.choice((2, 6)), no_bias=rng.random() < 0.5, name=name),
                 lambda: sym.FullyConnected(x, num_hidden=6, flatten=False, name=name),
+                lambda: self._unrolled(x, name),
                 lambda: sym.Activation(x, act_type=rng.choice(ACTIVATIONS), name=name),
                 lambda: sym.LeakyReLU(x, act_type=rng.choice(LEAKY), name=name),
                 lambda: sym.Dropout(x, p=0.3, name=name),
@@ -233,6 +234,27 @@ class Maker:
                 lambda: sym.SequenceMask(x, name=name),
             )
         )()
+
+    def _unrolled(self, x: Any, name: str) -> Any:
+        """Some layers with one weight, one behind the other or side by side, as an unrolled cell has them; now and then
+        somebody else reads the weight, or a layer's result."""
+        rng, hidden = self.rng, self.rng.choice((3, 8))
+        weight, bias, inner = (sym.Variable(f"{name}_{kind}") for kind in ("weight", "bias", "inner"))
+        no_bias = rng.random() < 0.3
+        own = {"num_hidden": hidden, "weight": weight} | ({"no_bias": True} if no_bias else {"bias": bias})
+        recurrent = rng.random() < 0.6
+        state, seen = None, []
+        for step in range(rng.randrange(2, 6)):
+            made = sym.FullyConnected(x * (step + 1.0), name=f"{name}_{step}", **own)
+            if recurrent and state is not None:
+                made = made + sym.FullyConnected(
+                    state, num_hidden=hidden, no_bias=True, weight=inner, name=f"{name}_{step}_inner"
+                )
+            state = sym.Activation(made, act_type=rng.choice(ACTIVATIONS), name=f"{name}_{step}_state")
+            seen.append(rng.choice((state, state, state, made)))
+        if rng.random() < 0.2:
+            seen.append(sym.broadcast_add(sym.sum(weight), state))
+        return sym.add_n(*seen, name=name)
 
     def _indexed(self, name: str) -> Any:
         (x, shape), rng = self._pick(), self.rng
@@ -268,101 +290,6 @@ class Maker:
                 lambda: sym.linalg_gemm2(x, other, transpose_a=True, name=name),
             )
         )()
-
-
-class ImageMaker(Maker):
-    """Grows networks of convolutions on images, large enough for every form of the compiled kernels: bands of rows,
-    several images together, single channels, strides, dilations, one to three axes."""
-
-    inputs: ClassVar[dict[str, tuple[int, ...]]] = {
-        "x0": (2, 8, 20, 23),
-        "x1": (5, 6, 9, 7),
-        "x2": (2, 8, 20, 23),
-        "x3": (3, 4, 40),
-        "x4": (1, 4, 6, 7, 9),
-    }
-    most_elements = 1 << 16
-
-    def _make(self, name: str) -> Any:
-        kind = self.rng.randrange(11)
-        if kind < 5:
-            return self._convolution(name)
-        if kind == 10:
-            return self._depthwise_block(name)
-        if kind == 5:
-            return sym.BatchNorm(self._pick()[0], fix_gamma=self.rng.random() < 0.5, name=name)
-        if kind == 6:
-            return sym.Activation(self._pick()[0], act_type=self.rng.choice(ACTIVATIONS), name=name)
-        if kind == 7:
-            x, shape = self._pick()
-            return sym.Concat(x, self._like(shape), dim=1, name=name)
-        if kind == 8:
-            x, shape = self._pick()
-            return sym.elemwise_add(x, self._like(shape), name=name)
-        return super()._make(name)
-
-    def _depthwise_block(self, name: str) -> Any:
-        """Batch norm, relu, a depthwise convolution, batch norm and perhaps a relu, with now and then somebody else who
-        reads what lies between."""
-        rng = self.rng
-        x, shape = self._pick()
-        if len(shape) != 4 or min(shape[2:]) < 3:
-            return None
-        norm = {"fix_gamma": rng.random() < 0.3, "use_global_stats": rng.random() < 0.1}
-        before = sym.BatchNorm(x, name=f"{name}_before", **norm)
-        before = sym.Activation(before, act_type="relu", name=f"{name}_relu")
-        side = rng.choice((1, 1, 2))
-        layer = sym.Convolution(
-            before, kernel=(3, 3), stride=(side, side), pad=(1, 1), num_filter=shape[1], num_group=shape[1],
-            no_bias=rng.random() < 0.9, name=f"{name}_layer",
-        )  # fmt: skip
-        behind = sym.BatchNorm(layer, name=f"{name}_behind", fix_gamma=rng.random() < 0.3)
-        if rng.random() < 0.7:
-            behind = sym.Activation(behind, act_type="relu", name=f"{name}_relu_behind")
-        between = rng.choice((before, layer, None, None, None))
-        return behind if between is None else sym.broadcast_add(behind, sym.mean(between), name=f"{name}_sum")
-
-    def _convolution(self, name: str) -> Any:
-        rng = self.rng
-        x, shape = self._pick()
-        if len(shape) < 3:
-            return None
-        axes, channels = len(shape) - 2, shape[1]
-
-        def per_axis(*values: int) -> tuple[int, ...]:
-            return tuple(rng.choice(values) for _ in range(axes))
-
-        kernel = per_axis(1, 2, 3, 5)
-        groups = rng.choice([n for n in (1, 1, 2, channels) if channels % n == 0])
-        # The grouped forms: a filter for each channel, some for each group.
-        filters = groups * rng.choice((1, 2, 5) if groups == channels else (1, 3, 8))
-        stride, dilate = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 1, 2))
-        common = {
-            "kernel": kernel, "stride": (stride,) * axes, "dilate": (dilate,) * axes, "pad": per_axis(0, 1, 2),
-            "num_filter": filters, "num_group": groups, "no_bias": rng.random() < 0.5, "name": name,
-        }  # fmt: skip
-        if rng.random() < 0.75:
-            return sym.Convolution(x, **common)
-        return sym.Deconvolution(x, **common)
-
-
-class SliceMaker(ImageMaker):
-    """Grows networks whose convolutions have so many channels that their filters are packed a slice at a time."""
-
-    inputs: ClassVar[dict[str, tuple[int, ...]]] = {"x0": (1, 200, 7, 6), "x1": (2, 330, 5), "x2": (1, 200, 7, 6)}
-
-    def _convolution(self, name: str) -> Any:
-        rng = self.rng
-        x, shape = self._pick()
-        if len(shape) < 3 or shape[1] < 100:
-            return None
-        axes = len(shape) - 2
-        stride = rng.choice((1, 1, 2))
-        common = {
-            "kernel": (rng.choice((3, 5)),) * axes, "stride": (stride,) * axes, "pad": (rng.choice((0, 1, 2)),) * axes,
-            "num_filter": rng.choice((130, 200, 257, 330)), "no_bias": rng.random() < 0.5, "name": name,
-        }  # fmt: skip
-        return (sym.Convolution if rng.random() < 0.75 else sym.Deconvolution)(x, **common)
 
 
 def _size(shape: tuple[int, ...]) -> int:

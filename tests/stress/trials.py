@@ -29,7 +29,8 @@ import numpy as np
 import weftplan as mx
 from tests.executor.races import races
 from tests.stress import array_calls, convolutions, crowded, exchanges, folding
-from tests.stress.random_graphs import ImageMaker, Maker, SliceMaker, option_sets, without_sharing
+from tests.stress.random_graphs import Maker, option_sets, without_sharing
+from tests.stress.random_images import ImageMaker, SliceMaker
 from weftplan import engine, planner
 from weftplan.device.homes import Link
 from weftplan.engine.simulator import Simulator
