@@ -13,13 +13,14 @@ from tests.ops.convolution_reference import gradients, reference
 from weftplan import cores
 from weftplan.ops.nn import conv_geometry, winograd_sizes
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
-from weftplan.ops.nn.conv_geometry import Geometry, geometry, tiled, winograd
+from weftplan.ops.nn.conv_geometry import Geometry, geometry, tiled, winograd, winograd_of_weight
 from weftplan.ops.schema import OpContext
 from weftplan.planner import PlanOptions
 
 
 def _forget() -> None:
-    for cached in (winograd_sizes._fitting, winograd_sizes.parts, conv_geometry.parts, winograd, tiled):
+    of_winograd = winograd_sizes._fitting, winograd_sizes.parts, winograd_sizes.weight_parts
+    for cached in (*of_winograd, conv_geometry.parts, winograd, winograd_of_weight, tiled):
         cached.cache_clear()
 
 
@@ -79,9 +80,13 @@ def test_random_layers_are_right(monkeypatch: pytest.MonkeyPatch, four_cores: No
     correlate(_context(geo.forward_nbytes()), geo, x, w, bias, shifted)
     adjoint(_context(geo.backward_nbytes()), geo, x, dy, w, dx, dw)
     adjoint(_context(geo.backward_nbytes(weight=False)), geo, None, dy, w, only, None)
+    alone, of_less = np.empty_like(w), np.empty_like(x)
+    adjoint(_context(geo.backward_nbytes(data=False)), geo, x, dy, None, None, alone)
+    adjoint(_context(geo.backward_nbytes()), geo, x, dy, w, of_less, None)  # less than was declared for
     want = reference(geo, x, w)
     of_x, of_w = gradients(geo, x, w, dy)
-    for got, one in zip((plain, shifted, dx, dw), (want, want + bias.reshape(-1, 1, 1), of_x, of_w), strict=True):
+    made = plain, shifted, dx, dw, alone, of_less
+    for got, one in zip(made, (want, want + bias.reshape(-1, 1, 1), of_x, of_w, of_w, of_x), strict=True):
         assert np.abs(got - one).max() <= 2e-6 * max(1.0, np.abs(one).max()), geo
     if winograd(geo, back=True) is not None:
         assert only.tobytes() == dx.tobytes()
@@ -93,6 +98,9 @@ def test_the_seeds_cover_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in SEEDS:
         geo = layer(monkeypatch, seed)
         _forget()
+        sums = winograd_of_weight(geo)
+        if sums is not None:
+            found.add("parts of a weight" if len(winograd_sizes.weight_parts(sums)) > 1 else "a weight in one part")
         for back in (False, True):
             p = winograd(geo, back=back)
             found |= {"refused"} if p is None else {
@@ -102,7 +110,18 @@ def test_the_seeds_cover_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
                 "one run" if p.columns(p.images) > p.grid[1] else "exact",
             }  # fmt: skip
     ways = {(way, kept) for way in ("back", "forward") for kept in ("whole", "pieces")}
-    assert found >= {*ways, "refused", "parts", "one part", "blocks of rows", "blocks of images", "one run", "exact"}
+    assert found >= {
+        *ways,
+        "parts of a weight",
+        "a weight in one part",
+        "refused",
+        "parts",
+        "one part",
+        "blocks of rows",
+        "blocks of images",
+        "one run",
+        "exact",
+    }
 
 
 def test_an_exact_product_is_exact() -> None:
@@ -139,7 +158,15 @@ def test_which_layers_are_computed_so(change: dict[str, Any], chosen: bool) -> N
         "grid": (32, 32), "groups": 1, "dtype": np.dtype(np.float32), "workspace": 1024,
     }  # fmt: skip
     geo = geometry(*{**sizes, **change}.values())
-    assert [winograd(geo, back=back) is not None for back in (False, True)] == [chosen] * 2
+    found = winograd(geo, back=False), winograd(geo, back=True), winograd_of_weight(geo)
+    assert [one is not None for one in found] == [chosen] * 3
+
+
+def test_the_sums_of_large_weights_are_not_kept() -> None:
+    """The gradient of a weight of 512 x 512 is computed the other way: 16 sums for each of its kernels are too many."""
+    sizes = (32, 512, 4, 4), 512, (3, 3), (1, 1), (1, 1), (1, 1), (4, 4), 1, np.dtype(np.float32), 1024
+    assert winograd(geometry(*sizes), back=True) is not None
+    assert winograd_of_weight(geometry(*sizes)) is None
 
 
 def test_scratch_is_no_more_than_twice_what_is_read_and_written() -> None:
@@ -149,10 +176,12 @@ def test_scratch_is_no_more_than_twice_what_is_read_and_written() -> None:
             for extent in (4, 7, 8, 14, 16, 28, 32, 56):
                 shape, ones, grid = (batch, channels, extent, extent), (1, 1), (extent, extent)
                 geo = geometry(shape, channels, (3, 3), ones, ones, ones, grid, 1, np.dtype(np.float32), 1024)
-                p = winograd(geo, back=False)
-                if p is not None:
-                    moved = 4 * (2 * batch * channels * extent**2 + 9 * channels**2)
-                    assert geo.forward_nbytes() <= max(2 * moved, geo._rooms_nbytes(weight=False))
+                images, weight = 8 * batch * channels * extent**2, 36 * channels**2
+                if winograd(geo, back=False) is not None:
+                    assert geo.forward_nbytes() <= max(2 * (images + weight), geo._rooms_nbytes(weight=False))
+                if winograd_of_weight(geo) is not None:
+                    most = max(2 * (images + 2 * weight), geo._rooms_nbytes(weight=True))
+                    assert geo.backward_nbytes(data=False) <= most
 
 
 @pytest.mark.parametrize("kind", ["Convolution", "Deconvolution"])

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.cores import split_in_rooms
-from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes, winograd
+from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes, winograd, winograd_of_weight
 from weftplan.ops.nn.winograd import convolve
+from weftplan.ops.nn.winograd_weights import sum_up
 from weftplan.ops.products import multiply, stacked_product
 from weftplan.ops.schema import Workspace
 
@@ -226,10 +227,16 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
         stacked_product(xp, kernel, shaped, dgrad.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size))
         dgrad = None
     fast = None if dgrad is None else winograd(geo, back=True)
-    if fast is not None:
-        room = ctx.take((geo.backward_nbytes(weight=wgrad is not None),), np.uint8)
-        convolve(Workspace(xp, room), fast, ograd, weight, None, dgrad)
-        ctx, dgrad = Workspace(xp, room), None
+    sums = None if wgrad is None else winograd_of_weight(geo)
+    if fast is not None or sums is not None:
+        room = ctx.take((geo.backward_nbytes(data=dgrad is not None, weight=wgrad is not None),), np.uint8)
+        if fast is not None:
+            convolve(Workspace(xp, room), fast, ograd, weight, None, dgrad)
+            dgrad = None
+        if sums is not None:
+            sum_up(Workspace(xp, room), sums, data, ograd, wgrad)
+            wgrad = None
+        ctx = Workspace(xp, room)
     if dgrad is None and wgrad is None:
         return
     if dgrad is not None:

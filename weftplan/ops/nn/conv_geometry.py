@@ -139,9 +139,11 @@ class Geometry:
         turned = self._weight_nbytes() if self.pointwise and data and self.turns else 0
         if self.pointwise and not weight:
             return turned
-        fast = winograd(self, back=True) if data else None
-        if fast is not None:
-            return max(fast.nbytes, self._rooms_nbytes(weight=True) if weight else 0)
+        fast, sums = winograd(self, back=True) if data else None, winograd_of_weight(self) if weight else None
+        if fast is not None or sums is not None:
+            of_data = 0 if not data else self._rooms_nbytes(weight=False) if fast is None else fast.nbytes
+            of_weight = 0 if not weight else self._rooms_nbytes(weight=True) if sums is None else sums.weight_nbytes
+            return max(of_data, of_weight)
         widened = self._weight_nbytes() if self.acc != self.dtype and data else 0
         passes = {True, False} if data and weight else {weight}  # a caller may want less than is declared for it
         return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
@@ -160,6 +162,19 @@ class Geometry:
 @functools.lru_cache(maxsize=4096)
 def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
     """The pass forward, or ``back`` to the data, as Winograd's products, where they are faster and need little room."""
+    found = _winograd(geo, back=back)
+    return found if found is not None and winograd_sizes.fits(found, geo._rooms_nbytes(weight=False)) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def winograd_of_weight(geo: Geometry) -> winograd_sizes.Pass | None:
+    """The pass forward whose windows the weight's gradient sums up so, where that is faster and needs little room."""
+    found = _winograd(geo, back=False)
+    return found if found is not None and winograd_sizes.weight_fits(found, geo._rooms_nbytes(weight=True)) else None
+
+
+def _winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
+    """A pass, where it can be computed so."""
     ones = (1,) * len(geo.kernel)
     if geo.kernel != (3, 3) or geo.stride != ones or geo.dilate != ones or geo.groups > 1 or geo.turns:
         return None
@@ -172,10 +187,8 @@ def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
     block = min(geo.workspace << 20, geo.tile_bytes)
     if back:
         pad = 2 - above, 2 - left
-        found = winograd_sizes.Pass(geo.batch, geo.filters, geo.channels, grid, image, pad, True, block)
-    else:
-        found = winograd_sizes.Pass(geo.batch, geo.channels, geo.filters, image, grid, (above, left), False, block)
-    return found if winograd_sizes.fits(found, geo._rooms_nbytes(weight=False)) else None
+        return winograd_sizes.Pass(geo.batch, geo.filters, geo.channels, grid, image, pad, True, block)
+    return winograd_sizes.Pass(geo.batch, geo.channels, geo.filters, image, grid, (above, left), False, block)
 
 
 class Part(NamedTuple):

@@ -15,21 +15,22 @@ Errors are those of the plain products, within a factor of two, and an infinity 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from weftplan.cores import split_in_rooms
-from weftplan.ops.nn.winograd_sizes import APART, PLACES, ROW, SOME, Part, Pass, parts
+from weftplan.ops.nn.winograd_sizes import APART, BEHIND, PLACES, ROW, SOME, Part, Pass, parts
 from weftplan.ops.products import multiply
 from weftplan.ops.schema import Workspace
 
 F32 = np.dtype(np.float32)
 _G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], F32)
-_KERNEL = np.kron(_G, _G)
+KERNEL = np.kron(_G, _G)
 """What makes of the 9 elements of a kernel the 16 of u."""
-_TURNED = np.ascontiguousarray(_KERNEL[:, ::-1])
+_TURNED = np.ascontiguousarray(KERNEL[:, ::-1])
 """The same for a kernel that is turned by half."""
 
 
@@ -41,7 +42,7 @@ def convolve(ctx: Workspace, p: Pass, source: Any, weight: Any, bias: Any, out: 
     kept = None
     if p.whole:
         kept = ctx.take((PLACES, p.channels * p.filters + APART), F32)[:, : p.channels * p.filters]
-        multiply(np, _TURNED if p.back else _KERNEL, weight.reshape(-1, 9).T, kept)
+        multiply(np, _TURNED if p.back else KERNEL, weight.reshape(-1, 9).T, kept)
         kept = kept.reshape(PLACES, *weight.shape[:2])
         kept = kept.swapaxes(1, 2) if p.back else kept
     found = parts(p)
@@ -57,84 +58,32 @@ def convolve(ctx: Workspace, p: Pass, source: Any, weight: Any, bias: Any, out: 
     split_in_rooms(work, len(found))
 
 
-class _Block:
-    """The arrays of one block of a part, one after the other in the same scratch."""
+class Windows:
+    """The windows of a block of images as *v*, row by row, each block in the same scratch."""
 
-    def __init__(self, ctx: Workspace, p: Pass, part: Part, weight: Any, kept: Any) -> None:
+    def __init__(self, ctx: Workspace, p: Pass) -> None:
         self.p = p
-        self.part = part
-        self.weight = weight
-        self.kept = kept
-        self.filters = part.filters.stop - part.filters.start
-        self.some = min(p.some, self.filters)
-        images, rows = p.images, p.rows
-        wide = p.grid[1] + 1
-        tiles = rows * p.columns(images) * images
-        self.flat = [
-            ctx.take((size,), F32)
-            for size in (
-                4 * p.channels * (rows + 1) * wide * images,
-                2 * min(SOME, p.channels) * rows * wide * images,
-                ROW * p.channels * tiles,
-                ROW * self.some * tiles,
-                2 * ROW * self.filters * tiles,
-                2 * self.some * tiles,
-            )
-        ]
-        if kept is None:
-            self.piece = ctx.take((ROW, self.some * p.channels + APART), F32)
-            self.turned = ctx.take((self.some * p.channels * 9,), F32) if p.back else None
+        self._flat = [ctx.take((size,), F32) for size in p.window_sizes]
 
-    def run(self, source: Any, bias: Any, out: Any) -> None:
-        """The part, block after block."""
-        p = self.p
-        cut = None
-        for first in range(0, len(source), p.images):
-            last = min(first + p.images, len(source))
-            for top in range(0, p.grid[0], p.rows):
-                sizes = last - first, min(p.rows, p.grid[0] - top)
-                if sizes != cut:
-                    self._cut(*sizes)
-                    cut = sizes
-                self._fill(source[first:last], top)
-                for row in range(ROW):
-                    self._transform(row)
-                    self._multiply(row)
-                self._finish(bias, out[first:last], top)
-
-    def _cut(self, images: int, rows: int) -> None:
+    def cut(self, images: int, rows: int) -> None:
         """Views of the scratch for blocks of this size."""
         p = self.p
         self.images, self.rows, self.columns = images, rows, p.columns(images)
-        wide, tiles = p.grid[1] + 1, rows * self.columns * images
-        phases, combined, v, m, sums, done = self.flat
-
-        def view(flat: Any, *shape: int) -> Any:
-            return flat[: np.prod(shape)].reshape(shape)
-
+        self.tiles = rows * self.columns * images
+        wide = p.grid[1] + 1
+        phases, combined, v = self._flat
         self.phases = view(phases, 2, 2, p.channels, rows + 1, wide, images)
         self.combined = view(combined, 2, min(SOME, p.channels), rows, wide, images)
-        self.v = view(v, ROW, p.channels, tiles)
-        self.m = view(m, ROW, self.some, tiles)
-        self.sums = view(sums, 2, ROW, self.filters, tiles)
-        self.done = view(done, 2, self.some, rows, self.columns, images)
+        self.v = view(v, ROW, p.channels, self.tiles + BEHIND)[:, :, : self.tiles]
         if self.columns == wide:
             self.v[:, :, -images:] = 0  # no tiles, and nothing writes them
 
-    def _fill(self, source: Any, top: int) -> None:
+    def fill(self, source: Any, top: int) -> None:
         """Copy what the tiles from row ``top`` on read, apart by even and odd rows and columns."""
-        self.phases.fill(0)
-        (height, width), (above, left) = self.p.source, self.p.pad
-        shape = self.phases.shape[3:5]
-        for odd_row in (0, 1):
-            to_rows, of_rows = _places(odd_row + 2 * top - above, height, shape[0])
-            for odd_column in (0, 1):
-                to_columns, of_columns = _places(odd_column - left, width, shape[1])
-                target = self.phases[odd_row, odd_column, :, to_rows, to_columns]
-                for image in range(self.images):  # NumPy would go through the images innermost, which are far apart
-                    target[..., image] = source[image, :, of_rows, of_columns]
+        above, left = self.p.pad
+        take_apart(self.phases, source, 2 * top - above, -left)
 
-    def _transform(self, row: int) -> None:
+    def transform(self, row: int) -> None:
         """Row ``row`` of v: Bᵀ d B."""
         even, odd = self.phases
         for first in range(0, self.p.channels, SOME):
@@ -155,6 +104,73 @@ class _Block:
             for place in range(ROW):
                 _combine(place, four, v[place])
 
+
+def view(flat: Any, *shape: int) -> Any:
+    """An array of this shape at the beginning of flat scratch."""
+    return flat[: math.prod(shape)].reshape(shape)
+
+
+def blocks(p: Pass, images: int) -> Iterator[tuple[slice, int, int]]:
+    """Images, first row of tiles and number of rows of each block of so many images."""
+    for first in range(0, images, p.images):
+        for top in range(0, p.grid[0], p.rows):
+            yield slice(first, min(first + p.images, images)), top, min(p.rows, p.grid[0] - top)
+
+
+def take_apart(phases: Any, source: Any, above: int, left: int) -> None:
+    """Copy ``source`` (images, channels, rows, columns), from row ``above`` and column ``left`` on, which may be
+    negative, into ``phases`` (odd row, odd column, channels, rows, columns, images), with zeros around it."""
+    phases.fill(0)
+    height, width = source.shape[2:]
+    for odd_row in (0, 1):
+        to_rows, of_rows = _places(odd_row + above, height, phases.shape[3])
+        for odd_column in (0, 1):
+            to_columns, of_columns = _places(odd_column + left, width, phases.shape[4])
+            target = phases[odd_row, odd_column, :, to_rows, to_columns]
+            for image in range(len(source)):  # NumPy would go through the images innermost, which are far apart
+                target[..., image] = source[image, :, of_rows, of_columns]
+
+
+class _Block:
+    """The products of one block of a part, one block after the other in the same scratch."""
+
+    def __init__(self, ctx: Workspace, p: Pass, part: Part, weight: Any, kept: Any) -> None:
+        self.p = p
+        self.part = part
+        self.weight = weight
+        self.kept = kept
+        self.filters = part.filters.stop - part.filters.start
+        self.some = min(p.some, self.filters)
+        self.windows = Windows(ctx, p)
+        tiles = p.tiles_of_block
+        sizes = ROW * self.some * tiles, 2 * ROW * self.filters * tiles, 2 * self.some * tiles
+        self._flat = [ctx.take((size,), F32) for size in sizes]
+        if kept is None:
+            self.piece = ctx.take((ROW, self.some * p.channels + APART), F32)
+            self.turned = ctx.take((self.some * p.channels * 9,), F32) if p.back else None
+
+    def run(self, source: Any, bias: Any, out: Any) -> None:
+        """The part, block after block."""
+        cut = None
+        for images, top, rows in blocks(self.p, len(source)):
+            sizes = images.stop - images.start, rows
+            if sizes != cut:
+                self._cut(*sizes)
+                cut = sizes
+            self.windows.fill(source[images], top)
+            for row in range(ROW):
+                self.windows.transform(row)
+                self._multiply(row)
+            self._finish(bias, out[images], top)
+
+    def _cut(self, images: int, rows: int) -> None:
+        """Views of the scratch for blocks of this size."""
+        self.windows.cut(images, rows)
+        m, sums, done = self._flat
+        self.m = view(m, ROW, self.some, self.windows.tiles)
+        self.sums = view(sums, 2, ROW, self.filters, self.windows.tiles)
+        self.done = view(done, 2, self.some, rows, self.windows.columns, images)
+
     def _u(self, row: int, some: slice) -> Any:
         """Row ``row`` of u for the filters ``some`` of the part."""
         places = slice(ROW * row, ROW * (row + 1))
@@ -164,7 +180,7 @@ class _Block:
         there = slice(self.part.filters.start + some.start, self.part.filters.start + some.stop)
         piece = self.piece[:, : filters * channels]
         if self.turned is None:
-            multiply(np, _KERNEL[places], self.weight[there].reshape(-1, 9).T, piece)
+            multiply(np, KERNEL[places], self.weight[there].reshape(-1, 9).T, piece)
             return piece.reshape(ROW, filters, channels)
         turned = self.turned[: filters * channels * 9].reshape(channels, filters, 9)
         turned[...] = self.weight[:, there].reshape(turned.shape)
@@ -177,7 +193,7 @@ class _Block:
         for some in self._filters():
             u, upper, lower = self._u(row, some), above[:, some], below[:, some]
             m = (upper, lower, self.m[:, : some.stop - some.start], self.m[:, : some.stop - some.start])[row]
-            multiply(np, u, self.v, m)
+            multiply(np, u, self.windows.v, m)
             if row in (1, 2):
                 np.add(upper, m, out=upper)
             if row in (2, 3):
@@ -195,9 +211,9 @@ class _Block:
                 np.subtract(second, third, out=flat[1])
                 np.subtract(flat[1], fourth, out=flat[1])
                 for odd_column in (0, 1):
-                    target = out[:, some, 2 * top + odd_row : 2 * (top + self.rows) : 2, odd_column::2]
+                    target = out[:, some, 2 * top + odd_row : 2 * (top + done.shape[2]) : 2, odd_column::2]
                     values = done[odd_column, :, : target.shape[2], : target.shape[3]]
-                    for image in range(self.images):
+                    for image in range(len(out)):
                         if bias is None:
                             target[image] = values[..., image]
                         else:

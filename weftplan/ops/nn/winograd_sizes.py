@@ -1,6 +1,7 @@
 """Sizes of Winograd's way of 3x3 convolutions in NumPy: which passes are computed so, their blocks, parts and scratch.
 
-Everything follows from shapes alone. :mod:`weftplan.ops.nn.winograd` has the arithmetic and the names of the arrays.
+Everything follows from shapes alone. :mod:`weftplan.ops.nn.winograd` has the arithmetic and the names of the arrays,
+:mod:`weftplan.ops.nn.winograd_weights` that of the weight's gradient.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ that all rows of a channel are one run."""
 SOME = 64
 """Channels of which rows are combined at a time, and filters whose weight is transformed at a time where it is not kept
 whole."""
+BEHIND = 16
+"""Elements behind each row of v, so that no other operand of a product has its strides."""
 APART = 48
 """Elements between rows of the transformed weight, which lie a power of two apart otherwise and meet in the caches."""
 
@@ -106,19 +109,45 @@ class Pass:
         """Scratch that all parts share: the transformed weight, where it is kept."""
         return aligned(PLACES * (self.channels * self.filters + APART) * ITEM) if self.whole else 0
 
+    @property
+    def tiles_of_block(self) -> int:
+        """Columns of the products of a block."""
+        return self.rows * self.columns(self.images) * self.images
+
+    @property
+    def window_sizes(self) -> list[int]:
+        """Elements of the phases of a block, of combined rows, and of a row of v."""
+        wide = (self.grid[1] + 1) * self.images
+        phases, combined = 4 * self.channels * (self.rows + 1) * wide, 2 * min(SOME, self.channels) * self.rows * wide
+        return [phases, combined, ROW * self.channels * (self.tiles_of_block + BEHIND)]
+
     def room_nbytes(self, filters: int) -> int:
         """Scratch of one part of so many filters."""
-        images, rows, some = self.images, self.rows, min(self.some, filters)
-        phases = 4 * self.channels * (rows + 1) * (self.grid[1] + 1) * images
-        combined = 2 * min(SOME, self.channels) * rows * (self.grid[1] + 1) * images
-        tiles = rows * self.columns(images) * images
-        sizes = [phases, combined, ROW * self.channels * tiles, ROW * some * tiles, 2 * ROW * filters * tiles]
-        sizes.append(2 * some * tiles)
+        some, tiles = min(self.some, filters), self.tiles_of_block
+        sizes = [*self.window_sizes, ROW * some * tiles, 2 * ROW * filters * tiles, 2 * some * tiles]
         if not self.whole:
             sizes.append(ROW * (some * self.channels + APART))
             if self.back:
                 sizes.append(some * self.channels * 9)
         return sum(aligned(size * ITEM) for size in sizes)
+
+    @property
+    def weight_sizes(self) -> list[int]:
+        """Elements of the arrays of a block of the weight's gradient: those of windows, phases of the result's
+        gradient, their combined rows, one place's factor, and its product."""
+        tiles = self.filters * self.tiles_of_block
+        return [*self.window_sizes, 4 * tiles, 2 * tiles, tiles, self.filters * self.channels]
+
+    @property
+    def weight_room_nbytes(self) -> int:
+        """Scratch of one part of the weight's gradient, with its sums."""
+        sums = PLACES * (self.channels * self.filters + APART)
+        return sum(aligned(size * ITEM) for size in (*self.weight_sizes, sums))
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Scratch of the weight's gradient."""
+        return len(weight_parts(self)) * self.weight_room_nbytes
 
     @property
     def nbytes(self) -> int:
@@ -159,9 +188,29 @@ def parts(p: Pass) -> tuple[Part, ...]:
     return tuple(Part(slice(0, p.batch), some) for some in ranges(p.filters, max(1, count)))
 
 
+@functools.lru_cache(maxsize=1024)
+def weight_parts(p: Pass) -> tuple[slice, ...]:
+    """The parts of the weight's gradient: ranges of images, each with sums of its own, which are added up in order."""
+    most = min(MOST, max(2, p.arrays // (SHARE * p.weight_room_nbytes)))
+    count = min(PLACES * p.tiles * p.channels * p.filters // FEW, most, p.batch)
+    return tuple(ranges(p.batch, max(1, count)))
+
+
 def fits(p: Pass, other: int) -> bool:
     """Whether a pass is computed so: it is faster, and its scratch is no more than ``other`` bytes, those of the other
     way, or than twice what it reads and writes."""
-    if min(p.channels, p.filters) < LEAST or p.tiles < LEAST_TILES:
-        return False
-    return p.nbytes <= max(other, 2 * (p.arrays + p.channels * p.filters * 9 * ITEM))
+    return _large(p) and p.nbytes <= max(other, 2 * (p.arrays + _weight_nbytes(p)))
+
+
+def weight_fits(p: Pass, other: int) -> bool:
+    """The same of the weight's gradient by the windows of a forward pass, whose sums must be few besides: they are
+    written, too, and count as the weight."""
+    return _large(p) and p.whole and p.weight_nbytes <= max(other, 2 * (p.arrays + 2 * _weight_nbytes(p)))
+
+
+def _large(p: Pass) -> bool:
+    return min(p.channels, p.filters) >= LEAST and p.tiles >= LEAST_TILES
+
+
+def _weight_nbytes(p: Pass) -> int:
+    return p.channels * p.filters * 9 * ITEM
