@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class Graph:
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
         """Number the entries."""
         self.row = [0, *accumulate(counts)]
-        self.entry_node = [nid for nid, count in enumerate(counts) for _ in range(count)]
+        self.entry_node = list(chain.from_iterable(map(repeat, range(len(counts)), counts)))
         self.is_variable = [work is VARIABLE for work in self.works]
         self.outputs = list(heads)
         self.origin = self.origin or range(len(self.works))

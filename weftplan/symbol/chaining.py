@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 from weftplan.ops.chains import ELEMENTWISE, Chain, Link
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, redirect
+from weftplan.symbol.traversal import all_followed, redirect
 
 MEMBERS = "__members__"
 """The attribute of a chain that names its nodes, in the order in which they run."""
@@ -55,8 +55,8 @@ def chained(
             moved.update(dict.fromkeys(chain, made))
             continue
         if not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
-            redirect(node, [followed(entry, moved) for entry in node.inputs], moved, given)
-    return [followed(entry, moved) for entry in entries], moved
+            redirect(node, all_followed(node.inputs, moved), moved, given)
+    return all_followed(entries, moved), moved
 
 
 def _chains(
@@ -117,7 +117,7 @@ def _joined(chain: Sequence[Node], moved: Mapping[Node, Node], known: dict[objec
         last.name,
         attrs={**last.attrs, MEMBERS: ",".join(node.name for node in chain)},
         params=params,
-        inputs=[followed(entry, moved) for entry in inputs],
+        inputs=all_followed(inputs, moved),
         control_deps=list(controls),
         created_at=last.created_at,
     )

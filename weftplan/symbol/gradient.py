@@ -18,7 +18,7 @@ from weftplan.depth_first import deepest_first
 from weftplan.errors import MXNetError, PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import EntryRef, Op, Params, Req
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, entry_of
 from weftplan.symbol.traversal import Order, depth_first_order
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
@@ -277,7 +277,7 @@ class _Pass:
             node.control_deps.append(forward)
             node.created_at = forward.created_at
         self.when[node] = self.visit
-        return [Entry(node)] if count == 1 else [Entry(node, k) for k in range(count)]
+        return [entry_of((node, k, 0)) for k in range(count)]
 
 
 class _Builder:
@@ -302,7 +302,7 @@ class _Builder:
 
     def output(self, index: int) -> EntryRef:
         """Forward output."""
-        return Entry(self._forward, index)
+        return entry_of((self._forward, index, 0))
 
     def ograd(self, index: int = 0) -> EntryRef:
         """Aggregated gradient of output ``index``; zeros when there is none."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,10 @@ class _Solver:
         everything = range(len(self.nodes))
         self._seed(known)
         nodes, rows, values = self.nodes, self.rows, self.values
-        learns = default is None or self._may_learn(everything)
+        found = None if default is None else self._of_one(default)
+        if found is not None:
+            return found
+        learns = default is None or self._may_learn()
         if learns:
             self._until_still(everything)
         if default is not None:
@@ -220,12 +224,49 @@ class _Solver:
                 self._until_still(everything, set(unknown) if few else None)
         return values
 
-    def _may_learn(self, everything: range) -> bool:
+    def _of_one(self, default: Any) -> list[Any] | None:
+        """All facts, where whatever is read is the default: nothing else is known of variables, and each rule, told so
+        of all inputs, says nothing else of them, and of outputs only where nobody reads these. Most networks are of
+        one dtype, but for masks. None for others."""
+        if any(fact is not None and fact is not default for fact in self.values):
+            return None
+        nodes, rows = self.nodes, self.rows
+        others: dict[tuple[int, int, int], _News] = {}
+        for kind, i in self._alike.items():
+            node, op = nodes[i], nodes[i].op
+            if op is None or op.single or op.backward_of is not None:
+                return None
+            ins, outs = [default] * len(node.inputs), [None] * (rows[i + 1] - rows[i])
+            try:
+                new_ins, new_outs, _, open_outs = self._told(op, node, ins, outs)
+            except MXNetError:
+                return None
+            if new_ins or open_outs:
+                return None
+            news = [(k, fact) for k, fact in new_outs if fact is not default]
+            if news:
+                others[kind] = news
+        found = [default] * len(self.values)
+        if others:
+            ops = {op for op, _, _ in others}
+            some = [i for i, node in enumerate(nodes) if id(node.op) in ops]
+            odd = {rows[i] + k: fact for i in some for k, fact in others.get(_kind(nodes[i]), ())}
+            if not odd.keys().isdisjoint(chain.from_iterable(self.inputs)):
+                return None
+            for e, fact in odd.items():
+                found[e] = fact
+        return found
+
+    @cached_property
+    def _alike(self) -> dict[tuple[int, int, int], int]:
+        """The last node of each kind."""
+        return {_kind(node): i for i, node in enumerate(self.nodes) if node.op is not None}
+
+    def _may_learn(self) -> bool:
         """False where nothing is known and no rule says anything of itself: most networks are so before defaults."""
         if any(fact is not None for fact in self.values):
             return True
-        alike = {(id(node.op), id(node.params), len(node.inputs)): i for i, node in enumerate(self.nodes) if node.op}
-        return bool(self._walk(sorted(alike.values()), None)) or any(fact is not None for fact in self.values)
+        return bool(self._walk(sorted(self._alike.values()), None)) or any(fact is not None for fact in self.values)
 
     def _until_still(self, everything: range, stale: set[int] | None = None) -> None:
         """Walk forwards and backwards in turn: first everywhere, or where these entries are used, and then only where
@@ -378,6 +419,11 @@ class _Solver:
             raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from own(error)
         unknown = [[k for k, fact in enumerate(facts) if not kind.complete(fact)] for facts in (new_ins, new_outs)]
         return _news(ins, new_ins), _news(outs, new_outs), unknown[0], unknown[1]
+
+
+def _kind(node: Node) -> tuple[int, int, int]:
+    """Of equal nodes with equal inputs a rule says the same; the parser gives equal parameters one dictionary."""
+    return id(node.op), id(node.params), len(node.inputs)
 
 
 def _differ(old: Any, new: Any) -> bool:

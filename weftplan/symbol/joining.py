@@ -19,7 +19,7 @@ from weftplan.ops.nn.batch_norm import NORM
 from weftplan.ops.schema import Op
 from weftplan.symbol.gradient import INHERITED
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, redirect
+from weftplan.symbol.traversal import all_followed, redirect
 
 ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
 """Attributes in which two nodes must agree to become one."""
@@ -121,7 +121,7 @@ def _rebuilt(
             name,
             attrs={**main.attrs, **more},
             params=main.params,
-            inputs=[followed(entry, moved) for entry in inputs],
+            inputs=all_followed(inputs, moved),
             control_deps=list(controls),
             created_at=main.created_at,
         )
@@ -137,7 +137,7 @@ def _rebuilt(
                 (relu or node).name,
                 attrs={**first.attrs, LAYER: first.name, NORMALIZED: json.dumps([node.name, node.attrs])},
                 params=params,
-                inputs=[followed(e, moved) for e in (*first.inputs[:2], *node.inputs[1:], *first.inputs[2:])],
+                inputs=all_followed((*first.inputs[:2], *node.inputs[1:], *first.inputs[2:]), moved),
                 created_at=first.created_at,
             )
             if relu is not None:
@@ -152,5 +152,5 @@ def _rebuilt(
             inputs = [before.inputs[0], *node.inputs[1:3], norm.inputs[2], *node.inputs[3:]]
             moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
         elif not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
-            redirect(node, [followed(entry, moved) for entry in node.inputs], moved, given)
-    return [followed(entry, moved) for entry in entries]
+            redirect(node, all_followed(node.inputs, moved), moved, given)
+    return all_followed(entries, moved)

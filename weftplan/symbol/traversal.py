@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weftplan.errors import FormatError, MXNetError
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, entry_of
 
 Order = tuple[list[Node], dict[Node, int]]
 """Nodes, each after what it needs, and the position of each."""
@@ -145,7 +145,13 @@ def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = Non
 def followed(entry: Entry, moved: Mapping[Node, Node]) -> Entry:
     """The same output of the node in its node's place."""
     node = moved.get(entry[0])
-    return entry if node is None else Entry(node, entry[1], entry[2])
+    return entry if node is None else entry_of((node, entry[1], entry[2]))
+
+
+def all_followed(entries: Iterable[Entry], moved: Mapping[Node, Node]) -> list[Entry]:
+    """:func:`followed` of each."""
+    place = moved.get
+    return [entry if (node := place(entry[0])) is None else entry_of((node, entry[1], entry[2])) for entry in entries]
 
 
 def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node:

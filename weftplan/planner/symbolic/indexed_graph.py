@@ -58,12 +58,11 @@ class IndexedGraph(Graph):
         self.nodes, self.nid = nodes, nid = order
         works, counts = _works(nodes) if like is None else _works_like(nodes, *like)
         row = dict(zip(nodes, accumulate(counts, initial=0), strict=False))
-        inputs = [[row[maker] + index for maker, index, _ in node.inputs] for node in nodes]
+        inputs = [[row[maker] + index for maker, index, _ in node.inputs] if node.inputs else [] for node in nodes]
         least = min(counts, default=0)
-        for node in nodes:
-            for maker, index, _ in node.inputs:
-                if not -1 < index < least and not -1 < index < counts[nid[maker]]:
-                    raise PlanError(_no_such_output(Entry(maker, index), f"node {node.name!r}"))
+        for reader, entry in [(node, e) for node in nodes for e in node.inputs if not 0 <= e[1] < least]:
+            if not 0 <= entry.index < counts[nid[entry.node]]:
+                raise PlanError(_no_such_output(entry, f"node {reader.name!r}"))
         for entry in heads:
             if not 0 <= entry.index < counts[nid[entry.node]]:
                 raise PlanError(_no_such_output(entry, "the list of outputs"))
