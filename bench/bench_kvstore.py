@@ -1,7 +1,8 @@
 """Question: how fast does a store of one process exchange gradients, beside plain NumPy and MXNet 1.9.1?
 
 First the sum of n arrays alone, against the bandwidth with which the same machine copies (the better of ``np.copyto``
-on one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. The ways take turns,
+on one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. Beside them stands how
+fast all threads read n arrays and write nothing, since a sum of many arrays is nearly all reading. The ways take turns,
 and each way's median is taken.
 
 Then one float32 key on 4 CPU contexts. GB/s of what the work must touch at least: a push reads 4 arrays and writes one,
@@ -84,6 +85,7 @@ def plain(elements):
 
 def sums(rounds):
     """Print how fast n arrays of 64 MB are summed."""
+    from weftplan.cores import share_out
     from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
 
     threads, nbytes = os.cpu_count() or 1, 4 * SUM_ELEMENTS
@@ -97,13 +99,19 @@ def sums(rounds):
         for array in arrays[2:count]:
             np.add(out, array, out=out)
 
+    def read(count):
+        # Largest values keep up with the memory, unlike sums in an order.
+        work = lambda first, last: [array[first:last].max() for array in arrays[:count]]  # noqa: E731
+        share_out(work, SUM_ELEMENTS, 1 << 18, threads)
+
     print(f"sum of n float32 arrays of {nbytes >> 20} MB, {threads} threads, {rounds} rounds: GB/s (part of copy)\n")
-    print("| n | copy | np.add chain | NumPy in blocks | left to right | local order | chain / left to right |")
-    print("|---|---|---|---|---|---|---|")
+    print("| n | copy | read | np.add chain | NumPy in blocks | left to right | local order | chain / left to right |")
+    print("|---|---|---|---|---|---|---|---|")
     for count in SUMS:
         ways = {
             "copy": partial(np.copyto, out, arrays[0]),
             "copy on all": partial(spread_array, arrays[0], [out], **sharing),
+            "read": partial(read, count),
             "chain": partial(chain, count),
             "blocks": partial(add, arrays[:count], out, block_sum=sum_sequential_block, compiled=False),
             "sequential": partial(add, arrays[:count], out, block_sum=sum_sequential_block),
@@ -120,8 +128,8 @@ def sums(rounds):
         median = {name: statistics.median(found[1:]) for name, found in times.items()}
         copy = 2 * nbytes / min(median["copy"], median["copy on all"]) / 1e9
         cells = [f"{copy:.1f}"]
-        for name in ("chain", "blocks", "sequential", "grouped"):
-            speed = (count + 1) * nbytes / median[name] / 1e9
+        for name in ("read", "chain", "blocks", "sequential", "grouped"):
+            speed = (count + (name != "read")) * nbytes / median[name] / 1e9
             cells.append(f"{speed:.1f} ({100 * speed / copy:.0f} %)")
         print(f"| {count} | " + " | ".join(cells) + f" | {median['chain'] / median['sequential']:.2f} |", flush=True)
     print()
