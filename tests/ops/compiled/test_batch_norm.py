@@ -217,3 +217,18 @@ def test_planes_of_one_element_are_left_to_numpy(shape, name):
     for mode in ("auto", "native"):
         found = implementations.choose(op, params, [whole, *[vector] * 4], [whole, vector, vector], mode)
         assert found.implementation.name == name
+
+
+@pytest.mark.parametrize(("channel", "lines"), [(400, 4), (100, 1), (1600, 16), (401, 5)])
+def test_what_is_fetched_meanwhile_is_as_many_lines_as_its_planes_need(channel: int, lines: int) -> None:
+    """For every 256 bytes of a plane of 400 there are fetched as many lines as all of the other plane has in them."""
+    words = batch_norm.fetching(batch_norm_kernels.LATE, 4096, 3 * channel, channel, 400, behind=2)
+    assert words == {
+        "late_at": 4096 + 2 * channel, "late_image": 3 * channel, "late_channel": channel, "late_lines": lines,
+    }  # fmt: skip
+    assert words.keys() <= set(batch_norm_kernels.FETCHED)
+
+
+def test_of_no_array_nothing_is_fetched() -> None:
+    """A result that is not wanted has the address 0, and no line of it is touched."""
+    assert batch_norm.fetching(batch_norm_kernels.EARLY, 0, 64, 64, 64)["early_lines"] == 0

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.batch_norm_kernels import BACKWARD, FORWARD, SCALES, backward, forward, scales
+from weftplan.ops.compiled.batch_norm_kernels import (
+    BACKWARD,
+    EARLY,
+    FORWARD,
+    LATE,
+    LINE,
+    SCALES,
+    STRETCH,
+    backward,
+    forward,
+    scales,
+)
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, nothing, one_after_other
@@ -61,6 +72,15 @@ def _address(array: Any) -> int:
     return 0 if array is None else address(array)
 
 
+def fetching(when: str, at: int, image: int, channel: int, plane: int, *, behind: int = 0) -> dict[str, int]:
+    """Words of a pass over planes of ``plane`` bytes, that it fetches the same channel of another array meanwhile, or
+    the one so many ``behind`` it; the array begins ``at`` an address, 0 for none, and its images and channels are so
+    many bytes apart."""
+    lines = -(-channel * STRETCH // (LINE * plane)) if at else 0
+    values = {"at": at + behind * channel, "image": image, "channel": channel, "lines": lines}
+    return {f"{when}_{name}": value for name, value in values.items()}
+
+
 def scaling(params: Params, statistics: Arrays, scale: Any, shift: Any) -> Call:
     """What computes by what each channel is multiplied, and what is added then, where ``statistics`` are given: gamma,
     beta, mean and variance."""
@@ -95,11 +115,14 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
     given = not ctx.is_train or params["use_global_stats"]
     moves = not given and not ctx.recompute
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
+    nbytes = plane * data.itemsize
     words = {
         "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
         "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
         "images": images, "channels": channels, "plane": plane, "given": int(given), "relu": int(relu),
         "constants": address(constants),
+        **fetching(EARLY, _address(outputs[0]), channels * nbytes, nbytes, nbytes),
+        **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
     }  # fmt: skip
 
     def before() -> None:
@@ -140,12 +163,15 @@ def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
+    nbytes = plane * data.itemsize
     words = {
         "dy": address(ograd), "x": address(data), "dx": _address(outputs[0]),
         "gamma": 0 if params["fix_gamma"] else address(gamma), "mean": address(mean), "inverse": address(inverse),
         "dgamma": address(ggrad), "dbeta": address(bgrad), "images": images, "channels": channels, "plane": plane,
         "given": int(params["use_global_stats"]), "beta": _address(beta), "constants": address(constants),
-        "dx_image": channels * plane * data.itemsize, "dx_channel": plane * data.itemsize,
+        "dx_image": channels * nbytes, "dx_channel": nbytes,
+        **fetching(EARLY, _address(outputs[0]), channels * nbytes, nbytes, nbytes),
+        **fetching(LATE, address(ograd), channels * nbytes, nbytes, nbytes, behind=1),
     }  # fmt: skip
 
     def behind() -> None:

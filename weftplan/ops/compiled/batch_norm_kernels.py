@@ -11,10 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from weftplan.ops.compiled.ir import Function, Value
 
+EARLY, LATE = "early", "late"
+"""When a pass fetches: while it makes the sums that decide what it writes, or while it writes."""
+_FETCH = ("at", "image", "channel", "lines")
+FETCHED = tuple(f"{when}_{what}" for when in (EARLY, LATE) for what in _FETCH)
+"""What is fetched into the second cache meanwhile, channel for channel: where the first lies, bytes between images and
+between channels, and lines for each :data:`STRETCH` of the channel that is worked on; 0 for nothing. Without it memory
+rests while a channel is in a cache, and the passes wait while it is not."""
+
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
-           "first", "last", "relu")  # fmt: skip
+           "first", "last", "relu", *FETCHED)  # fmt: skip
 BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "beta", "images", "channels",
-            "plane", "given", "first", "last", "dx_image", "dx_channel")  # fmt: skip
+            "plane", "given", "first", "last", "dx_image", "dx_channel", *FETCHED)  # fmt: skip
 """Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
 are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null. ``relu``:
 whether ``y`` is that of a relu behind. The gradient has ``beta`` where there is a relu, else null: what the relu let
@@ -26,6 +34,10 @@ SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channe
 LANES = {"float": 16, "double": 8}
 """Elements of a vector, of 64 bytes."""
 CHAINS = 4
+LINE = 64
+"""Bytes that caches hold together, and of a vector."""
+STRETCH = CHAINS * LINE
+"""Bytes of a channel that are worked on together."""
 
 
 class _Channel:
@@ -33,6 +45,7 @@ class _Channel:
 
     def __init__(self, f: Function, words: dict[str, str]) -> None:
         self.f = f
+        self.words = words
         self.images, self.channels = words["images"], words["channels"]
         self.plane = f.mul(words["plane"], f.size)
         self.wide = f.lanes * f.size
@@ -49,11 +62,14 @@ class _Channel:
         channel: str,
         body: Callable[[Value, int, str | None], None],
         result: tuple[str, Value, Value] | None = None,
+        *,
+        fetches: str = "",
     ) -> None:
         """``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
 
         ``result`` (a pointer, bytes between images and between channels) is an array whose planes lie elsewhere: in the
-        body the same offset from :attr:`result` leads to it.
+        body the same offset from :attr:`result` leads to it. With ``fetches``, a time of :data:`FETCHED`, that is
+        fetched.
         """
         f = self.f
         with f.loop(0, self.images) as image:
@@ -61,13 +77,29 @@ class _Channel:
             if result is not None:
                 there = f.add(f.mul(image, result[1]), f.mul(channel, result[2]))
                 self.result = f.at(result[0], f.sub(there, begin))
+            fetch = self._fetching(fetches, image, channel) if fetches else None
             with f.loop(0, self.four, CHAINS * self.wide) as i:
+                if fetch is not None:
+                    fetch(i)
                 for chain in range(CHAINS):
                     body(f.add(f.add(begin, i), chain * self.wide), chain, None)
             with f.loop(self.four, self.whole, self.wide) as i:
                 body(f.add(begin, i), 0, None)
             with f.when(self.has_rest):
                 body(f.add(begin, self.whole), 1, self.mask)
+
+    def _fetching(self, when: str, image: str, channel: str) -> Callable[[str], None]:
+        """What is called with a place in a plane, to fetch what :data:`FETCHED` says."""
+        f = self.f
+        at, image_step, channel_step, lines = (self.words[f"{when}_{what}"] for what in _FETCH)
+        begin = f.add(at, f.add(f.mul(image, image_step), f.mul(channel, channel_step)))
+
+        def fetch(place: str) -> None:
+            here = f.add(begin, f.mul(f.value(f"udiv exact i64 {place}, {STRETCH // LINE}"), lines))
+            with f.loop(here, f.add(here, f.mul(lines, LINE)), LINE) as line:
+                f.prefetch(f.value(f"inttoptr i64 {line} to ptr"))
+
+        return fetch
 
     def load(self, pointer: str, offset: Value, mask: str | None) -> str:
         """A vector of the channel, zero behind a plane's end."""
@@ -169,7 +201,7 @@ def forward(scalar: str) -> Function:
                 d = walk.kept(f.binary("fsub", walk.load(of["x"], offset, mask), every), mask)
                 total.put(chain, lambda old: f.fma(d, d, old))
 
-            walk.each(channel, square)
+            walk.each(channel, square, fetches=EARLY)
             f.put_scalar(op("fmul", total.total(), share), f.at(of["var"], place))
         mean = f.scalar_at(f.at(of["mean"], place))
         inverse = op("fdiv", "1.0", f.root(op("fadd", f.scalar_at(f.at(of["var"], place)), eps)))
@@ -186,9 +218,9 @@ def forward(scalar: str) -> Function:
 
         behind = f.compare("ne", of["relu"], 0)
         with f.when(f.value(f"and i1 {writes}, {behind}")):
-            walk.each(channel, write_positive)
+            walk.each(channel, write_positive, fetches=LATE)
         with f.when(f.value(f"and i1 {writes}, {f.value(f'xor i1 {behind}, true')}")):
-            walk.each(channel, write)
+            walk.each(channel, write, fetches=LATE)
     return f
 
 
@@ -258,9 +290,9 @@ def backward(scalar: str) -> Function:
             return add
 
         with f.when(alone):
-            walk.each(channel, adding(False))
+            walk.each(channel, adding(False), fetches=EARLY)
         with f.when(behind):
-            walk.each(channel, adding(True))
+            walk.each(channel, adding(True), fetches=EARLY)
         total = sums.total()
         dgamma = op("fmul", products.total(), inverse)
         f.put_scalar(dgamma, f.at(of["dgamma"], place))
@@ -291,5 +323,5 @@ def backward(scalar: str) -> Function:
         for flows, body in ((through, writing), (stops, simply)):
             for condition, masked in ((alone, False), (behind, True)):
                 with f.when(f.value(f"and i1 {writes}, {f.value(f'and i1 {flows}, {condition}')}")):
-                    walk.each(channel, body(masked), dx)
+                    walk.each(channel, body(masked), dx, fetches=LATE)
     return f

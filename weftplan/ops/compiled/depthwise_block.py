@@ -17,6 +17,7 @@ import numpy as np
 from weftplan.ops.compiled import batch_norm, batch_norm_kernels, depthwise, depthwise_tables
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.batch_norm import Pass
+from weftplan.ops.compiled.batch_norm_kernels import EARLY, LATE
 from weftplan.ops.compiled.depthwise import PASS
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
@@ -199,9 +200,15 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     second = batch_norm.forward_pass(ctx, params[BEHIND], [inner, *inputs[6:]], [out, *kept[2:]], relu=params[RELU])
     plan = depthwise_tables.forward(s)
     words = _Words(_FORWARD)
-    words.norm("first", first)
+    # Memory works all the time, also while a channel is in the cache: before they are written the results are fetched,
+    # and then the next channel.
+    (image, channel), (small_image, small_channel) = data.strides[:2], inner.strides[:2]
+    to_inner = batch_norm.fetching(EARLY, address(inner), small_image, small_channel, channel)
+    to_out = batch_norm.fetching(EARLY, address(out), small_image, small_channel, small_channel)
+    to_data = batch_norm.fetching(LATE, address(data), image, channel, small_channel, behind=1)
+    words.norm("first", first, **to_inner)
     words.layer("layer", plan, x=address(data), w=address(weight), y=address(inner))
-    words.norm("second", second)
+    words.norm("second", second, **to_out, **to_data)
     run = words.call(entries(data.dtype, s.stride[2])["forward"], s, room, {"layer": plan}, weighs=False)
     run = holding(run, data, weight, inner, room)
     return one_after_other(first.before, second.before, run, first.behind, second.behind)
@@ -221,17 +228,21 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
         )
 
     # The gradient of the convolution's output lies where that of its image, which is no smaller, will be written.
-    image, channel = dgrad.strides[:2]
+    (image, channel), (small_image, small_channel) = dgrad.strides[:2], inner.strides[:2]
+    to_dgrad = batch_norm.fetching(EARLY, address(dgrad), image, channel, small_channel)
+    to_data = batch_norm.fetching(LATE, address(data), image, channel, small_channel)
+    to_ograd = batch_norm.fetching(EARLY, address(ograd), small_image, small_channel, channel, behind=1)
+    to_inner = batch_norm.fetching(LATE, address(inner), small_image, small_channel, channel, behind=1)
     behind = norm(BEHIND, ograd, inner, second, [dgrad, second_ggrad, second_bgrad], relu=params[RELU])
     before = norm(BEFORE, dgrad, data, first, [dgrad, *of_first], relu=True)
     weights, gradient = depthwise_tables.weight(s), depthwise_tables.data(s)
     words = _Words(_BACKWARD)
-    words.norm("second", behind, dx_image=image, dx_channel=channel)
+    words.norm("second", behind, dx_image=image, dx_channel=channel, **to_dgrad, **to_data)
     words.layer("weight", weights, x=address(data), w=0 if wgrad is None else address(wgrad), y=address(dgrad),
                 y_image=image, y_channel=channel)  # fmt: skip
     words.layer("data", gradient, x=address(dgrad), w=address(weight), y=address(dgrad), x_image=image,
                 x_channel=channel)  # fmt: skip
-    words.norm("first", before)
+    words.norm("first", before, **to_ograd, **to_inner)
     plans = {"weight": weights, "data": gradient}
     run = words.call(entries(data.dtype, s.stride[2])["backward"], s, room, plans, weighs=wgrad is not None)
     run = holding(run, data, weight, wgrad, room)
