@@ -8,7 +8,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.kvstore.buckets import BucketRule
-from weftplan.kvstore.distributed.joint import Call
+from weftplan.kvstore.distributed.joint import Call, Calls, Stored
 
 SHAPES = ((3,), (2, 2))
 
@@ -98,6 +98,38 @@ def test_what_follows_from_arrays_is_kept_with_them(call):
     kept = [ref(array) for array in (*good, *outs, *others)]
     del good, outs, others
     assert [one() for one in kept] == [None] * 6
+
+
+def test_another_array_at_the_place_of_one_that_is_gone(call):
+    """Is another one: the places are those of objects, which may be used again."""
+    good = arrays()
+    given = call[0].given(good, listed=True)[0]
+    places = list(map(id, good))
+    assert given.are(places)
+    assert not given.are(places[:1])
+    del good[1]
+    assert not given.are(places)
+
+
+def test_the_last_call_is_known_until_what_is_stored_changes(eng):
+    """And only for the same keys."""
+    stored = Stored()
+    stored["a"], stored["b"] = arrays()
+    calls, rule = Calls("abc".index, lambda key, array: key), BucketRule(-1, None)
+    keys = ["a", "b"]
+    first = calls.of(keys, stored, rule)
+    assert first is calls.of(list(keys), stored, rule)
+    assert calls.of(keys, stored, BucketRule(1, None)) is not first
+    for change in ({"a": mx.nd.zeros((3,))}, {"c": mx.nd.zeros((5,))}):
+        before = calls.of(keys, stored, rule)
+        for key, value in change.items():
+            stored[key] = value
+        assert (calls.of(keys, stored, rule) is before) == ("c" in change)
+    keys.append("c")
+    assert list(calls.of(keys, stored, rule).keys) == keys
+    keys[0] = "no such key"
+    assert calls.of(keys, stored, rule) is None
+    assert calls.of(["a", 1.0], stored, rule) is None
 
 
 def test_what_is_pulled_into_what_is_pushed_is_read_by_no_operation(call):

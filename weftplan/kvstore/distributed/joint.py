@@ -290,9 +290,10 @@ class Call:
         elif (values.__class__ is not list and values.__class__ is not tuple) or len(values) != len(self.keys):
             return None
         found = tuple(values)  # another thread may change a list
+        places = list(map(id, found))
         for given in self._given:
-            if given.are(found) and given.whole:
-                return None if any(map(is_, found, repeat(None))) else (given, found)
+            if given.are(places) and given.whole:
+                return given, found
         return self._looked_at(found)
 
     def _looked_at(self, values: Sequence[Any]) -> Arrays | None:
@@ -314,7 +315,7 @@ class Call:
         if len(used) < len(found) or not used.isdisjoint(self._written):
             return None
         for given in self._given:
-            if given.are(found):  # as lists of one array
+            if given.are(list(map(id, found))):  # as lists of one array
                 return given, found
         if len(self._given) == MOST_GIVEN:
             del self._given[0]
@@ -348,6 +349,16 @@ class Call:
         return rounds
 
 
+class Stored(dict[Key, NDArray]):
+    """What a store has by key; ``version`` is another number after each change."""
+
+    version = 0
+
+    def __setitem__(self, key: Key, value: NDArray) -> None:
+        self.version += 1
+        super().__setitem__(key, value)
+
+
 class Calls:
     """The calls of a store, by their keys.
 
@@ -358,10 +369,23 @@ class Calls:
     def __init__(self, number: Callable[[Key], int], described: Callable[[Key, NDArray], str]) -> None:
         self._number, self._described = number, described
         self._known: dict[tuple[Any, ...], Call] = {}
+        self._last: tuple[Call | None, int] = None, 0
+        """The last one, and the version of what was stored then."""
 
-    def of(self, key: Any, stored: Mapping[Key, NDArray], rule: BucketRule) -> Call | None:
+    def of(self, key: Any, stored: Stored, rule: BucketRule) -> Call | None:
         """The call of a key or a list of keys, of a user, anything; None where one of them is not stored, not on the
         host, or comes twice."""
+        last, version = self._last
+        if last is not None and version == stored.version and last.rule is rule and key.__class__ is list:
+            keys = last.keys
+            if len(key) == len(keys) and all(map(is_, key, keys)):
+                return last
+        version = stored.version
+        found = self._looked_up(key, stored, rule)
+        self._last = found, version  # at once, since several threads pull
+        return found
+
+    def _looked_up(self, key: Any, stored: Stored, rule: BucketRule) -> Call | None:
         keys = tuple(key) if key.__class__ is list or key.__class__ is tuple else (key,)
         try:
             known = self._known.get(keys)

@@ -95,8 +95,9 @@ class Late:
 
     def withhold(self, turn: int) -> None:
         """From now on the values are the sums at place ``turn``; the caller may write them."""
-        self._turn, self._epoch = turn, self._memory.epoch
+        self._turn = turn
         if self._without is None:
+            self._epoch = self._memory.epoch
             arrays = [array for one in self._arrays if (array := one()) is not None]
             self._without = [(array, array.ready, array.chunk._raw) for array in arrays]
             for array in arrays:

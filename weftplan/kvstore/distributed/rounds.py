@@ -5,8 +5,8 @@ Nothing of it keeps an array of the user alive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from operator import attrgetter, call, is_
+from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Any
 from weakref import ref
 
@@ -28,16 +28,19 @@ class Given:
         watched: vars of which none may have failed.
     """
 
-    __slots__ = ("__weakref__", "_refs", "_watched", "rounds")
+    __slots__ = ("__weakref__", "_gone", "_places", "_refs", "_watched", "rounds")
 
-    def __init__(self, arrays: Iterable[NDArray], watched: Sequence[Any]) -> None:
-        self._refs, self._watched = [ref(array) for array in arrays], watched
+    def __init__(self, arrays: Sequence[NDArray], watched: Sequence[Any]) -> None:
+        self._places = list(map(id, arrays))
+        self._gone: list[Any] = []
+        """Told when one of them is: another object may be at its place then."""
+        self._refs, self._watched = [ref(array, self._gone.append) for array in arrays], watched
         self.rounds: dict[bool, list[Round]] = {}
         """Of all buckets, where an updater runs and where none does."""
 
-    def are(self, values: Iterable[Any]) -> bool:
-        """Whether these, as many, are they; what is gone is like None."""
-        return all(map(is_, map(call, self._refs), values))
+    def are(self, places: list[int]) -> bool:
+        """Whether they are the objects with these ``id``: to look at them would bring each into the caches."""
+        return places == self._places and not self._gone
 
     @property
     def whole(self) -> bool:

@@ -28,7 +28,7 @@ from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.joint import Bucket, Call, Calls, JointPart
+from weftplan.kvstore.distributed.joint import Bucket, Call, Calls, JointPart, Stored
 from weftplan.kvstore.distributed.late import may_be_late
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
@@ -51,6 +51,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     def __init__(self, name: str = "dist_sync") -> None:
         super().__init__(name)
+        self._stored: Stored = Stored()
         self._rule = BucketRule.from_environment()
         self._meet(f"join gradients by {self._rule}")
         self._collected: list[tuple[Key, NDArray, Part]] | None = None
