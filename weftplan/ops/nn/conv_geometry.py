@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,6 +170,7 @@ def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
 def winograd_of_weight(geo: Geometry) -> winograd_sizes.Pass | None:
     """The pass forward whose windows the weight's gradient sums up so, where that is faster and needs little room."""
     found = _winograd(geo, back=False)
+    found = None if found is None else replace(found, most_tiles=winograd_sizes.TILES_IN_TRAINING)
     return found if found is not None and winograd_sizes.weight_fits(found, geo._rooms_nbytes(weight=True)) else None
 
 
@@ -187,7 +188,8 @@ def _winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
     block = min(geo.workspace << 20, geo.tile_bytes)
     if back:
         pad = 2 - above, 2 - left
-        return winograd_sizes.Pass(geo.batch, geo.filters, geo.channels, grid, image, pad, True, block)
+        most = winograd_sizes.TILES_IN_TRAINING
+        return winograd_sizes.Pass(geo.batch, geo.filters, geo.channels, grid, image, pad, True, block, most)
     return winograd_sizes.Pass(geo.batch, geo.channels, geo.filters, image, grid, (above, left), False, block)
 
 
