@@ -26,9 +26,10 @@ from weftplan.kvstore.at_once import pulled_again
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
+from weftplan.kvstore.distributed.calls import Bucket, Call, Calls, Stored
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.joint import Bucket, Call, Calls, JointPart, Stored
+from weftplan.kvstore.distributed.joint import JointPart
 from weftplan.kvstore.distributed.late import may_be_late
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
