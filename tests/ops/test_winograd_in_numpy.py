@@ -94,7 +94,7 @@ def test_random_layers_are_right(monkeypatch: pytest.MonkeyPatch, four_cores: No
 
 def test_the_seeds_cover_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to keep the weight, several parts and blocks, rows in one run and exact ones, and layers refused."""
-    found = set()
+    found: set[Any] = set()
     for seed in SEEDS:
         geo = layer(monkeypatch, seed)
         _forget()
