@@ -345,4 +345,4 @@ def test_the_nth_allocation_fails_in_a_training_step(kind):
         if not failed:
             break
         n += 1 if n < 6 else 4
-    assert failures > 3
+    assert failures > 2  # the small arguments, their gradients, what the plan holds
