@@ -50,7 +50,7 @@ def test_compiled_loops_write_what_numpy_writes(dtype):
 def test_what_does_not_fit_into_the_caches(monkeypatch):
     """Is left to copies past them."""
     want = moved(Mover(compiled=False), "float32")
-    monkeypatch.setattr(moving, "PAST", 0)
+    monkeypatch.setattr(moving, "ONE_CALL", 0)
     monkeypatch.setattr(moving, "compiled_pieces", None)
     for one, other in zip(moved(Mover(), "float32"), want, strict=True):
         np.testing.assert_array_equal(one, other)
