@@ -85,7 +85,7 @@ class _Read:
     Python translates every name and text anew, a bind reads some forty, and they hardly ever change.
     """
 
-    __slots__ = ("environment", "in_force", "settings", "texts")
+    __slots__ = ("environment", "in_force", "settings", "texts", "unchanged")
 
     def __init__(self, environment: Mapping[Any, Any]) -> None:
         self.environment = dict(environment)
@@ -94,6 +94,8 @@ class _Read:
         self.texts: dict[str, tuple[str, str | None]] = {}
         """By canonical name, what :func:`_raw` found."""
         self.in_force: tuple[tuple[str, str], ...] | None = None
+        self.unchanged: dict[str, int] = {}
+        """By group, how many settings :func:`process` had handed out when all of them were seen to be as they were."""
 
 
 _read = _Read({})
@@ -164,11 +166,15 @@ def process(name: str) -> Any:
 
 def warn_of_late_changes(group: str) -> None:
     """Warn of every variable of a group that :func:`process` has handed out and that has another value now."""
+    read = _what_was_read()
+    if read.unchanged.get(group) == len(_first):  # they are added only
+        return
     with _lock:
         known = list(_first.values())
     for first in known:
         if first.variable.group == group:
             _warn_if_late(first.variable, first)
+    read.unchanged[group] = len(known)
 
 
 def _warn_if_late(variable: Variable, first: Setting) -> None:
@@ -365,6 +371,7 @@ def _shown(text: str | None) -> str:
 
 def _reset_for_tests() -> None:
     """Forget what :func:`process` has handed out."""
+    _what_was_read().unchanged.clear()
     with _lock:
         _first.clear()
         _where.clear()

@@ -103,7 +103,7 @@ def bind(symbol: Any, ctx: mx.Context | None = None, **more: Any) -> Any:
 
 def plan_of(symbol: Any) -> PlannedGraph:
     """The one plan that a symbol has."""
-    (found,) = symbol.kept.plans.values()
+    ((_, found),) = symbol.kept.plans
     return found
 
 

@@ -26,13 +26,15 @@ MOST = 4
 
 
 class _Kept:
-    """A graph as it was when it was planned, and its plans by what else they depend on."""
+    """A graph as it was when it was planned, and its plans."""
 
     __slots__ = ("_graph", "plans")
 
     def __init__(self, graph: list[Any]) -> None:
         self._graph = graph
-        self.plans: dict[Hashable, PlannedGraph] = {}
+        self.plans: list[tuple[Hashable, PlannedGraph]] = []
+        """With what else they depend on, the one used last at the end. Never changed, but replaced as a whole. They are
+        so few that to compare takes less time than to make a hash of all that a plan depends on."""
 
     def is_of(self, nodes: list[Node], entries: list[Any]) -> bool:
         """Whether the graph is still as it was."""
@@ -89,14 +91,14 @@ def planned_once(
         kept = symbol.kept = _Kept(_description(nodes, symbol.entries))
     question = (more, *[(kind, *_flat(by_name)) for kind, by_name in facts.items()], config.in_force())
     key = (options, question, *[_flat(implementations.provided(where)) for where in ("host", "gpu")])
-    found: PlannedGraph | None = kept.plans.pop(key, None)
+    plans: list[tuple[Hashable, PlannedGraph]] = kept.plans
+    found = next((planned for asked, planned in plans if asked == key), None)
     if found is None:
         file = PlanFile(symbol, order, options, question)
         found = file.load()
         if found is None:
             found = plan(order)
             file.keep(found)
-        while len(kept.plans) >= MOST:
-            kept.plans.pop(next(iter(kept.plans)), None)
-    kept.plans[key] = found  # the one used last goes last
+    others = [pair for pair in kept.plans if pair[1] is not found]  # other threads may have added some
+    kept.plans = [*others[-MOST + 1 :], (key, found)]
     return found
