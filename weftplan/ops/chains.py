@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -37,7 +37,8 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Links in the order in which they run; the last one makes the result, each other value has one reader."""
+    """Links in the order in which they run; the last one makes the result, each other value has one reader. Chains are
+    equal where their texts are: numbers can be equal that are not the same, such as the zeros."""
 
     inputs: int
     links: tuple[Link, ...]
@@ -54,9 +55,19 @@ class Chain:
         object.__setattr__(self, "inplace", pairs)
 
     def __repr__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         # The same in every process, since it is part of the name of what is measured and kept.
         links = [(link.op.name, sorted(link.params.items()), link.operands) for link in self.links]
         return f"<Chain {self.inputs} {links}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chain) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
 
 def _may_overwrite(link: Link, positions: Sequence[int]) -> bool:

@@ -23,7 +23,7 @@ LEAST = 1 << 14
 """Elements: for fewer a compiled loop saves less than it costs to load it."""
 
 
-@lru_cache(maxsize=256)  # alike chains of one graph are one object, and a chain is equal to itself alone
+@lru_cache(maxsize=256)
 def formula_of(chain: Chain, dtype: DType) -> Recorded | None:
     """What a chain computes; None where only NumPy has its functions."""
     calls = []
