@@ -228,7 +228,7 @@ class _Solver:
         """All facts, where whatever is read is the default: nothing else is known of variables, and each rule, told so
         of all inputs, says nothing else of them, and of outputs only where nobody reads these. Most networks are of
         one dtype, but for masks. None for others."""
-        if any(fact is not None and fact is not default for fact in self.values):
+        if any(fact is not None and _differ(fact, default) for fact in self.values):
             return None
         nodes, rows = self.nodes, self.rows
         others: dict[tuple[int, int, int], _News] = {}
@@ -243,7 +243,7 @@ class _Solver:
                 return None
             if new_ins or open_outs:
                 return None
-            news = [(k, fact) for k, fact in new_outs if fact is not default]
+            news = [(k, fact) for k, fact in new_outs if _differ(fact, default)]
             if news:
                 others[kind] = news
         found = [default] * len(self.values)
@@ -290,10 +290,9 @@ class _Solver:
                 continue
             if fact is None:
                 fact = facts.get(node.name)
-            source = f"the {kind.word} given for variable {node.name!r}"
-            if fact is None:
+            given = fact is not None
+            if not given:
                 fact = node.attrs.get(kind.hint)
-                source = f"attribute {kind.hint} of variable {node.name!r}{_made_at(node)}"
             if fact is None or (kind is _DTYPES and fact == "-1"):
                 continue
             repeats = isinstance(fact, str | np.dtype)
@@ -305,7 +304,9 @@ class _Solver:
                 if repeats:
                     parsed[fact] = value
             except (ValueError, TypeError) as error:
-                raise ParameterError(f"{source} is {fact!r}: {error}") from error
+                source = f"the {kind.word} given for" if given else f"attribute {kind.hint} of"
+                made = "" if given else _made_at(node)
+                raise ParameterError(f"{source} variable {node.name!r}{made} is {fact!r}: {error}") from error
             self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
 
     def _filled(self, node: Node, given: Any) -> Any:
