@@ -60,6 +60,8 @@ class Incumbent:
         """Whether anything else was packed so far."""
         self._waits: int | None = None
         """How many reuses make somebody wait; None: not counted, or nobody asked."""
+        self._none_below = 0
+        """Up to this peak the first sweep by :attr:`order` finds nothing."""
 
     def offer(self, offsets: Int64) -> None:
         """Keep ``offsets`` if they are lower."""
@@ -90,15 +92,13 @@ class Incumbent:
                 for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
                     if self.peak <= enough:
                         return True
+                    limit = min(self.peak - 1, most)
                     found = pack_outwards(
-                        self.part,
-                        floor=self.floor,
-                        limit=min(self.peak - 1, most),
-                        variant=variant,
-                        order=order,
-                        deadline=self.deadline,
+                        self.part, floor=self.floor, limit=limit, variant=variant, order=order, deadline=self.deadline
                     )
-                    if found is not None:
+                    if found is None and order is not None:
+                        self._none_below = limit
+                    elif found is not None:
                         self._made = True
                         self.offsets, self.peak = found[0], peak_of(self.part, found[0])
                         self._waits = None if order is None else found[1]
@@ -109,7 +109,8 @@ class Incumbent:
         if self.order is None or self._waits is not None:
             return
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
-        for variant in variants_of(self.part) if least else ():
+        known = self.peak <= self._none_below
+        for variant in variants_of(self.part)[known:] if least else ():
             found = pack_outwards(
                 self.part, floor=self.floor, limit=self.peak, variant=variant, order=self.order, deadline=self.deadline
             )
