@@ -231,8 +231,10 @@ def grad(
             ],
             chosen,
         )
+        if into is None:
+            return [*made, *[None] * (builder.num_inputs - len(made))]
         result: list[EntryRef | None] = [None] * builder.num_inputs
-        for entry, position in zip(made, range(len(made)) if into is None else into, strict=True):
+        for entry, position in zip(made, into, strict=True):
             result[position] = entry
         return result
 

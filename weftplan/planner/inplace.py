@@ -105,9 +105,13 @@ def assign(
                     inplace[out] = i
                     kind[out] = in_place
                     group[out] = group[source]
-        todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keeps)]
+        todo: Sequence[int]
+        if end - start == 1:  # most have one output
+            todo = () if storage[start] >= 0 or external[start] or not (refs[start] or keeps) else (start,)
+        else:
+            todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keeps)]
         if not rule and len(todo) > 1:
-            todo.sort(key=lambda e: (-(program.nbytes[e] // program.dtypes[e].itemsize), -e))
+            todo = sorted(todo, key=lambda e: (-(program.nbytes[e] // program.dtypes[e].itemsize), -e))
         for e in todo:
             block = pool.allocate(e, device[nid], nid)
             if block == len(live):

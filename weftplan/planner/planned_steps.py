@@ -15,6 +15,10 @@ from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.strategies import Draft
 
+_NOT_WRITTEN = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}
+_REQUESTS = [_NOT_WRITTEN.get(kind, Req.WRITE) for kind in Kind]
+"""By kind of an entry what its kernel has to do with the output."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedSteps:
@@ -52,9 +56,7 @@ def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, t
     ``gradients`` are results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.
     """
     program, found = draft.program, draft.assignment
-    by_kind = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}
-    table = [by_kind.get(kind, Req.WRITE) for kind in Kind]
-    requests = [table[kind] for kind in found.kind]
+    requests = [_REQUESTS[kind] for kind in found.kind]
     for eid, request in gradients.values():
         requests[eid] = request
     return PlannedSteps(

@@ -66,7 +66,7 @@ def _chains(
     fit = {node for node in steps if eligible(node)}
     if len(fit) < 2:
         return []
-    uses = Counter(entry[0] for node in steps for entry in node.inputs if entry[0] in fit)
+    uses = Counter([entry[0] for node in steps for entry in node.inputs if entry[0] in fit])
     uses.update(entry[0] for entry in entries if entry[0] in fit)
     begins: dict[Node, int] = {}  # last node of a chain -> place of its first
     for place, node in enumerate(steps):

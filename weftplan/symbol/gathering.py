@@ -68,7 +68,7 @@ def _weights(
     if not sums:
         return []
     makers = {entry[0] for node in sums for entry in node.inputs}
-    uses: Counter[Key] = Counter((e[0], e[1]) for node in order for e in node.inputs if e[0] in makers)
+    uses: Counter[Key] = Counter([(e[0], e[1]) for node in order for e in node.inputs if e[0] in makers])
     uses.update((entry[0], entry[1]) for entry in entries if entry[0] in makers)
     chains: dict[Node, _Chain] = {}  # by the last sum
     for node in sums:

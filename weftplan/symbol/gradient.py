@@ -183,9 +183,10 @@ class _Pass:
             maker = entry[0].op
             if maker is not None and maker.name in ZERO_OPS:
                 continue
-            known = terms.get((source, index))
+            key = source, index
+            known = terms.get(key)
             if known is None:
-                terms[source, index] = [entry]
+                terms[key] = [entry]
             else:
                 known.append(entry)
 
@@ -262,8 +263,11 @@ class _Pass:
         parsed: dict[str, Any] | None = None,
     ) -> list[Entry]:
         """A new node; all its outputs."""
-        attrs = {key: str(value) for key, value in params.items()} if params else {}
-        kind = (op_name if op_name.__class__ is str else id(op_name), id(parsed), *attrs.items())
+        kind: tuple[Any, ...] = (op_name if op_name.__class__ is str else id(op_name), id(parsed))
+        attrs = {}
+        if params:
+            attrs = {key: str(value) for key, value in params.items()}
+            kind += tuple(attrs.items())
         known = self._kinds.get(kind)
         if known is None:
             op = registry.get(op_name) if isinstance(op_name, str) else op_name
@@ -272,12 +276,12 @@ class _Pass:
         op, values, count = known
         node = Node(op, name, attrs=attrs, params=values, inputs=list(inputs))
         if forward is not None:
-            if not _INHERITED.isdisjoint(forward.attrs):
+            if forward.attrs and not _INHERITED.isdisjoint(forward.attrs):
                 attrs.update({key: forward.attrs[key] for key in INHERITED if key in forward.attrs})
             node.control_deps.append(forward)
             node.created_at = forward.created_at
         self.when[node] = self.visit
-        return [entry_of((node, k, 0)) for k in range(count)]
+        return [entry_of((node, 0, 0))] if count == 1 else [entry_of((node, k, 0)) for k in range(count)]
 
 
 class _Builder:

@@ -23,6 +23,7 @@ from weftplan.symbol.traversal import all_followed, redirect
 
 ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
 """Attributes in which two nodes must agree to become one."""
+_ALIKE = frozenset(ALIKE)
 LAYER = "__layer__"
 """The attribute of a joined node that is the name of its layer."""
 NORMALIZED = "__norm__"
@@ -82,7 +83,7 @@ def _may_follow(node: Node) -> bool:
 
 def _uses(entries: Sequence[Entry], order: Sequence[Node], makers: set[Node]) -> Counter[tuple[Node, int]]:
     """How often each output of ``makers`` is read or is an output of the graph."""
-    uses = Counter((entry[0], entry[1]) for node in order for entry in node.inputs if entry[0] in makers)
+    uses = Counter([(entry[0], entry[1]) for node in order for entry in node.inputs if entry[0] in makers])
     uses.update((entry[0], entry[1]) for entry in entries if entry[0] in makers)
     return uses
 
@@ -103,7 +104,10 @@ def _normalization(node: Node, before: Node) -> Node | None:
 
 def alike(a: Node, b: Node) -> bool:
     """Whether two nodes have the attributes of one."""
-    return a.mirror_of is b.mirror_of is None and all(a.attrs.get(key) == b.attrs.get(key) for key in ALIKE)
+    if a.mirror_of is not None or b.mirror_of is not None:
+        return False
+    plain = _ALIKE.isdisjoint(a.attrs) and _ALIKE.isdisjoint(b.attrs)  # most are
+    return plain or all(a.attrs.get(key) == b.attrs.get(key) for key in ALIKE)
 
 
 def _rebuilt(
@@ -127,9 +131,10 @@ def _rebuilt(
         )
 
     for node in order:
-        if node in gone:
+        op = node.op
+        if op is None or node in gone:
             continue  # a relu was met with its layer; others will be with what they feed
-        relu, before, op, first = layers.get(node), inner.get(node), node.op, before_norm.get(node)
+        relu, before, first = layers.get(node), inner.get(node), before_norm.get(node)
         if first is not None:
             params = known.setdefault((id(first.params), id(node.params)), {**first.params, NORM: node.params})
             moved[node] = Node(
@@ -142,11 +147,11 @@ def _rebuilt(
             )
             if relu is not None:
                 moved[relu] = moved[node]
-        elif op is not None and relu is not None:
+        elif relu is not None:
             made = joined.LAYERS[op.name]
             named = {LAYER: node.name}
             moved[node] = moved[relu] = one(made, relu.name, node, inputs=node.inputs, other=relu, more=named)
-        elif op is not None and before is not None:
+        elif before is not None:
             norm = _normalization(node, before)
             assert norm is not None
             inputs = [before.inputs[0], *node.inputs[1:3], norm.inputs[2], *node.inputs[3:]]

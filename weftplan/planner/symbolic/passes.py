@@ -62,7 +62,7 @@ def gathered_gradients(count: int) -> Pass:
 
 def dropped(memory: MemoryPlan, nbytes: Sequence[int]) -> Pass:
     """What nobody reads in a plan whose entries have these sizes."""
-    dead = ((memory.entry_kind == Kind.UNUSED) & (memory.entry_storage < 0)).nonzero()[0].tolist()
+    dead = ((memory.entry_kind == int(Kind.UNUSED)) & (memory.entry_storage < 0)).nonzero()[0].tolist()
     size = sum(nbytes[e] for e in dead)
     changed = f"left out {counted(len(dead), 'output')} that nobody reads: {amount(size)}" if len(dead) else ""
     return Pass("dead outputs dropped", changed, "WEFTPLAN_DROP_DEAD_OUTPUTS")
