@@ -128,16 +128,18 @@ def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
         engine = mx.engine.create(kind)
         with mx.engine.using(engine):
-            found.append([_step(make) for make in (mx.sym.Convolution, mx.sym.Deconvolution)])
+            found.append([step(kind, (7, 9, 11, 10), 12) for kind in ("Convolution", "Deconvolution")])
         engine.stop()
     assert max(counts) == 4
     assert all(one == found[0] for one in found)
 
 
-def _step(make: Any) -> bytes:
-    """The bytes of the result and the gradients of one layer."""
-    net = make(mx.sym.Variable("data"), kernel=(3, 3), num_filter=12, pad=(1, 1), no_bias=False, name="c")
-    bound = net.simple_bind(mx.cpu(), data=(7, 9, 11, 10), plan_options=PlanOptions(kernels="numpy"))
+def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
+    """The bytes of the result and the gradients of one layer with 3x3 windows, computed by NumPy."""
+    net = getattr(mx.sym, kind)(
+        mx.sym.Variable("data"), kernel=(3, 3), num_filter=filters, pad=(1, 1), no_bias=False, name="c"
+    )
+    bound = net.simple_bind(mx.cpu(), data=data, plan_options=PlanOptions(kernels="numpy"))
     rng = np.random.default_rng(5)
     for array in bound.arg_arrays:
         array[:] = rng.standard_normal(array.shape)

@@ -10,12 +10,12 @@ import pytest
 
 import weftplan as mx
 from tests.ops.convolution_reference import gradients, reference
+from tests.ops.test_convolution_parts import step
 from weftplan import cores
 from weftplan.ops.nn import conv_geometry, winograd_sizes
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, tiled, winograd, winograd_of_weight
 from weftplan.ops.schema import OpContext
-from weftplan.planner import PlanOptions
 
 
 def _forget() -> None:
@@ -203,22 +203,7 @@ def test_same_bits_with_any_number_of_cores(
         monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
         engine = mx.engine.create(engine_kind)
         with mx.engine.using(engine):
-            found.append(_step(kind))
+            found.append(step(kind, (7, 128, 14, 13), 128))
         engine.stop()
     assert max(counts) > 1
     assert all(one == found[0] for one in found)
-
-
-def _step(kind: str) -> bytes:
-    """The bytes of the result and the gradients of one layer."""
-    net = getattr(mx.sym, kind)(
-        mx.sym.Variable("data"), kernel=(3, 3), num_filter=128, pad=(1, 1), no_bias=False, name="c"
-    )
-    bound = net.simple_bind(mx.cpu(), data=(7, 128, 14, 13), plan_options=PlanOptions(kernels="numpy"))
-    rng = np.random.default_rng(5)
-    for array in bound.arg_arrays:
-        array[:] = rng.standard_normal(array.shape)
-    out = bound.forward(is_train=True)[0]
-    bound.backward([mx.nd.array(rng.standard_normal(out.shape))])
-    assert bound.allocated_bytes == bound.memory_plan.peak
-    return b"".join(one.asnumpy().tobytes() for one in (out, *bound.grad_arrays))
