@@ -10,8 +10,9 @@ import pytest
 from weftplan import symbol as sym
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops import registry
-from weftplan.symbol import Entry, Node, infer
+from weftplan.symbol import Entry, Node, infer, infer_rules
 from weftplan.symbol.gradient import add_gradients
+from weftplan.symbol.infer_rest import infer_rest
 
 
 def mlp() -> sym.Symbol:
@@ -151,14 +152,14 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
         x = x + 1
     calls = 0
     nodes = sym.topological_order(x.entries)
-    original = infer._Solver._rule
+    original = infer_rules.Kind._rule
 
     def counted(self: object, *args: object) -> object:
         nonlocal calls
         calls += 1
         return original(self, *args)
 
-    monkeypatch.setattr(infer._Solver, "_rule", counted)
+    monkeypatch.setattr(infer_rules.Kind, "_rule", counted)
     assert infer.infer_shapes(nodes, {"x": (2, 2)})[-1] == (2, 2)
     assert calls == 1
 
@@ -182,7 +183,7 @@ def test_a_backward_part_follows_in_one_walk() -> None:
 
     def rest(known: dict[Node, Any], nodes: list[Node] = nodes) -> Any:
         inputs = [[rows[numbers[entry.node]] + entry.index for entry in node.inputs] for node in nodes]
-        return infer.infer_rest(
+        return infer_rest(
             nodes, known, rows=infer.entry_rows(nodes), inputs=inputs, numbers=numbers, shapes=shapes[:own],
             dtypes=dtypes[:own],
         )  # fmt: skip

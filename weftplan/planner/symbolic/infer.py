@@ -15,7 +15,8 @@ import numpy as np
 from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.symbol.infer import infer_dtypes, infer_rest, infer_shapes
+from weftplan.symbol.infer import infer_dtypes, infer_shapes
+from weftplan.symbol.infer_rest import infer_rest
 from weftplan.symbol.node import Node
 
 MAX_BYTES = (1 << 63) - 1
