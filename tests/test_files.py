@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import weftplan as mx
-from weftplan.files import replacing
+from weftplan.files import put, replacing
 from weftplan.profiler.recorder import Recorder
 from weftplan.profiler.trace_file import write_trace
 from weftplan.training import optimizer as optimizers
@@ -158,3 +158,19 @@ def test_writers_at_once(tmp_path):
         thread.join()
     assert wrong == []
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_is_put_is_the_users_own(tmp_path, umask, monkeypatch):
+    """Nobody else may read it, a link in its place is no way to another file, and a full disk leaves what was there."""
+    path, other = tmp_path / "put", tmp_path / "other"
+    other.write_bytes(b"not to be touched")
+    path.symlink_to(other)
+    put(str(path), b"first")
+    assert (path.read_bytes(), other.read_bytes()) == (b"first", b"not to be touched")
+    assert not path.is_symlink()
+    assert mode(path) == 0o600
+    monkeypatch.setattr(os, "write", lambda handle, content: len(content) - 1)
+    with pytest.raises(OSError, match="expected to write 6 bytes, the disk took 5"):
+        put(str(path), b"second")
+    assert path.read_bytes() == b"first"
+    assert sorted(os.listdir(tmp_path)) == ["other", "put"]

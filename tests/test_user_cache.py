@@ -42,6 +42,23 @@ def test_folders_that_others_can_write_are_refused(tmp_path: Path):
 
 
 @posix
+def test_folders_behind_a_link_are_looked_at(tmp_path: Path):
+    """Where a link leads is above a folder as well as what the path names, and a pipe is not waited for."""
+    real = tmp_path.resolve() / "shared" / "real"
+    real.mkdir(parents=True)
+    link = tmp_path.resolve() / "link"
+    link.symlink_to(real)
+    assert user_cache.keep(link / "kernels", "one", b"content")
+    assert user_cache.load(link / "kernels", "one") == b"content"
+    real.parent.chmod(0o777)
+    assert user_cache.refusal(link / "kernels") == f"{real.parent} can be written by others"
+    assert user_cache.load(link / "kernels", "one") is None
+    real.parent.chmod(0o755)
+    os.mkfifo(real / "kernels" / "pipe", 0o600)
+    assert user_cache.load(link / "kernels", "pipe") is None
+
+
+@posix
 def test_what_keeps_files_away_is_said_before_there_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file on the way, a place without permission to write, a refused folder; a folder that can be made is none."""
     place = tmp_path.resolve() / "home" / "weftplan" / "kernels"

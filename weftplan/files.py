@@ -7,6 +7,7 @@ kept; any thread may write, and where two write one file the later one wins whol
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -38,13 +39,12 @@ def other_kind(start: bytes) -> str:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file to write in a ``with`` block; it takes the place of ``path`` when the block ends.
 
     When the block raises, or the process ends in it, what was at ``path`` is still there. As with a plain ``open``, a
     link leads on to its file, an existing file keeps its permissions and a new one has those that the umask allows, and
-    what is no regular file (a pipe, ``/dev/null``) is written directly. A loss of power soon after may damage a file
-    that is not ``durable``.
+    what is no regular file (a pipe, ``/dev/null``) is written directly.
 
     Raises:
         OSError: the folder does not exist, or it or the file cannot be written; names ``path``.
@@ -60,8 +60,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
         return
     if before is not None and not os.access(target, os.W_OK):
         raise PermissionError(13, "the file is write-protected", os.fspath(path))
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
+    temporary = _beside(target)
     try:
         # Not the module tempfile: its files are for their owner only, and the umask cannot be read without changing it.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -71,18 +70,45 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            if durable:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         if before is not None:
             with contextlib.suppress(OSError):  # of another owner
                 os.chmod(temporary, stat.S_IMODE(before.st_mode))
         os.replace(temporary, target)
-        if durable:
-            _keep_name(folder)
+        _keep_name(os.path.dirname(target))
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def put(path: str, content: bytes) -> None:
+    """Let a file for this user alone take the place of ``path``, whatever is there, in few calls of the system; a loss
+    of power soon after may damage it.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    temporary = _beside(path)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        try:
+            written = os.write(handle, content)
+        finally:
+            os.close(handle)
+        if written < len(content):
+            raise OSError(errno.ENOSPC, f"expected to write {len(content):,} bytes, the disk took {written:,}", path)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _beside(target: str) -> str:
+    """A name for a temporary file in the same folder."""
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
 
 
 def _keep_name(folder: str) -> None:

@@ -18,11 +18,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from weftplan.files import replacing
+from weftplan.files import put
 
 MOST = 256 << 20
 """Bytes in the folder of a kind; the eldest files go. A plan of 2,000 nodes takes 0.4 MB, a compiled module 10 KB."""
 _MAGIC = b"weftplan cache 1\n"
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe may never have a writer
 
 
 def folder(kind: str, environment: Mapping[str, str] | None = None) -> Path | None:
@@ -52,10 +53,13 @@ def refusal(place: Path) -> str | None:
         return f"{place} belongs to another user"
     if found.st_mode & 0o077:
         return f"{place} has permissions for others (expected 0700)"
-    above = os.path.realpath(place)
-    while above != os.path.dirname(above):
-        above = os.path.dirname(above)
-        found = os.stat(above)
+    above = os.fspath(place)
+    while above != (up := os.path.dirname(above)):
+        above = up
+        found = os.lstat(above)
+        if stat.S_ISLNK(found.st_mode):
+            above = os.path.realpath(above)
+            found = os.stat(above)
         if found.st_uid not in (0, os.geteuid()):
             return f"{above} belongs to another user"
         if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
@@ -90,13 +94,17 @@ def key(*parts: str) -> str:
 
 def load(place: Path | None, name: str) -> bytes | None:
     """The object called ``name``, or None when there is none that can be trusted."""
-    if place is None or refusal(place) is not None:
+    if place is None:
         return None
     try:
-        handle = os.open(place / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        handle = os.open(os.path.join(place, name), _READ)
         with os.fdopen(handle, "rb") as file:
-            found = os.fstat(file.fileno())
+            # The folder is looked at last: often there is no such file, and what others could do to it until then they
+            # could also have done before the file was opened.
+            found = os.fstat(handle)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not stat.S_ISREG(found.st_mode):
+                return None
+            if refusal(place) is not None:
                 return None
             data = file.read()
     except OSError:
@@ -114,15 +122,14 @@ def keep(place: Path | None, name: str, content: bytes) -> bool:
     if place is None:
         return False
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            place.mkdir(mode=0o700)
+        if not os.path.isdir(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
         if refusal(place) is not None:
             return False
         # What a loss of power leaves of a file does not match its hash.
-        with replacing(place / name, durable=False) as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(_MAGIC + hashlib.sha256(content).digest() + content)
+        put(os.path.join(place, name), b"".join((_MAGIC, hashlib.sha256(content).digest(), content)))
         if name.startswith("0"):  # names are hashes: one in sixteen
             _drop_eldest(place, MOST)
     except OSError:

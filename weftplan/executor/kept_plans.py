@@ -90,11 +90,12 @@ def planned_once(
     if kept is None or not kept.is_of(nodes, symbol.entries):
         kept = symbol.kept = _Kept(_description(nodes, symbol.entries))
     question = (more, *[(kind, *_flat(by_name)) for kind, by_name in facts.items()], config.in_force())
-    key = (options, question, *[_flat(implementations.provided(where)) for where in ("host", "gpu")])
+    provided = tuple([_flat(implementations.provided(where)) for where in ("host", "gpu")])
+    key = options, question, provided
     plans: list[tuple[Hashable, PlannedGraph]] = kept.plans
     found = next((planned for asked, planned in plans if asked == key), None)
     if found is None:
-        file = PlanFile(symbol, order, options, question)
+        file = PlanFile(symbol, order, options, question, provided)
         found = file.load()
         if found is None:
             found = plan(order)

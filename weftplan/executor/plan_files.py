@@ -17,6 +17,7 @@ import marshal
 import os
 import sys
 from collections.abc import Hashable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -37,19 +38,26 @@ _FORMAT = 2
 class PlanFile:
     """The file of one plan, which may not exist yet."""
 
-    def __init__(self, symbol: Symbol, order: Order, options: PlanOptions, question: Hashable) -> None:
-        """``question``: what a plan of the symbol depends on, but options; equal questions have equal texts."""
-        self._nodes, self._options = order[0], options
+    def __init__(
+        self, symbol: Symbol, order: Order, options: PlanOptions, question: Hashable, provided: Hashable
+    ) -> None:
+        """
+        Args:
+            question: what a plan of the symbol depends on, but options; equal questions have equal texts.
+            provided: equal as long as the same implementations of operators are provided.
+        """
+        self._order, self._options = order, options
         self._place = user_cache.folder("plans") if _CODE and config.get("WEFTPLAN_PLAN_CACHE") else None
         self._name = ""
         if self._place is not None:
             try:
-                graph = plain_values.described(self._nodes, symbol.entries)
+                graph = plain_values.described(order, symbol.entries)
             except plain_values.NotPlainError:
                 self._place = None
             else:
                 digest = hashlib.sha256(marshal.dumps(graph, _FORMAT))
-                digest.update(repr((_CODE, options, question, _surroundings())).encode())
+                digest.update(repr((_CODE, options, question)).encode())
+                digest.update(_surroundings(provided))
                 self._name = digest.hexdigest()
 
     def load(self) -> PlannedGraph | None:
@@ -60,17 +68,17 @@ class PlanFile:
         compiler, content = marshal.loads(data)
         if compiler and compiler != repr(host()):
             return None  # who can compute what was decided by another compiler, or without one
-        return plain_values.restored(content, nodes=self._nodes, options=self._options)
+        return plain_values.restored(content, nodes=self._order[0], options=self._options)
 
     def keep(self, planned: PlannedGraph) -> None:
         """Keep a plan for later processes, where that is possible."""
         # A search that was ended early has not found what the next one may.
         if self._place is None or stopping.asked():
             return
-        if not all(context.is_host for context in planned.devices):
+        if not all(context.is_host for context in {id(one): one for one in planned.devices}.values()):
             return
         try:
-            content = plain_values.flat(planned, nodes=self._nodes, options=self._options)
+            content = plain_values.flat(planned, order=self._order, options=self._options)
         except plain_values.NotPlainError:
             return
         asked = self._options.kernels != "numpy" and any(choice.several for choice in planned.kernels.values())
@@ -78,7 +86,8 @@ class PlanFile:
         user_cache.keep(self._place, self._name, kept)
 
 
-def _surroundings() -> Hashable:
+@lru_cache(maxsize=1)
+def _surroundings(_provided: Hashable) -> bytes:
     """What planning reads of this process apart from settings."""
     offered = [
         (where, op, way.name)
@@ -86,7 +95,7 @@ def _surroundings() -> Hashable:
         for op, first in implementations.provided(where).items()
         for way in _ways(first)
     ]
-    return offered, np.__version__, sys.version
+    return repr((offered, np.__version__, sys.version)).encode()
 
 
 def _ways(first: Implementation | None) -> Iterator[Implementation]:

@@ -7,8 +7,9 @@ that nodes share, they share again; arrays are bytes. What is read is what was p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,89 +24,60 @@ from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.pipeline import PlannedGraph
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, entry_of
+from weftplan.symbol.traversal import Order
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _OTHERWISE = frozenset(("options", "contexts", "labels", "passes", "again"))
 """Fields of a memory plan that have no plain value of their own."""
+_MEMORY = [field.name for field in fields(MemoryPlan) if field.name not in _OTHERWISE]
+_OPTIONS = [field.name for field in fields(PlanOptions)]
 
 
 class NotPlainError(Exception):
     """Something has no plain form; the text says what."""
 
 
-def described(nodes: Sequence[Node], entries: Sequence[Entry]) -> dict[str, Any]:
-    """Everything that planning reads of a symbol whose depth-first order is ``nodes``: equal where the symbols are.
+def described(order: Order, entries: Sequence[Entry]) -> dict[str, Any]:
+    """Everything that planning reads of a symbol whose depth-first order is ``order``: equal where the symbols are.
 
     Raises:
         NotPlainError: an operator or a parameter has no plain form.
     """
+    nodes, number = order
     tables = _Tables()
-    number = {node: k for k, node in enumerate(nodes)}
-    listed = [
-        (
-            None if node.op is None else tables.op(node.op),
-            node.name,
-            tables.params(node.params),
-            list(node.attrs.items()),
-            [(number[entry[0]], entry[1], entry[2]) for entry in node.inputs],
-            [number[dep] for dep in node.control_deps],
-            node.version,
-        )
-        for node in nodes
-    ]
+    listed = _columns(nodes, number, tables)
     return {**tables.plain(), "nodes": listed, "entries": [(number[entry[0]], entry[1]) for entry in entries]}
 
 
-def flat(planned: PlannedGraph, *, nodes: Sequence[Node], options: PlanOptions) -> dict[str, Any]:
-    """The plain values of a graph that was planned with ``options`` for a symbol, whose depth-first order is ``nodes``.
+def flat(planned: PlannedGraph, *, order: Order, options: PlanOptions) -> dict[str, Any]:
+    """The plain values of a graph that was planned with ``options`` for a symbol, whose depth-first order is ``order``.
 
     Raises:
         NotPlainError: it holds something that has no plain form.
     """
     graph, memory, tables = planned.graph, planned.memory, _Tables()
-    own = {node: k for k, node in enumerate(nodes)}
-    lines = {node.created_at: k for k, node in enumerate(nodes)}
-    nid = graph.nid
-
-    def one(node: Node) -> Any:
-        if node in own:
-            return own[node]
-        if node.mirror_of is not None and node.mirror_of not in nid:
+    nodes, own = order
+    made = [node for node in graph.nodes if node not in own]
+    mirrors = [(node, node.mirror_of) for node in made if node.mirror_of is not None]
+    for node, repeated in mirrors:
+        if repeated not in graph.nid:
             raise NotPlainError(f"node {node.name!r}")
-        return (
-            None if node.op is None else tables.op(node.op),
-            node.name,
-            list(node.attrs.items()),
-            tables.params(node.params),
-            [(nid[entry[0]], entry[1], entry[2]) for entry in node.inputs],
-            [nid[dep] for dep in node.control_deps],
-            lines.get(node.created_at),
-            node.version,
-        )
-
-    chosen = {(id(choice), id(graph.nodes[k].op)): k for k, choice in planned.kernels.items()}
-
-    def choice(at: int) -> Any:
-        op, made, where = graph.nodes[at].op, planned.kernels[at], _where(planned.devices[at])
-        assert op is not None
-        if _implementation(op, where, made.implementation.name).kernel is not made.implementation.kernel:
-            raise NotPlainError(f"implementation {made.implementation.name} of {op.name}")
-        return tables.op(op), where, made.implementation.name, made.reason, made.several
-
-    written = [one(node) for node in graph.nodes]
+    lines = {node.created_at: k for k, node in enumerate(nodes)}
     arrays: dict[str, Any] = {}
     others: dict[str, Any] = {}
-    for field in fields(memory):
-        value = getattr(memory, field.name)
+    for name in _MEMORY:
+        value = getattr(memory, name)
         if isinstance(value, np.ndarray):
-            arrays[field.name] = value.dtype.str, value.tobytes()
-        elif field.name not in _OTHERWISE:
-            others[field.name] = _checked(dict(value) if isinstance(value, Mapping) else value)
-    changed = {field.name: getattr(memory.options, field.name) for field in fields(options)}
+            arrays[name] = value.dtype.str, value.tobytes()
+        else:
+            others[name] = _checked(dict(value) if isinstance(value, Mapping) else value)
+    changed = {name: getattr(memory.options, name) for name in _OPTIONS}
     found = {
-        "nodes": written,
-        "mirrors": [(k, nid[node.mirror_of]) for node, k in nid.items() if node.mirror_of is not None],
+        "own": [own.get(node, -1) for node in graph.nodes],
+        "made": _columns(made, graph.nid, tables),
+        "lines": [lines.get(node.created_at) for node in made],
+        "mirrors": [(graph.nid[node], graph.nid[repeated]) for node, repeated in mirrors],
         "heads": [(graph.entry_node[e], e - graph.row[graph.entry_node[e]]) for e in graph.outputs],
         "order": planned.order,
         "num_forward_nodes": planned.num_forward_nodes,
@@ -120,10 +92,7 @@ def flat(planned: PlannedGraph, *, nodes: Sequence[Node], options: PlanOptions) 
         "head_grads": planned.head_grads,
         "arguments": planned.arguments,
         "aux": planned.aux,
-        "kernels": (
-            list(planned.kernels),
-            _numbered([chosen[id(made), id(graph.nodes[k].op)] for k, made in planned.kernels.items()], choice),
-        ),
+        "kernels": _choices(planned, tables),
         "arrays": arrays,
         "memory": others,
         "options": {name: value for name, value in changed.items() if value != getattr(options, name)},
@@ -134,21 +103,24 @@ def flat(planned: PlannedGraph, *, nodes: Sequence[Node], options: PlanOptions) 
 
 
 def restored(content: Mapping[str, Any], *, nodes: Sequence[Node], options: PlanOptions) -> PlannedGraph:
-    """The planned graph whose plain values :func:`flat` made, of a symbol whose depth-first order is ``nodes``."""
+    """The planned graph whose plain values :func:`flat` made, of a symbol whose depth-first ``nodes`` are these."""
     ops, params = _read_tables(content)
+    *columns, makers, indices, counts, controls = content["made"]
+    new = zip(*columns, content["lines"], strict=True)
+    edges, deps = zip(makers, indices, counts, strict=True), iter(controls)
     made: list[Node] = []
-    for given in content["nodes"]:
-        if type(given) is int:
-            made.append(nodes[given])
+    for own in content["own"]:
+        if own >= 0:
+            made.append(nodes[own])
             continue
-        op, name, attrs, place, inputs, controls, line, version = given
+        op, name, attrs, place, version, inputs, before, line = next(new)
         node = Node(
             None if op is None else ops[op],
             name,
-            attrs=dict(attrs),
+            attrs=attrs,
             params=params[place],
-            inputs=[Entry(made[maker], index, count) for maker, index, count in inputs],
-            control_deps=[made[dep] for dep in controls],
+            inputs=[entry_of((made[maker], index, count)) for maker, index, count in islice(edges, inputs)],
+            control_deps=[made[dep] for dep in islice(deps, before)] if before else None,
             created_at=None if line is None else nodes[line].created_at,
         )
         node.version = version
@@ -160,9 +132,9 @@ def restored(content: Mapping[str, Any], *, nodes: Sequence[Node], options: Plan
         (made, {node: nid for nid, node in enumerate(made)}),
     )
     devices = _listed(content["devices"], lambda name: Context(*name))
-    keys, numbers = content["kernels"]
+    keys, *numbered = content["kernels"]
     choices = _listed(
-        numbers,
+        numbered,
         lambda one: Choice(_implementation(ops[one[0]], one[1], one[2]), reason=one[3], several=one[4]),
     )
     shapes = _listed(content["shapes"], tuple)
@@ -198,13 +170,53 @@ def restored(content: Mapping[str, Any], *, nodes: Sequence[Node], options: Plan
     )
 
 
+def _columns(nodes: Sequence[Node], number: Mapping[Node, int], tables: _Tables) -> list[Sequence[Any]]:
+    """What there is to say of nodes: a list for each fact, and behind them four of all inputs and control dependencies,
+    where nodes stand as their ``number``."""
+    edges = [entry for node in nodes for entry in node.inputs]
+    makers, indices, counts = zip(*edges, strict=True) if edges else ((), (), ())
+    return [
+        [None if node.op is None else tables.op(node.op) for node in nodes],
+        [node.name for node in nodes],
+        [node.attrs for node in nodes],
+        [tables.params(node.params) for node in nodes],
+        [node.version for node in nodes],
+        [len(node.inputs) for node in nodes],
+        [len(node.control_deps) for node in nodes],
+        list(map(number.__getitem__, makers)),
+        indices,
+        counts,
+        [number[dep] for node in nodes for dep in node.control_deps],
+    ]
+
+
+def _choices(planned: PlannedGraph, tables: _Tables) -> tuple[list[int], list[Hashable], list[int]]:
+    """(nodes, each choice once, the number of that of each node)."""
+    nodes, devices = planned.graph.nodes, planned.devices
+    known: dict[tuple[int, int, int], int] = {}
+    number: dict[Hashable, int] = {}
+    numbers: list[int] = []
+    for nid, choice in planned.kernels.items():
+        op, device = nodes[nid].op, devices[nid]
+        key = id(choice), id(op), id(device)
+        if key not in known:
+            assert op is not None
+            where, way = _where(device), choice.implementation
+            if _implementation(op, where, way.name).kernel is not way.kernel:
+                raise NotPlainError(f"implementation {way.name} of {op.name}")
+            one = tables.op(op), where, way.name, choice.reason, choice.several
+            known[key] = number.setdefault(one, len(number))
+        numbers.append(known[key])
+    return list(planned.kernels), list(number), numbers
+
+
 class _Tables:
     """Operators and parameters, each once, by number."""
 
     def __init__(self) -> None:
-        self._ops: dict[str, int] = {}
+        self._ops: dict[str, tuple[int, Op]] = {}
         self._params: dict[int, int] = {}
-        self._written: list[list[Any]] = []
+        self._written: list[Mapping[str, Any]] = [{}]  # of variables, which have none
         self._held: list[Mapping[str, Any]] = []  # so that no other dictionary gets the identity of one
 
     def plain(self) -> dict[str, Any]:
@@ -213,29 +225,35 @@ class _Tables:
 
     def op(self, op: Op) -> int:
         """The number of an operator."""
-        if op.name not in self._ops:
-            if _op(op.name) is not op:
-                raise NotPlainError(f"operator {op.name}")
-            self._ops[op.name] = len(self._ops)
-        return self._ops[op.name]
+        known = self._ops.get(op.name)
+        if known is None:
+            known = self._ops[op.name] = len(self._ops), _op(op.name)
+        if known[1] is not op:
+            raise NotPlainError(f"operator {op.name}")
+        return known[0]
 
     def params(self, params: Mapping[str, Any]) -> int:
         """The number of the parameters of a node."""
+        if not params:
+            return 0
         number = self._params.get(id(params))
         if number is None:
-            values = [(name, self._value(value)) for name, value in params.items()]
+            plain = {name: self._value(value) for name, value in params.items()}
             number = self._params[id(params)] = len(self._written)
-            self._written.append(values)
+            self._written.append(plain)
             self._held.append(params)
         return number
 
     def _value(self, value: Any) -> Any:
         """A value; one that is not plain as a list that begins with its kind."""
-        if type(value) is dict:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is dict:
             return ["params", self.params(value)]
         if isinstance(value, np.dtype):
             return ["dtype", _dtype_name(value)]
-        if type(value) is Chain:
+        if kind is Chain:
             links = [(self.op(link.op), self.params(link.params), link.operands) for link in value.links]
             return ["chain", value.inputs, links]
         return _checked(value)
@@ -255,7 +273,7 @@ def _read_tables(content: Mapping[str, Any]) -> tuple[list[Op], list[dict[str, A
         return Chain(given[1], tuple(Link(ops[op], params[of], operands) for op, of, operands in given[2]))
 
     for values in content["params"]:
-        params.append({name: value(given) for name, given in values})
+        params.append({name: value(given) for name, given in values.items()})
     return ops, params
 
 
@@ -293,9 +311,9 @@ def _checked(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if kind is tuple:
-        return tuple(map(_checked, value))
+        return value if _PLAIN.issuperset(map(type, value)) else tuple(map(_checked, value))
     if kind is dict:
-        return {_checked(key): _checked(one) for key, one in value.items()}
+        return dict(zip(_checked(tuple(value)), _checked(tuple(value.values())), strict=True))
     raise NotPlainError(f"{kind.__name__} {value!r:.100}")
 
 
@@ -310,13 +328,17 @@ def _context_name(context: Context) -> tuple[str, int]:
     return context.device_type, context.device_id
 
 
-def _numbered(values: Sequence[Hashable], plain: Callable[[Any], Any]) -> tuple[list[Any], list[int]]:
+def _numbered(values: Sequence[Hashable], plain: Callable[[Any], Any]) -> tuple[list[Any], Sequence[int]]:
     """(each value once, the number of each)."""
-    number = {value: k for k, value in enumerate(dict.fromkeys(values))}
-    return [plain(value) for value in number], [number[value] for value in values]
+    if values and values.count(values[0]) == len(values):  # without their hashes
+        return [plain(values[0])], bytes(len(values))
+    number: dict[Hashable, int] = {}
+    numbers = [number.setdefault(value, len(number)) for value in values]
+    return [plain(value) for value in number], bytes(numbers) if len(number) <= 256 else numbers
 
 
-def _listed(numbered: tuple[list[Any], list[int]], value: Callable[[Any], Any]) -> list[Any]:
+def _listed(numbered: Iterable[Any], value: Callable[[Any], Any]) -> list[Any]:
     """What :func:`_numbered` was given."""
-    table, numbers = [value(one) for one in numbered[0]], numbered[1]
-    return [table[number] for number in numbers]
+    table, numbers = numbered
+    made = [value(one) for one in table]
+    return [made[number] for number in numbers]
