@@ -11,6 +11,7 @@ from tests.kvstore.ranks import run_ranks
 from tests.kvstore.test_shared import shares_memory, two
 from weftplan.kvstore.distributed.shared import SharedMemory
 from weftplan.kvstore.distributed.wire import Kind, encoded
+from weftplan.ops.compiled import meeting
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.meeting import BEGUN, DONE, TOLD, MeetingSum
 from weftplan.ops.compiled.sums import Pieces, compiled_pieces
@@ -196,3 +197,28 @@ def test_a_pull_while_others_are_awaited(tmp_path: Path, size: int):
         FOLDER=str(tmp_path),
         SIZE=str(size),
     )
+
+
+@shares_memory
+def test_what_others_read_is_written_in_the_way_that_took_less_time():
+    """Both ways are tried now and then, by all at once; neither changes a bit, wherever arrays begin and end."""
+    one, other, first, second = pair()
+    want = one.share + other.share
+    ways = []
+    for sequence in range(600):
+        one.total[:] = other.total[:] = 0
+        assert one.memory.make(first, sequence) == BEGUN
+        assert other.memory.make(second, sequence) == TOLD
+        assert one.memory.make(first, None) == DONE
+        assert other.memory.make(second, None) == DONE
+        np.testing.assert_array_equal(one.total, want)
+        np.testing.assert_array_equal(other.total, want)
+        ways.append(first._words[meeting._PAST])
+        if sequence % 256 < 8:
+            assert ways[-1] == second._words[meeting._PAST] == (sequence % 256 >= 4)
+        else:
+            through, past = first._words[meeting._TIMES : meeting._TIMES + 2]
+            assert ways[-1] == (past < through) or sequence < 256
+            first._words[meeting._TIMES : meeting._TIMES + 2] = (1, 2) if sequence < 512 else (2, 1)
+    assert not any(ways[300:512])
+    assert all(ways[521:])

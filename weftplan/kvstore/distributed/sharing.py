@@ -64,11 +64,18 @@ class Sharing(Meeting):
         return self._mover.move(_sizes(sources), dtype, spans)
 
     def _added(
-        self, shared: SharedMemory, shares: Sequence[Array], nbytes: int, turn: int, *, whole: bool = False
+        self,
+        shared: SharedMemory,
+        shares: Sequence[Array],
+        nbytes: int,
+        turn: int,
+        *,
+        whole: bool = False,
+        rows: Sequence[Sequence[Array]] = (),
     ) -> list[Span]:
         """What adds up a range of what all have shown; of its own one a process reads the arrays themselves.
 
-        ``turn``: at which of two places; ``whole``: the rows are.
+        ``turn``: at which of two places; ``whole``: the rows of others are; ``rows``: of arrays that get the sums, too.
         """
         dtype, ranges, terms = shares[0].dtype, self._ranges(nbytes // shares[0].itemsize), list[Operand]()
         first, end = ranges[self.rank]
@@ -82,13 +89,17 @@ class Sharing(Meeting):
         area, length = shared.own.sums, (end - first) * dtype.itemsize
         area.reach(2 * length)
         self._summed = max(self._summed, 2 * length)
-        return [Span(first, end, terms, (Row(_place(area.room, turn, length, dtype), first),))]
+        return [Span(first, end, terms, (Row(_place(area.room, turn, length, dtype), first), *map(flat, rows)))]
 
-    def _taken(self, shared: SharedMemory, rows: Sequence[Sequence[Array]], nbytes: int, turn: int) -> list[Span]:
-        """What copies the sums of all, at one of two places, to every row."""
+    def _taken(
+        self, shared: SharedMemory, rows: Sequence[Sequence[Array]], nbytes: int, turn: int, *, own: bool = True
+    ) -> list[Span]:
+        """What copies the sums of all, at one of two places, to every row; ``own``: those of this process, too."""
         dtype, spans = rows[0][0].dtype, []
         results = [flat(row) for row in rows]
         for rank, (first, end) in self._ranges(nbytes // dtype.itemsize).items():
+            if rank == self.rank and not own:
+                continue
             length = (end - first) * dtype.itemsize
             sums = _place(self._sums(shared, rank, 2 * length), turn, length, dtype)
             spans.append(Span(first, end, (Row(sums, first),), results))
@@ -150,15 +161,15 @@ class Sharing(Meeting):
             found = [self._mover.pieces(sizes, dtype, make(turn)) for turn in range(2)]
             return [one for one in found if one is not None]
 
-        def work(rows: Sequence[Sequence[Array]]) -> MeetingSum:
-            takes = each(lambda turn: self._taken(shared, rows, nbytes, turn))
+        def work(rows: Sequence[Sequence[Array]], *, early: bool) -> MeetingSum:
+            adds = each(lambda turn: self._added(shared, shares, nbytes, turn, rows=rows if early else ()))
+            takes = each(lambda turn: self._taken(shared, rows, nbytes, turn, own=not early))
             return shared.sum_of(self.others(), shown, adds, takes, heads)
 
-        adds = each(lambda turn: self._added(shared, shares, nbytes, turn))
-        known = Known((shares, *rows), (self.members, Area.maps), work(rows))
+        known = Known((shares, *rows), (self.members, Area.maps), work(rows, early=False))
         if also:
             rooms = [self._sums(shared, rank, 0) for rank in self.members]
-            known.short = work(also)
+            known.short = work(also, early=True)
             known.late = Late(shared, each(lambda turn: self._taken(shared, (totals,), nbytes, turn)), rooms)
         return self._remember(description, known)
 

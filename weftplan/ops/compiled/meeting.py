@@ -6,13 +6,19 @@ and its number is written last. What others have not written after some looks is
 in other ways, and goes on with another call. So a call ends soon whatever the others do, and decides nothing but that
 all is as it should be.
 
+What is written for others goes through the caches or past them. The latter takes a quarter longer where two processors
+have a cache in common, and a quarter of the time where they have none: each line that another one has read must be
+taken from it first. So some sums in a row are made in either way now and then, by all processes at once, and the others
+in the one that took less time.
+
 What is small travels in the first message, behind its head, and there is no second one. Of how a message begins only
 its second word is another one each time: the number of the exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -33,9 +39,19 @@ and said so; all is over."""
 
 _STAGE, _NUMBER, _FIRST = 0, 1, 2
 _SECOND = _FIRST + HEAD // 8
-_SHOW, _ADD, _TAKE, _LENGTH, _OWN, _COUNT, _OTHERS = range(_SECOND + HEAD // 8, _SECOND + HEAD // 8 + 7)
+_SHOW, _ADD, _TAKE, _LENGTH, _OWN, _PAST, _SPENT, _TRIAL, _TIMES = range(_SECOND + HEAD // 8, _SECOND + HEAD // 8 + 9)
+_COUNT = _TIMES + 2
+_OTHERS = _COUNT + 1
 """Words of a call: how far it has come; the number of the first of its two messages, and how they begin; the tables of
-pieces; the bytes of the first message; the own slots; the number of others, and the slots of each."""
+pieces; the bytes of the first message; the own slots; whether what others read is written past the caches; what the
+steps have taken so far, without the waits; the number of the last trial, and the least that sums have taken in it
+through the caches and past them; the number of others, and the slots of each."""
+
+_TRIALS, _FIRST_TRIALS, _TRIED = 8, 5, 3
+"""Binary logarithms: exchanges from one trial to the next, the same among the first so many exchanges, and those of a
+trial: half of them in either way."""
+_NEVER = 1 << 40
+"""What takes so long has not been tried."""
 
 _SPINS, _LOOKS = 64, 300
 """Looks at a message before others may have the core between two, and looks in all: some hundred microseconds."""
@@ -74,16 +90,19 @@ class MeetingSum:
 
         def functions(_: object) -> list[Function]:
             made = [
-                pieces_function(step, scalar, pieces.terms, pieces.targets, local=True)
+                pieces_function(f"{step}{kind}", scalar, pieces.terms, pieces.targets, local=True, past=bool(kind))
                 for step, pieces in steps.items()
+                for kind in ("", "_past")[: 1 if take is None or step == "take" else 2]
             ]
-            return [_meeting(scalar, *made), *made]
+            return [_meeting(scalar, {function.name: function for function in made}), *made]
 
         self._entry = library(f"meeting-{name}-{scalar}", functions, ("meeting",))["meeting"]
         self._keeps: tuple[object, ...] = show, add, take
         self._words = np.zeros(_OTHERS + len(slots), np.int64)
         self._words[_SHOW:_TAKE] = show.start, add.start
-        self._words[_TAKE:] = take.start if take else 0, HEAD + nbytes, own, len(slots), *slots
+        self._words[_TAKE : _OWN + 1] = take.start if take else 0, HEAD + nbytes, own
+        self._words[_TRIAL:_COUNT] = -1, _NEVER, _NEVER
+        self._words[_COUNT:] = len(slots), *slots
         self.messages = len(steps) - 1
         words = np.frombuffer(heads, np.int64)
         self._words[_FIRST : _FIRST + words.size] = words
@@ -168,27 +187,75 @@ class MessageSum(MeetingSum):
         return super().begin(number, sequence)
 
 
-def _meeting(scalar: str, show: Function, add: Function, take: Function | None = None) -> Function:
+def _meeting(scalar: str, steps: dict[str, Function]) -> Function:
     f = Function("meeting", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     f.declare("declare void @llvm.x86.sse2.pause()")
     f.declare("declare i32 @sched_yield()")
+    f.declare("declare i64 @llvm.readcyclecounter()")
+    take = steps.get("take")
     first = f.word("%words", _NUMBER)
     second = f.value(f"add i64 {first}, 1")
     with f.when(f.compare("eq", f.word("%words", _STAGE), NEW)):
-        f.call(show, f.pointer("%words", _SHOW))
+        if take is not None:
+            _choose_way(f)
+        with _timed(f):
+            _write(f, steps, "show", _SHOW)
         _tell(f, first, _FIRST, f.word("%words", _LENGTH))
         f.keep(BEGUN, "%words", _STAGE)
     with f.when(f.compare("eq", f.word("%words", _STAGE), BEGUN)), f.when(_all_here(f, first, _FIRST)):
-        f.call(add, f.pointer("%words", _ADD))
+        with _timed(f):
+            _write(f, steps, "add", _ADD)
         if take is not None:
             _tell(f, second, _SECOND, HEAD)
         f.keep(DONE if take is None else TOLD, "%words", _STAGE)
     if take is None:
         return f
     with f.when(f.compare("eq", f.word("%words", _STAGE), TOLD)), f.when(_all_here(f, second, _SECOND)):
-        f.call(take, f.pointer("%words", _TAKE))
+        with _timed(f):
+            f.call(take, f.pointer("%words", _TAKE))
+        with f.when(_in_trial(f)):
+            least = f.add(_TIMES, f.word("%words", _PAST))
+            f.keep(f.smaller(f.word("%words", least), f.word("%words", _SPENT)), "%words", least)
         f.keep(DONE, "%words", _STAGE)
     return f
+
+
+def _choose_way(f: Function) -> None:
+    """Say whether what others read is to be written past the caches, in this sum."""
+    sequence = f.word("%words", _FIRST + 1)
+    trial = f.value(f"lshr i64 {sequence}, {_FIRST_TRIALS}")
+    with f.when(f.compare("ne", f.word("%words", _TRIAL), trial)), f.when(_in_trial(f)):
+        f.keep(trial, "%words", _TRIAL)
+        f.keep(_NEVER, "%words", _TIMES)
+        f.keep(_NEVER, "%words", _TIMES + 1)
+    through, past = (f.word("%words", _TIMES + way) for way in range(2))
+    better = f.value(f"and i1 {f.compare('slt', past, through)}, {f.compare('slt', through, _NEVER)}")
+    tried = f.value(f"and i64 {f.value(f'lshr i64 {sequence}, {_TRIED - 1}')}, 1")
+    f.keep(f.choose(_in_trial(f), tried, f.choose(better, 1, 0)), "%words", _PAST)
+    f.keep(0, "%words", _SPENT)
+
+
+def _in_trial(f: Function) -> str:
+    sequence = f.word("%words", _FIRST + 1)
+    period = f.choose(f.compare("slt", sequence, 1 << _TRIALS), (1 << _FIRST_TRIALS) - 1, (1 << _TRIALS) - 1)
+    within = f.value(f"and i64 {sequence}, {period}")
+    return f.compare("slt", within, 1 << _TRIED)
+
+
+def _write(f: Function, steps: dict[str, Function], name: str, table: int) -> None:
+    """Make a step whose results others read, in the way that was chosen."""
+    past, pieces = f.word("%words", _PAST), f.pointer("%words", table)
+    for way, function in enumerate([steps[one] for one in (name, f"{name}_past") if one in steps]):
+        with f.when(f.compare("eq", past, way)):
+            f.call(function, pieces)
+
+
+@contextlib.contextmanager
+def _timed(f: Function) -> Iterator[None]:
+    begin = f.value("call i64 @llvm.readcyclecounter()")
+    yield
+    spent = f.sub(f.value("call i64 @llvm.readcyclecounter()"), begin)
+    f.keep(f.add(f.word("%words", _SPENT), spent), "%words", _SPENT)
 
 
 def _slot(f: Function, slots: str, number: str) -> str:

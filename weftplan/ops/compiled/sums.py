@@ -180,14 +180,25 @@ def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Cal
     return total
 
 
-def pieces_function(name: str, scalar: str, terms: int, targets: int, *, local: bool = False) -> Function:
-    """The first word is the number of pieces, each of which has (bytes, addresses…)."""
+def pieces_function(
+    name: str, scalar: str, terms: int, targets: int, *, local: bool = False, past: bool = False
+) -> Function:
+    """The first word is the number of pieces, each of which has (bytes, addresses…).
+
+    ``past``: what the first target gets goes past the caches; it begins anywhere.
+    """
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8), local=local)
     width = 1 + terms + targets
     with f.loop(0, f.word("%words", 0)) as number:
         piece = f.at("%words", f.add(f.mul(number, 8 * width), 8))
         nbytes, *places = f.word(piece), *(f.pointer(piece, 1 + i) for i in range(terms + targets))
-        _each_line(f, 0, nbytes, _total(f, places[:terms], 1), places[terms:], past=False)
+        total, outs = _total(f, places[:terms], 1), places[terms:]
+        head: Value = 0
+        if past:
+            start = f.value(f"ptrtoint ptr {outs[0]} to i64")
+            head = f.smaller(f.value(f"and i64 {f.sub(0, start)}, {LINE - 1}"), nbytes)
+            _masked(f, 0, f.value(f"sdiv exact i64 {head}, {f.size}"), total, outs)
+        _each_line(f, head, nbytes, total, outs, past=past)
     return f
 
 
@@ -236,16 +247,24 @@ def _each_line(
     *,
     past: bool,
 ) -> None:
-    """Store ``value`` of every line to all ``outs``; what is left at the end goes through a mask."""
+    """Store ``value`` of every line to all ``outs``, with ``past`` to the first one past the caches; what is left at the
+    end goes through a mask."""
     whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
         found = value(lambda pointer: f.load(f.at(pointer, offset)))
         for out in outs:
-            (f.store_past if past else f.store)(found, f.at(out, offset))
-    with f.when(f.compare("sgt", left, 0)):
-        mask = f.mask_below(left)
-        found = value(lambda pointer: f.load_masked(f.at(pointer, whole), mask))
-        for out in outs:
-            f.store_masked(found, f.at(out, whole), mask)
+            (f.store_past if past and out == outs[0] else f.store)(found, f.at(out, offset))
+    _masked(f, whole, left, value, outs)
     if past:
         f.fence()
+
+
+def _masked(
+    f: Function, offset: Value, count: str, value: Callable[[Callable[[str], str]], str], outs: Sequence[str]
+) -> None:
+    """Store ``value`` of less than a line to all ``outs``."""
+    with f.when(f.compare("sgt", count, 0)):
+        mask = f.mask_below(count)
+        found = value(lambda pointer: f.load_masked(f.at(pointer, offset), mask))
+        for out in outs:
+            f.store_masked(found, f.at(out, offset), mask)
