@@ -11,6 +11,8 @@ import weftplan as mx
 from weftplan.ops import joined, registry
 from weftplan.ops.schema import OpContext, TensorSpec
 from weftplan.planner import PlanOptions, plan_symbol
+from weftplan.planner.symbolic import differentiate
+from weftplan.symbol.traversal import depth_first_order
 
 
 def operators(net: Any, grad_req: str = "null", **options: Any) -> list[str]:
@@ -47,6 +49,37 @@ def test_training_joins_batch_norm_in_both_directions():
     found = operators(layers(activation), "write")
     assert found.count("BatchNorm+relu") == found.count("_backward_BatchNorm+relu") == 1
     assert found.count("Activation") == found.count("_backward_Activation") == 1
+
+
+def residual(blocks: int) -> Any:
+    """Blocks of which every second one starts from what others read too; means that are read; a relu of the sum."""
+    net = mx.sym.Variable("x")
+    for k in range(blocks):
+        norm = mx.sym.BatchNorm(net, name=f"b{k}", fix_gamma=False, output_mean_var=k % 3 == 1)
+        right = activation(norm[0], f"r{k}")
+        right = mx.sym.Convolution(right, kernel=(3, 3), pad=(1, 1), num_filter=3, name=f"c{k}")
+        left = mx.sym.broadcast_add(net, mx.sym.reshape(norm[1], shape=(1, 3, 1, 1))) if k % 3 == 1 else net
+        net = mx.sym.relu(left + right) if k % 2 else right + left
+    return net
+
+
+@pytest.mark.parametrize("grad_req", ["null", "write", "add"])
+@pytest.mark.parametrize("made", [lambda: layers(activation), lambda: residual(7), lambda: mx.models.get("resnet18")])
+def test_the_order_after_joining_is_the_depth_first_one(made: Any, grad_req: str, monkeypatch: pytest.MonkeyPatch):
+    """Where joining says that it knows the order, a walk from the heads finds the same."""
+    seen = []
+
+    def joining(*given: Any, join: Any = differentiate.join) -> Any:
+        entries, count, order = join(*given)
+        seen.append((count, order is not None))
+        assert order is None or order == depth_first_order(entry.node for entry in entries)
+        return entries, count, order
+
+    monkeypatch.setattr(differentiate, "join", joining)
+    net = made()
+    plan_symbol(net, {net.list_arguments()[0]: (2, 3, 224, 224)}, grad_req=grad_req)
+    assert [known for count, known in seen if count] == [True] or grad_req == "null"
+    assert seen
 
 
 def normalized(**more: Any) -> Any:

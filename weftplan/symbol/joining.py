@@ -19,7 +19,7 @@ from weftplan.ops.nn.batch_norm import NORM
 from weftplan.ops.schema import Op
 from weftplan.symbol.gradient import INHERITED
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import all_followed, redirect
+from weftplan.symbol.traversal import Order, all_followed, positions, redirect
 
 ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
 """Attributes in which two nodes must agree to become one."""
@@ -30,8 +30,14 @@ NORMALIZED = "__norm__"
 """The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
 
 
-def join(entries: Sequence[Entry], order: Sequence[Node], given: Container[Node]) -> tuple[list[Entry], int]:
-    """(entries of a graph in which such pairs are one node, number of pairs).
+def join(
+    entries: Sequence[Entry], order: Sequence[Node], given: Container[Node]
+) -> tuple[list[Entry], int, Order | None]:
+    """(entries of a graph in which such pairs are one node, number of pairs, its depth-first order where it is known).
+
+    A joined node has the place of its layer, or of its gradient, in that order: it needs first what they needed first,
+    and all else that gradients read is in the forward part, which comes before. Only a convolution with a batch norm
+    behind it needs its bias later than before.
 
     Args:
         order: the depth-first order of ``entries``.
@@ -39,7 +45,7 @@ def join(entries: Sequence[Entry], order: Sequence[Node], given: Container[Node]
     """
     candidates = [node for node in order if _may_follow(node)]
     if not candidates:
-        return list(entries), 0
+        return list(entries), 0, None
     norms = [node for node in candidates if node.op is not None and node.op.name == "BatchNorm"]
     uses = _uses(entries, order, {*(node.inputs[0][0] for node in candidates), *norms})
     behind: dict[Node, list[Node]] = {}  # node -> those that it must precede: its gradients
@@ -69,8 +75,9 @@ def join(entries: Sequence[Entry], order: Sequence[Node], given: Container[Node]
     layers = {layer: relu for layer, relu in layers.items() if gone.issuperset(behind.get(relu, ()))}
     count = len(layers) + len(inner) + len(before_norm)
     if not count:
-        return list(entries), 0
-    return _rebuilt(entries, order, given, layers=layers, inner=inner, before_norm=before_norm), count
+        return list(entries), 0, None
+    made, places = _rebuilt(entries, order, given, layers=layers, inner=inner, before_norm=before_norm)
+    return made, count, None if before_norm else positions(places)
 
 
 def _may_follow(node: Node) -> bool:
@@ -113,10 +120,12 @@ def alike(a: Node, b: Node) -> bool:
 def _rebuilt(
     entries: Sequence[Entry], order: Sequence[Node], given: Container[Node], *, layers: dict[Node, Node],
     inner: dict[Node, Node], before_norm: dict[Node, Node],
-) -> list[Entry]:  # fmt: skip
+) -> tuple[list[Entry], list[Node]]:  # fmt: skip
+    """(the entries, the nodes in the order of those in whose place they are)."""
     gone = {*layers.values(), *inner.values(), *before_norm.values()}
     moved: dict[Node, Node] = {}
     known: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share their parameters
+    places: list[Node] = []
 
     def one(op: Op, name: str, main: Node, *, inputs: list[Entry], other: Node, more: dict[str, str]) -> Node:
         controls = dict.fromkeys(moved.get(dep, dep) for dep in (*main.control_deps, *other.control_deps))
@@ -132,8 +141,11 @@ def _rebuilt(
 
     for node in order:
         op = node.op
-        if op is None or node in gone:
+        if node in gone:
             continue  # a relu was met with its layer; others will be with what they feed
+        if op is None:
+            places.append(node)
+            continue
         relu, before, first = layers.get(node), inner.get(node), before_norm.get(node)
         if first is not None:
             params = known.setdefault((id(first.params), id(node.params)), {**first.params, NORM: node.params})
@@ -158,4 +170,5 @@ def _rebuilt(
             moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
         elif not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
             redirect(node, all_followed(node.inputs, moved), moved, given)
-    return all_followed(entries, moved)
+        places.append(moved.get(node, node))
+    return all_followed(entries, moved), places

@@ -100,6 +100,11 @@ def depth_first_order(
     return order, state
 
 
+def positions(nodes: list[Node]) -> Order:
+    """Nodes that are in order with their positions."""
+    return nodes, dict(zip(nodes, range(len(nodes)), strict=True))
+
+
 def split_variables(order: Iterable[Node]) -> tuple[list[Node], list[Node]]:
     """(arguments, auxiliary states) among ``order``: a state is a variable that some operator writes to."""
     written: set[Node] = set()

@@ -113,9 +113,9 @@ def differentiate(
     found: Order | None = None
     if options.fusion and options.compat == "none" and context.is_host and not group2ctx:
         found = depth_first_order((entry[0] for entry in entries), PlanError, forward)
-        entries, joined = join(entries, found[0], gradients.given)
+        entries, joined, after = join(entries, found[0], gradients.given)
         if joined:
-            found = None
+            found = after
         passes.append(joined_layers(joined))
     where: dict[Node, Context] = {}
     if group2ctx or variable_contexts:
