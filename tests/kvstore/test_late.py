@@ -43,10 +43,10 @@ def run(first, end):
 """
 
 
-def runs(folder: Path, count: int, body: str, *, ends_well: int | None = None) -> None:
+def runs(folder: Path, count: int, body: str, *, ends_well: int | None = None, **variables: str) -> None:
     """A piece of Python behind :data:`LOOP`; ``ends_well``: so many ranks come to its end, where others die."""
     body = LOOP + textwrap.dedent(body) + 'print("has come to its end", flush=True)\n'
-    done = run_ranks(folder, count, body, ok=ends_well is None)
+    done = run_ranks(folder, count, body, ok=ends_well is None, **variables)
     assert done.stdout.count("has come to its end") == (ends_well or count), done.stdout + done.stderr
 
 
@@ -245,6 +245,57 @@ def test_a_child_has_its_own(tmp_path: Path):
         assert os.waitpid(child, 0)[1] == 0
         stored(49)
         """,
+    )
+
+
+@shares_memory
+@pytest.mark.parametrize("seed", [1, 2])
+def test_interrupts_at_random_moments(tmp_path: Path, seed: int):
+    """Ctrl-C leaves an exchange made or not made: what was pushed is summed everywhere and is what is stored, what was
+    not can be pushed again, and nobody waits for ever."""
+    runs(
+        tmp_path,
+        2,
+        """
+        import random, threading
+        chance, calm, over, hits, late = random.Random(f"{os.environ['SEED']} {rank}"), True, False, 0, 0
+        def interrupted(number, frame):
+            global hits
+            if not calm:
+                hits += 1
+                raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, interrupted)
+        def interrupt():
+            while not over:
+                time.sleep(chance.random() ** 2 * 0.004)
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        run(0, 8)
+        threading.Thread(target=interrupt, daemon=True).start()
+        step_number, begun = 0, time.monotonic()
+        # Whoever is interrupted pushes what it has not pushed, so all come to the same number of exchanges.
+        while step_number < int(os.environ["STEPS"]):
+            before = kv._group.sequence
+            try:
+                calm = False
+                step(step_number)
+                calm = True
+            except KeyboardInterrupt:
+                calm = True
+                mx.nd.waitall()
+                if kv._group.sequence == before:
+                    continue
+                assert kv._group.sequence == before + 1
+                late += is_late()
+                if chance.random() < 0.3:
+                    stored(step_number)
+            calm = True
+            step_number += 1
+        over = True
+        stored(step_number - 1)
+        assert hits > 20 and late > 5, (hits, late)
+        """,
+        SEED=str(seed),
+        STEPS="3000",
     )
 
 

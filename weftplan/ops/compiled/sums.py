@@ -247,8 +247,8 @@ def _each_line(
     *,
     past: bool,
 ) -> None:
-    """Store ``value`` of every line to all ``outs``, with ``past`` to the first one past the caches; what is left at the
-    end goes through a mask."""
+    """Store ``value`` of every line to all ``outs``, with ``past`` to the first one past the caches; the rest of a line
+    goes through a mask."""
     whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
         found = value(lambda pointer: f.load(f.at(pointer, offset)))
