@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -57,6 +58,33 @@ def test_absent_modules_say_what_to_use(name: str):
         found: object = weftplan
         for part in path.split(".")[1:]:
             found = getattr(found, part)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, place in weftplan._LAZY.items() if ":" not in place))
+def test_modules_can_be_imported_by_mxnets_names(name: str):
+    """``import weftplan.io`` gives the module that the attribute is, which keeps its own name and spec."""
+    module = importlib.import_module(f"weftplan.{name}")
+    assert module is getattr(weftplan, name)
+    assert module.__spec__ is not None
+    assert module.__spec__.name == module.__name__
+    assert importlib.import_module(module.__name__) is module
+
+
+def test_names_can_be_imported_from_mxnets_modules():
+    """The line with which many of MXNet's scripts begin; a class has one identity under both names."""
+    namespace: dict[str, object] = {}
+    exec("from weftplan.io import DataBatch, NDArrayIter\nfrom weftplan.metric import Accuracy", namespace)
+    assert namespace["DataBatch"] is weftplan.io.DataBatch
+    assert namespace["Accuracy"] is weftplan.metric.Accuracy
+
+
+@pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
+def test_imports_of_absent_modules_say_what_to_use(name: str):
+    """``import weftplan.gluon`` says what the attribute says; a module that nobody knows is just not there."""
+    with pytest.raises(ModuleNotFoundError, match=f"weftplan has no {name} on purpose: "):
+        importlib.import_module(f"weftplan.{name}")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'weftplan\.nonsense'"):
+        importlib.import_module("weftplan.nonsense")
 
 
 def test_a_lazy_name_without_a_module_is_absent(monkeypatch: pytest.MonkeyPatch):

@@ -6,13 +6,14 @@ plans memory never starts a thread, and an optional package that is missing brea
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weftplan import config
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from weftplan.errors import MXNetError, did_you_mean
-from weftplan.late_imports import late_import
+from weftplan.late_imports import ImportsOfAttributes, late_import
 
 if TYPE_CHECKING:
     from weftplan import device as context
@@ -133,4 +134,6 @@ def _own(module: Any, name: str) -> bool:
     return not name.startswith("_") and getattr(vars(module)[name], "__module__", "") == module.__name__
 
 
+# as in ``from weftplan.io import DataBatch``
+sys.meta_path.append(ImportsOfAttributes(__name__, {name for name in _LAZY if ":" not in _LAZY[name]}, _ABSENT))
 config.check_environment()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import weftplan.locks  # noqa: F401  # registers its hooks of forks before those below: before a fork the last comes first
 
@@ -56,6 +58,46 @@ def _import_without_interrupt(module: str) -> ModuleType:
             signal.signal(signal.SIGINT, handler)
         if held:
             handler(signal.SIGINT, held[-1])
+
+
+class ImportsOfAttributes:
+    """A finder for ``sys.meta_path``: ``import package.name`` gives the module that the attribute ``name`` stands for.
+
+    It comes last, and so is asked only for what is no file of the package.
+
+    Args:
+        package: the full name of the package, which is imported already.
+        names: attributes of it that are modules.
+        absent: names of modules that are not there on purpose -> what to use instead.
+    """
+
+    def __init__(self, package: str, names: Collection[str], absent: Mapping[str, str]) -> None:
+        self._package, self._names, self._absent = package, names, absent
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """A spec for one of the names.
+
+        Raises:
+            ModuleNotFoundError: it is absent on purpose.
+        """
+        package, _, name = fullname.rpartition(".")
+        if package != self._package:
+            return None
+        if name in self._absent:
+            raise ModuleNotFoundError(f"{package} has no {name} on purpose: {self._absent[name]}", name=fullname)
+        return ModuleSpec(fullname, cast(Any, self)) if name in self._names else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module, which has run already."""
+        module: ModuleType = getattr(sys.modules[self._package], spec.name.rpartition(".")[2])
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back, in whose place the interpreter has put the one of its other name."""
+        spec = module.__spec__
+        assert spec is not None
+        module.__spec__ = spec.loader_state
 
 
 @contextmanager
