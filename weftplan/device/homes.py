@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from weftplan.device.context import Context
 from weftplan.device.sizes import parse_bytes
@@ -60,6 +61,7 @@ class Link:
         return f"{self.bandwidth / 1e9:.1f} GB/s, {self.latency * 1e6:.0f} µs"
 
 
+@lru_cache(maxsize=16)
 def parse(text: str) -> tuple[HomeSpec, ...]:
     """The homes that a setting lists, in order; ``true`` and ``1``: ``host``; ``false``, ``0`` and no text: none.
 

@@ -128,8 +128,11 @@ def _size(
     found, program, choices = _sized(differentiated(options), shapes, dtypes, options=options)
     if options.compat == "paddle":
         program = program.in_order(breadth_first(program))
-    apart = partial(_size, differentiated, options.replace(fusion=False), shapes, dtypes) if found.joined else None
-    return SizedGraph(found, program, options, choices, apart)
+
+    def apart() -> SizedGraph:
+        return _size(differentiated, options.replace(fusion=False), shapes, dtypes)
+
+    return SizedGraph(found, program, options, choices, apart if found.joined else None)
 
 
 @dataclass(eq=False)
