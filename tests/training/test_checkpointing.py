@@ -27,11 +27,17 @@ def test_optimizers_that_remember_more_than_arrays(tmp_path, optimizer):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"kvstore": "local"}, {"compression_params": {"type": "2bit", "threshold": 0.01}}, {"micro_batches": 2}],
-    ids=["device", "local", "compression", "micro"],
+    [
+        {},
+        {"kvstore": "local"},
+        {"kvstore": None},
+        {"compression_params": {"type": "2bit", "threshold": 0.01}},
+        {"micro_batches": 2},
+    ],
+    ids=["device", "local", "apart", "compression", "micro"],
 )
 def test_two_devices(tmp_path, settings):
-    """Each device has statistics of its own, and a store that compresses remembers what it has not sent."""
+    """Devices have statistics of their own, without a store parameters, too; one that compresses has residuals."""
     assert run(tmp_path / "run", stop=6, every=2, devices=2, **settings) is None
     same(run(tmp_path / "run", resume=True, every=2, devices=2, **settings), run(devices=2, **settings))
 

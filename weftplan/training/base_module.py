@@ -120,7 +120,7 @@ class BaseModule(Constructed):
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Give every context the same auxiliary states: their average. ``fit`` does so after each epoch."""
+        """Give every context the average of what differs between them. ``fit`` does so after each epoch."""
 
     def _expect(
         self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool

@@ -243,9 +243,14 @@ class ExecutorGroup:
         for executor in self.executors:
             executor.copy_params_from(arg_params, aux_params, allow_extra_params=True, allow_missing=True)
 
-    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """Copies on the host: parameters of the first context (all hold the same), auxiliary states averaged."""
-        args = {n: arrays[0].copyto(_HOST) for n, arrays in zip(self.param_names, self.param_arrays, strict=True)}
+    def get_params(self, *, apart: bool = False) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """Copies on the host: auxiliary states averaged, and parameters of the first context, since all hold the same.
+
+        Args:
+            apart: the contexts hold parameters of their own, which are averaged, too.
+        """
+        held = [arrays if apart else arrays[:1] for arrays in self.param_arrays]
+        args = {n: _average(arrays) for n, arrays in zip(self.param_names, held, strict=True)}
         aux = {n: _average(arrays) for n, arrays in zip(self.aux_names, self.aux_arrays, strict=True)}
         return args, aux
 

@@ -421,14 +421,20 @@ class Module(BaseModule):
                 self._kvstore.replace(name, arrays[0])
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """(arg_params, aux_params) as copies on the host; auxiliary states are averaged over the contexts."""
+        """(arg_params, aux_params) as copies on the host; what differs between contexts is averaged over them."""
         self._need("get_params", binded=True, params=True)
-        return self.group.get_params()
+        return self.group.get_params(apart=self.apart)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the contexts train parameters of their own, because no store exchanges their gradients."""
+        return len(self.contexts) > 1 and self.optimizer_initialized and self._kvstore is None
 
     def synchronize(self) -> None:
         self._need("synchronize", binded=True, params=True)
-        if len(self.contexts) > 1 and self.aux_names:
-            self.group.set_params({}, self.group.get_params()[1])
+        if len(self.contexts) > 1 and (self.aux_names or self.apart):
+            args, aux = self.get_params()
+            self.group.set_params(args if self.apart else {}, aux)
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 

@@ -121,9 +121,11 @@ def listed_under(head: str, lines: Sequence[str]) -> str:
 
 def gather_module(module: Any, packer: Packer) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
     """(state, parameters, auxiliary states) of the Module that owns the parameters; arrays are copies on the host."""
-    args, aux = module.group.get_params()
+    args, aux = module.get_params()
     state: Plain = {}
-    if len(module.contexts) > 1 and module.aux_names:  # the contexts' own, since only their average is a parameter
+    if module.apart:  # the contexts' own, here and below, since only their average is a parameter
+        state["args"] = packer.value(dict(zip(module.param_names, module.group.param_arrays, strict=True)))
+    if len(module.contexts) > 1 and module.aux_names:
         state["aux"] = packer.value(dict(zip(module.aux_names, module.group.aux_arrays, strict=True)))
     if module.state_names:
         state["states"] = packer.value(dict(zip(module.state_names, module.group.state_arrays, strict=True)))
@@ -147,6 +149,7 @@ def restore_module(
     """Give a module what :func:`gather_module` has told; ``keep`` are attributes of its optimizer that stay as set."""
     module.set_params(dict(args), dict(aux))
     for key, names, targets in (
+        ("args", module.param_names, module.group.param_arrays),
         ("aux", module.aux_names, module.group.aux_arrays),
         ("states", module.state_names, module.group.state_arrays),
     ):
