@@ -135,3 +135,22 @@ def test_the_bar(caplog: pytest.LogCaptureFixture) -> None:
         for nbatch in (0, 1, 3, 9):
             bar(callbacks.BatchEndParam(0, nbatch, None))
     assert caplog.messages == ["[==------] 25%", "[====----] 50%", "[========] 100%", "[========] 100%"]
+
+
+def test_what_a_callback_is_told(module: mx.mod.Module) -> None:
+    """A named tuple, which scripts unpack; ``locals`` holds what they take from MXNet's: the module and its batch."""
+    told = []
+
+    def look(param: callbacks.BatchEndParam) -> None:
+        epoch, nbatch, metric, there = param
+        assert there is not None
+        assert there["self"] is module
+        assert there["data_batch"].data[0].shape[0] == metric.num_inst  # type: ignore[union-attr]
+        told.append((epoch, nbatch))
+        metric.reset()  # type: ignore[union-attr]
+
+    data = batches()
+    module.fit(data, num_epoch=1, eval_metric="acc", batch_end_callback=look)
+    data.reset()
+    module.score(data, "acc", batch_end_callback=look)
+    assert told == [(0, number) for number in range(len(told) // 2)] * 2

@@ -143,3 +143,13 @@ def test_weights_of_a_shape_that_does_not_suit(rule, shape, words):
     """The rule says what it needs and what came."""
     with pytest.raises(ParameterError, match=words):
         filled(rule, "a_weight", shape)
+
+
+def test_settings_of_one_by_name():
+    """``create`` hands settings to the class that it is told the name of, and to nothing else."""
+    array = mx.nd.zeros((2,))
+    mx.init.create("constant", value=3)(mx.init.InitDesc("a_weight"), array)
+    assert array.asnumpy().tolist() == [3, 3]
+    for made in (mx.init.One(), mx.init.One().dumps()):
+        with pytest.raises(ParameterError, match="takes no settings"):
+            mx.init.create(made, value=3)

@@ -156,3 +156,20 @@ def test_an_iterator_of_ones_own():
     assert (module._label_shapes, module._data_shapes) == (None, module.data_shapes)
     assert module.predict(Counting()).asnumpy().ravel().tolist() == [0, 0, 1, 1, 2, 2]
     assert module.score(Counting(), "loss") == [("loss", 1.0)]
+
+
+def test_names_of_arrays_in_a_list():
+    """The names that MXNet gives them, by which a network's inputs are called."""
+    arrays = [np.zeros((4, 2)), np.ones((4, 3))]
+    it = mx.io.NDArrayIter(arrays, arrays, batch_size=2)
+    assert [desc.name for desc in it.provide_data] == ["_0_data", "_1_data"]
+    assert [desc.name for desc in it.provide_label] == ["_0_softmax_label", "_1_softmax_label"]
+
+
+@pytest.mark.parametrize("array", [mx.nd.ones((2, 3)), np.ones((2, 3))])
+def test_a_batch_is_of_lists(array):
+    """One array in place of a list is refused; its rows would pass for arrays."""
+    with pytest.raises(ParameterError, match=r"data must be a list of arrays, got one array; write \[data\]"):
+        mx.io.DataBatch(array)
+    with pytest.raises(ParameterError, match=r"DataBatch: label must be a list of arrays"):
+        mx.io.DataBatch([array], label=array)

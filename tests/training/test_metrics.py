@@ -258,3 +258,14 @@ def test_a_metric_from_its_settings(metric):
     assert type(again) is type(metric)
     assert again.get_config() == metric.get_config()
     assert again.name == metric.name
+
+
+def test_shapes_that_metrics_of_ones_own_check():
+    """``check_label_shapes``, which metrics written for MXNet call first: numbers of arrays, or shapes of two."""
+    label, pred = mx.nd.ones((3,)), mx.nd.ones((3, 2))
+    assert mx.metric.check_label_shapes([label], [pred]) == ([label], [pred])
+    assert mx.metric.check_label_shapes(label, pred, wrap=True) == ([label], [pred])
+    with pytest.raises(ShapeError, match="Shape of labels 1 does not match shape of predictions 2"):
+        mx.metric.check_label_shapes([label], [pred, pred])
+    with pytest.raises(ShapeError, match=r"Shape of labels \(3,\) does not match shape of predictions \(3, 2\)"):
+        mx.metric.check_label_shapes(label, pred, shape=True)

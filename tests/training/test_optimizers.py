@@ -369,3 +369,15 @@ def test_checkpoints_under_mxnets_name(tmp_path):
     again, args, aux = mx.model.load_checkpoint(tmp_path / "net", 3)
     assert (again.list_arguments(), list(args), aux) == (symbol.list_arguments(), ["fc_weight"], {})
     assert list(mx.model.load_params(tmp_path / "net", 3)[0]) == ["fc_weight"]
+
+
+def test_states_of_an_updater_without_its_optimizer():
+    """``get_states(dump_optimizer=False)``, as MXNet's scripts say it; a pickle of the optimizer is refused."""
+    updater = mx.optimizer.get_updater(mx.optimizer.Adam())
+    weight = mx.nd.ones((2,))
+    updater(0, weight * 0.5, weight)
+    other = mx.optimizer.get_updater(mx.optimizer.Adam())
+    other.set_states(updater.get_states(dump_optimizer=False))
+    assert [a.asnumpy().tolist() for a in other.states[0]] == [a.asnumpy().tolist() for a in updater.states[0]]
+    with pytest.raises(KVStoreError, match="dump_optimizer=True would need a pickle"):
+        updater.get_states(dump_optimizer=True)

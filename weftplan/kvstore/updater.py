@@ -89,14 +89,16 @@ class Updater:
                 f"states of the same optimizer, settings and network, or start without"
             )
 
-    def get_states(self) -> bytes:
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
         """All states as bytes (an ``.npz`` archive with a JSON description of the structure).
 
         How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
 
         Raises:
-            KVStoreError: a state is something else than :data:`State` says.
+            KVStoreError: a state is something else than :data:`State` says, or ``dump_optimizer``.
         """
+        if dump_optimizer:
+            raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
         arrays: dict[str, Any] = {}
         layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in list(self.states.items())]
         buffer = io.BytesIO()

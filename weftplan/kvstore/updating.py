@@ -54,9 +54,7 @@ class UpdatingStore(KVStoreBase):
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the optimizer's states to ``fname`` (whole or not at all)."""
-        if dump_optimizer:
-            raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
-        states = self._states().get_states()
+        states = self._states().get_states(dump_optimizer)
         with replacing(fname) as file:
             file.write(states)
 

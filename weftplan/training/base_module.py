@@ -338,7 +338,7 @@ class BaseModule(Constructed):
                 break
             self.forward(batch, is_train=False)
             self.update_metric(metric, batch.label, pad=getattr(batch, "pad", None) or 0)
-            call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self}))
+            call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self, "data_batch": batch}))
         call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
         return metric.get_name_value()
 

@@ -11,9 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from weftplan.keywords import Constructed, known_keywords
 from weftplan.training.checkpoint import save_checkpoint
@@ -48,9 +47,8 @@ def call(callbacks: Callbacks, *args: Any) -> None:
         callback(*args)
 
 
-@dataclass(slots=True)
-class BatchEndParam:
-    """What a batch-end callback is told."""
+class BatchEndParam(NamedTuple):
+    """What a batch-end callback is told; ``locals`` holds the module (``self``) and its batch (``data_batch``)."""
 
     epoch: int
     nbatch: int

@@ -172,7 +172,7 @@ class Fitting(ResumableRun):
             data = getattr(batch, "data", None)  # a batch of somebody's own need not have it
             samples = data[0].shape[0] if data else 0
             self._display.batch(self.epoch, number, samples, pairs)
-            param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module})
+            param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module, "data_batch": batch})
             try:
                 call(self._batch_end_callback, param)
             except KeyboardInterrupt:

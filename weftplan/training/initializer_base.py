@@ -139,21 +139,28 @@ Rule = Callable[[InitDesc, NDArray], None]
 """Anything that fills an array for a parameter: an initializer, or a function."""
 
 
-def create(spec: Any) -> Rule:
+def create(spec: Any, **settings: Any) -> Rule:
     """An initializer from itself, a class alias (``"xavier"``) or the JSON text of :meth:`Initializer.dumps`.
 
     A function of (description, array) is one, too.
+
+    Args:
+        settings: of the class, where ``spec`` is its alias.
 
     Raises:
         ParameterError: unknown name or setting, or something else.
 
     >>> create('["Constant", {"value": 0.25}]')
     Constant(value=0.25)
+    >>> create("constant", value=0.25)
+    Constant(value=0.25)
     """
+    if settings and (not isinstance(spec, str) or spec.lstrip().startswith("[")):
+        raise ParameterError(f"an initializer that is made already takes no settings, got {spec!r} and {settings}")
     if isinstance(spec, Initializer) or (callable(spec) and not isinstance(spec, type)):
         rule: Rule = spec
         return rule
-    name, kwargs = spec, {}
+    name, kwargs = spec, settings
     if not isinstance(spec, str):
         raise ParameterError(f"an initializer is an object of mx.init or a name such as 'xavier', got {spec!r}")
     if spec.lstrip().startswith("["):

@@ -85,6 +85,9 @@ class DataBatch(Constructed):
         provide_data: Sequence[DataDesc] | None = None,
         provide_label: Sequence[DataDesc] | None = None,
     ) -> None:
+        for what, given in (("data", data), ("label", label)):
+            if isinstance(given, (NDArray, np.ndarray)):  # whose rows would be taken for arrays
+                raise ParameterError(f"DataBatch: {what} must be a list of arrays, got one array; write [{what}]")
         self.data = list(data)
         self.label = [] if label is None else list(label)
         self.pad = pad
@@ -201,9 +204,9 @@ class NDArrayIter(DataIter):
     """Batches cut from arrays in memory.
 
     Args:
-        data: one array, a list (named ``data_0``, ``data_1``, …; one alone: ``data``) or a dictionary of arrays, NumPy
-            or NDArray, samples first. NumPy arrays of float64 or integers become float32, others are used as they lie,
-            without a copy (a ``numpy.memmap`` stays one); NDArrays keep their dtype.
+        data: one array, a list (named ``_0_data``, ``_1_data``, …; one alone: ``data``) or a dictionary of arrays,
+            NumPy or NDArray, samples first. NumPy arrays of float64 or integers become float32, others are used as they
+            lie, without a copy (a ``numpy.memmap`` stays one); NDArrays keep their dtype.
         label: the same for labels (default name ``softmax_label``), or None.
         batch_size: samples per batch.
         shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.
@@ -379,7 +382,7 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
     if isinstance(source, Mapping):
         pairs = list(source.items())
     elif isinstance(source, (list, tuple)):
-        names = [default] if len(source) == 1 else [f"{default}_{i}" for i in range(len(source))]
+        names = [default] if len(source) == 1 else [f"_{i}_{default}" for i in range(len(source))]
         pairs = list(zip(names, source, strict=True))
     else:
         raise ParameterError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.training.keyword_checks import construct
-from weftplan.training.metric_base import EvalMetric, Host, alias, as_list, host, register
+from weftplan.training.metric_base import EvalMetric, Host, alias, as_list, check_label_shapes, host, register
 from weftplan.training.metric_classes import (
     Accuracy,
     CrossEntropy,
@@ -40,6 +40,7 @@ __all__ = [
     "Perplexity",
     "TopKAccuracy",
     "alias",
+    "check_label_shapes",
     "create",
     "np",
     "register",

@@ -31,6 +31,21 @@ def as_list(values: Any) -> list[Any]:
     return [values] if isinstance(values, (NDArray, np.ndarray)) else list(values)
 
 
+def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool = False) -> tuple[Any, Any]:
+    """For a metric of one's own: (labels, predictions) as they are, or with ``wrap`` one array as a list of it.
+
+    Args:
+        shape: both are arrays, whose shapes are compared; else their lengths are.
+
+    Raises:
+        ShapeError: they differ.
+    """
+    found = tuple(value.shape if shape else len(value) for value in (labels, preds))
+    if found[0] != found[1]:
+        raise ShapeError(f"Shape of labels {found[0]} does not match shape of predictions {found[1]}")
+    return (as_list(labels), as_list(preds)) if wrap else (labels, preds)
+
+
 class EvalMetric(Constructed):
     """Base: a sum and a count; ``get()`` is their quotient (nan before the first update).
 
