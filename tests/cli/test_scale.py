@@ -101,6 +101,7 @@ def test_measured_links():
     # What an exchange of one key takes is shared between the two; on a busy machine the key may take all of it.
     assert found["links"]["fixed"] >= 0 <= found["links"]["per_key"]
     assert found["links"]["fixed"] + found["links"]["per_key"] > 0
+    assert found["links"]["per_byte"] == 0  # it is part of the bandwidth
     alone, pair, many = (row["seconds"] for row in found["steps"])
     assert alone == found["computation_s"]
     assert alone + found["links"]["fixed"] <= pair * (1 + 1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from math import ceil, log2
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,16 +177,13 @@ def test_a_key_costs_what_each_further_one_takes(monkeypatch, one, more, kind) -
         return making(values)
 
     class Store:
-        _rule, _stored, updaters = "the rule", {}, []
+        _rule, _stored, _group = "the rule", {}, SimpleNamespace(moving_s=0.0)
 
         def init(self, keys, values):
             self._stored.update(zip(keys, values, strict=True))
 
         def barrier(self):
             pass
-
-        def set_updater(self, updater):
-            self.updaters.append(updater)
 
         def pushpull(self, keys, values, outs):
             assert self._rule.cut([(key, 10**9, "f4") for key in range(100)]) == [list(range(100))]
@@ -197,11 +195,12 @@ def test_a_key_costs_what_each_further_one_takes(monkeypatch, one, more, kind) -
 
     monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(measured, "_making", slowly)
-    store, update = Store(), lambda key, merged, stored: None
+    monkeypatch.setattr(measured._Job, "slowest", lambda self, times: times)
+    store = Store()
     with engine.using(engine.create(kind)):
-        assert measured._of_keys(store, 3, update) == pytest.approx((one + more, more))
+        assert measured._of_keys(measured._Job(None, None, store), 3) == pytest.approx((one + more, more))
     assert set(counts) == {1, len(store._stored)}
-    assert (store._rule, store.updaters) == ("the rule", [update, None])
+    assert store._rule == "the rule"
 
 
 def test_the_slowest_counts_in_each_round(tmp_path) -> None:
@@ -221,36 +220,98 @@ def test_the_slowest_counts_in_each_round(tmp_path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("short", "fixed", "per_byte", "found"),
-    [
-        (1e-4, 3e-4, 1e-9, (1e-9, 3e-4)),  # a line, whatever a short message takes
-        (1e-4, 0.0, 1e-10, (1e-10, 1e-4)),  # at least as long as a short one
-        (1e-2, 1e-2, 1e-9, (1e-9, 1e-2)),  # lengthened until it stands out
-        (1e-4, 1e-3, 1e-9, (1e-9 + 6e-4 / (4 << 20), 4e-4)),  # what no short message explains is of the bytes
-    ],
-)
-def test_a_line_through_two_long_messages(monkeypatch, short, fixed, per_byte, found) -> None:
-    """Its slope is the bandwidth, its beginning what an exchange takes before data moves."""
-    monkeypatch.setattr(measured, "_least", lambda mpi, comm, value: value)
-    assert measured._line(None, None, short, lambda nbytes: fixed + per_byte * nbytes) == pytest.approx(found)
+def test_seconds_in_which_data_travel(tmp_path) -> None:
+    """Where MPI carries everything, they are a part of an exchange; what is measured is the same everywhere."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        from weftplan.kvstore.scaling import measure
+        value, out = mx.nd.ones((1 << 16,)), mx.nd.empty((1 << 16,))
+        kv.init("w", mx.nd.zeros((1 << 16,)))
+        before, start = kv._group.moving_s, time.perf_counter()
+        kv.pushpull("w", value, out)
+        out.wait_to_read()
+        assert 0 < kv._group.moving_s - before < time.perf_counter() - start
+        found = measure(kv, rounds=1)
+        assert found.per_byte >= 0 and 1 / found.outer.bandwidth > 0 and found.fixed >= 0, found
+        same = mx.nd.array([found.outer.bandwidth / 1e9, found.fixed, found.per_byte])
+        kv.init("same", mx.nd.zeros((3,)))
+        total = mx.nd.empty((3,))
+        kv.pushpull("same", same, total)
+        assert (total.asnumpy() == 2 * same.asnumpy()).all()
+        kv.barrier()
+        """,
+        WEFTPLAN_KVSTORE_SHARED_MEMORY="0",
+    )
 
 
-@pytest.mark.parametrize("noise", [0.3, 1.0, 1.9, 4.0])
-def test_a_line_through_noise_has_a_bandwidth(monkeypatch, noise) -> None:
-    """Where the longer message did not take longer, the bandwidth still is at most twice what it carried."""
-    monkeypatch.setattr(measured, "_least", lambda mpi, comm, value: value)
-    times = {}
+class Timed:
+    """A job whose exchanges take what a function of their bytes says: (seconds, those in which MPI carries data)."""
 
-    def timed(nbytes: int) -> float:
-        times[nbytes] = 0.01 * (noise if len(times) else 1.0)
-        return times[nbytes]
+    def __init__(self, takes, *, workers=2, shares_memory=False):
+        self.takes, self.rounds, self.sizes = takes, [], set()
+        self.store = SimpleNamespace(num_workers=workers, shares_memory=shares_memory)
 
-    per_byte, fixed = measured._line(None, None, 1e-4, timed)
-    twice = max(times)
-    assert times[twice] / (4 * (twice / 2)) <= per_byte <= times[twice] / twice
-    assert fixed >= 1e-4
-    assert fixed + per_byte * twice == pytest.approx(max(times[twice], 1e-4 + per_byte * twice))
+    def parts(self, works, rounds):
+        self.rounds.append(rounds)
+        self.sizes.update(works)
+        return [self.takes(nbytes) for nbytes in works]
+
+    def seconds(self, works, rounds):
+        return [took for took, _ in self.parts(works, rounds)]
+
+
+@pytest.fixture
+def exchanges(monkeypatch):
+    """An exchange is its bytes, for :class:`Timed`."""
+    monkeypatch.setattr(measured, "_exchange", lambda store, nbytes: nbytes)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_link_is_told_from_its_store(exchanges, workers) -> None:
+    """Whatever each of them takes, and what is predicted of other sizes is what they take."""
+    link, fixed, per_byte = Link(1e-4, 1e8, 2e-6), 3e-4, 5e-10
+
+    def takes(nbytes):
+        moved = seconds("one_step", nbytes, workers, Topology("", link, link, 1))
+        return fixed + nbytes * per_byte + moved, moved
+
+    found, beside = measured._of_bytes(Timed(takes, workers=workers), 3)
+    assert found.bandwidth == pytest.approx(link.bandwidth)
+    assert beside == pytest.approx(per_byte)
+    for nbytes in (1e6, 3e7):
+        topology = Topology("", found, found, 1, fixed=fixed, per_byte=beside)
+        assert seconds("one_step", nbytes, workers, topology) == pytest.approx(takes(nbytes)[0], rel=1e-2)
+
+
+def test_memory_that_all_share_is_the_link(exchanges) -> None:
+    """All that an exchange takes is of its bytes then."""
+    job = Timed(lambda nbytes: (1e-4 + nbytes / 2e9, 0.0), workers=4, shares_memory=True)
+    link, beside = measured._of_bytes(job, 3)
+    assert (link.latency, beside) == (0, 0)
+    assert link.bandwidth == pytest.approx(1.5 * 2e9)
+
+
+def test_exchanges_are_long_enough_and_quick_ones_are_repeated(exchanges) -> None:
+    """Until one stands out against a short one; for a second, but not for more than six times the rounds."""
+    quick = Timed(lambda nbytes: (1e-4 + nbytes / 1e9, nbytes / 1e9))
+    measured._of_bytes(quick, 3)
+    assert quick.sizes == {measured._SHORT, measured._LONG}
+    assert quick.rounds[-1] == 18
+    slow = Timed(lambda nbytes: (0.3 + nbytes / 1e7, nbytes / 1e7))
+    measured._of_bytes(slow, 3)
+    assert max(slow.sizes) == 32 << 20
+    assert slow.rounds[-1] == 3
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 4.0])
+def test_noise_has_a_bandwidth(exchanges, noise) -> None:
+    """Where a long exchange did not take longer, its bytes still take at least half of its time."""
+    job = Timed(lambda nbytes: (0.02, 0.01) if nbytes > measured._SHORT else (0.02 * noise, 0.01 * noise))
+    link, beside = measured._of_bytes(job, 3)
+    assert 0.005 <= measured._LONGEST / link.bandwidth <= 0.01
+    assert beside >= 0
 
 
 def test_compression_pays_on_slow_links_only() -> None:
@@ -261,6 +322,17 @@ def test_compression_pays_on_slow_links_only() -> None:
         packed = best_step(GRADIENTS, 0.03, 4, topology, compression=two)
         assert (packed.seconds < plain.seconds) is pays
         assert packed.algorithm == "gather"
+
+
+@pytest.mark.parametrize("workers", [2, 4096])
+def test_every_byte_costs_its_store_something(workers) -> None:
+    """As much over many workers as over two; nothing on links that are given."""
+    link = parse_topology("10gbe").outer
+    given, slow = (Topology("", link, link, 1, per_byte=each) for each in (0.0, 1e-9))
+    assert parse_topology("10gbe").per_byte == 0
+    for algorithm in ALGORITHMS:
+        more = seconds(algorithm, 1e6, workers, slow) - seconds(algorithm, 1e6, workers, given)
+        assert more == pytest.approx(1e-3)
 
 
 def test_thousands_of_workers_are_judged_quickly() -> None:

@@ -137,6 +137,7 @@ def command(
                         **asdict(topology.outer),
                         "fixed": topology.fixed,
                         "per_key": topology.per_key,
+                        "per_byte": topology.per_byte,
                         "how": links,
                     },
                     "computation_s": computation,
@@ -159,7 +160,8 @@ def command(
     if links != "given":
         said += (
             f" with links {links}: {topology.outer.latency * 1e6:,.0f} us, {topology.outer.bandwidth / 1e9:.3f} GB/s, "
-            f"{topology.fixed * 1e6:,.0f} us for an exchange without data, {topology.per_key * 1e6:,.0f} us for a key"
+            f"{topology.fixed * 1e6:,.0f} us for an exchange without data, {topology.per_key * 1e6:,.0f} us for a key, "
+            f"{topology.per_byte * 1e9:,.2f} ns for a byte beside its link"
         )
     click.echo("\n".join([*paragraph(said, width), "", *_rows(steps, width), "", *_curve(steps)]))
 

@@ -11,7 +11,8 @@ With P workers, S bytes, latency a, seconds a byte b and o seconds that a messag
 ``halving`` folds workers beyond a power of two into others first, which sends S twice more. ``one_step`` is what
 ``dist_sync`` does. On a link that all share, every worker's bytes go one after the other. On machines of several
 workers, parts are summed within each machine, each range is exchanged between machines, and the sums are handed round
-within; algorithms over all workers at once are tried, too. Additions count as nothing: they run while bytes arrive.
+within; algorithms over all workers at once are tried, too. Additions and copies take what was measured of them beside
+the links (:attr:`Topology.per_byte`). On links that are given they count as nothing: they can run while bytes arrive.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def seconds(algorithm: str, nbytes: float, workers: int, topology: Topology, key
     """
     if workers <= 1:
         return 0.0
-    return topology.fixed + keys * topology.per_key + _moving(algorithm, nbytes, workers, topology)
+    beside = topology.fixed + keys * topology.per_key + nbytes * topology.per_byte
+    return beside + _moving(algorithm, nbytes, workers, topology)
 
 
 def _moving(algorithm: str, nbytes: float, workers: int, topology: Topology) -> float:

@@ -36,6 +36,8 @@ class Topology:
 
     ``fixed``: seconds that each exchange takes before any data moves, where they have been measured, and ``per_key``
     those that each gradient takes beside it: to be pushed and pulled, and to update its weight where that is counted.
+    ``per_byte``: those of each byte of the gradients beside the links: shares are added up and results copied, on the
+    cores that workers have where it is measured; how many workers there are matters little. 0 where links are given.
     ``busy``: exchanges need the cores that compute, so that nothing is exchanged beside backward.
     """
 
@@ -45,6 +47,7 @@ class Topology:
     per_machine: int
     fixed: float = 0.0
     per_key: float = 0.0
+    per_byte: float = 0.0
     busy: bool = False
 
 
