@@ -10,6 +10,12 @@ from weftplan import engine, profiler
 from weftplan.profiler.recorder import recorder
 
 
+@pytest.fixture(autouse=True)
+def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the tests writes no trace at its end, whatever file a test has named."""
+    monkeypatch.setattr(profiler, "_named_by", 0)
+
+
 @pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator"])
 def driver(request: pytest.FixtureRequest, tmp_path: Path):
     """Each kind of engine with a stopped, empty profiler that writes to ``tmp_path / "trace.json"``."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from itertools import pairwise
@@ -328,3 +330,38 @@ def test_names_with_colons_are_kept_whole(driver):
             pass
     times = json.loads(profiler.dumps(format="json"))["Time"]
     assert {domain: sorted(names) for domain, names in times.items()} == {"a::b": ["c"], "a": ["b::c"], "a:": ["b:c"]}
+
+
+AT_EXIT = """
+import weftplan as mx
+mx.profiler.{config}
+mx.profiler.{state}
+(mx.nd.ones((2, 2)) + 1).wait_to_read()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "state", "end", "written"),
+    [
+        ("set_config(filename='t.json')", "set_state('run')", "mx.profiler.set_state('stop')", True),
+        ("set_config(filename='t.json')", "set_state('run')", "", True),
+        ("profiler_set_config(mode='all', filename='t.json')", "profiler_set_state('run')", "", True),
+        ("set_config(profile_all=True)", "set_state('run')", "mx.profiler.set_state('stop')", False),
+        ("set_config(filename='t.json')", "state()", "", False),
+        (
+            "set_config(filename='t.json')",
+            "set_state('run')",
+            "mx.profiler.dump(); import os; os.remove('t.json')",
+            False,
+        ),
+    ],
+    ids=["stopped", "running", "old names", "no file named", "nothing recorded", "dumped"],
+)
+def test_a_named_file_is_written_at_the_end_of_the_process(config, state, end, written, tmp_path: Path):
+    """As in MXNet, whose examples never call ``dump``; no file that nobody has named, and none a second time."""
+    code = AT_EXIT.format(config=config, state=state, end=end)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert [path.name for path in tmp_path.iterdir()] == (["t.json"] if written else [])
+    if written:
+        assert "_plus_scalar" in (tmp_path / "t.json").read_text()

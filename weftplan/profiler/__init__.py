@@ -16,6 +16,7 @@ Open the file at https://ui.perfetto.dev or in chrome://tracing. Off, the profil
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +38,11 @@ __all__ = [
     "Marker",
     "Task",
     "dump",
+    "dump_profile",
     "dumps",
     "pause",
+    "profiler_set_config",
+    "profiler_set_state",
     "resume",
     "set_config",
     "set_state",
@@ -60,6 +64,9 @@ _KNOWN = {
 }
 _config: dict[str, Any] = dict(_KNOWN)
 _state = "stop"
+_named_by = 0
+"""The process that has named a file, which it writes at its end unless it has been dumped."""
+_dumped = True
 _page: list[Callable[..., str]] = []
 """What draws the page; filled by the report layer."""
 
@@ -68,7 +75,8 @@ def set_config(**kwargs: Any) -> None:
     """Choose what is recorded and where it goes; MXNet's keys.
 
     Args:
-        filename: of the trace.
+        filename: of the trace. :func:`dump` writes it; one that is named here is also written when the process ends,
+            if something has been recorded since.
         profile_memory, profile_all: sample live bytes (``profile_all`` switches everything on).
         aggregate_stats: for :func:`dumps`; it works without, too.
         profile_symbolic, profile_imperative, profile_api, continuous_dump, dump_period, profile_process: accepted;
@@ -77,6 +85,7 @@ def set_config(**kwargs: Any) -> None:
     Raises:
         ParameterError: an unknown key, or a file name that is no path.
     """
+    global _named_by
     unknown = [key for key in kwargs if key not in _KNOWN]
     if unknown:
         hint = did_you_mean(unknown[0], _KNOWN)
@@ -85,6 +94,13 @@ def set_config(**kwargs: Any) -> None:
     if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
         raise ParameterError(f"profiler.set_config: filename must be the path of a file, got {name!r}")
     _config.update(kwargs)
+    if "filename" in kwargs:
+        _named_by = os.getpid()
+
+
+def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
+    """:func:`set_config` under its old name; whatever the mode, every operation is recorded."""
+    set_config(filename=filename, **{f"profile_{mode}": True})
 
 
 def state() -> str:
@@ -101,13 +117,14 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         ParameterError: another word.
         BaseException: on ``stop``, the failure of an operation that nobody has waited for.
     """
-    global _state
+    global _state, _dumped
     if state not in ("run", "stop"):
         raise ParameterError(f"profiler state must be 'run' or 'stop', got {state!r}")
     if state == "run" and _state == "stop":
         recorder.clear()
     if state == "run":
         recorder.start(memory=bool(_config["profile_memory"] or _config["profile_all"]))
+        _dumped = False
     else:
         try:
             if _state != "stop":
@@ -116,6 +133,9 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
             recorder.stop()
             _state = "stop"
     _state = state
+
+
+profiler_set_state = set_state
 
 
 def pause(profile_process: str = "worker") -> None:
@@ -136,9 +156,24 @@ def resume(profile_process: str = "worker") -> None:
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Write the trace to the configured file; ``finished`` also stops the profiler."""
+    global _dumped
     if finished and _state != "stop":
         set_state("stop")
     write_trace(recorder, Path(os.fspath(_config["filename"])))
+    _dumped = True
+
+
+def dump_profile() -> None:
+    """:func:`dump` under its old name."""
+    dump()
+
+
+@atexit.register
+def _dump_at_exit() -> None:
+    """Write what nobody has dumped: MXNet's own examples end with ``set_state("stop")``."""
+    if _named_by == os.getpid() and not _dumped:
+        recorder.stop()  # without a wait: the engine may have ended
+        dump(finished=False)
 
 
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:

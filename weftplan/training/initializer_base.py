@@ -150,9 +150,10 @@ def create(spec: Any, **settings: Any) -> Rule:
     Raises:
         ParameterError: unknown name or setting, or something else.
 
-    >>> create('["Constant", {"value": 0.25}]')
+    >>> import weftplan as mx
+    >>> mx.init.create('["Constant", {"value": 0.25}]')
     Constant(value=0.25)
-    >>> create("constant", value=0.25)
+    >>> mx.init.create("constant", value=0.25)
     Constant(value=0.25)
     """
     if settings and (not isinstance(spec, str) or spec.lstrip().startswith("[")):
