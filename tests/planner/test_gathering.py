@@ -10,7 +10,8 @@ import pytest
 import weftplan as mx
 from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.symbolic.chaining import MOST_LAYERS, ROWS
+from weftplan.planner.symbolic import infer
+from weftplan.planner.symbolic.gathering import MOST_LAYERS, ROWS
 
 BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
 
@@ -133,6 +134,31 @@ def test_what_is_left_alone():
     halves = plan_symbol(net, shapes, dict.fromkeys(net.list_arguments(), "float16"), grad_req="write")
     assert not any(node.op is SHARED_GRADIENT for node in halves.graph.nodes)
     assert not groups(*two_shapes())
+
+
+def test_shapes_are_solved_once(monkeypatch):
+    """Those of the forward part, before the graph is numbered; what is behind them, new nodes too, follows."""
+    solved = []
+
+    def complete(graph, stop, *known, solve=infer._complete):
+        solved.append(stop)
+        return solve(graph, stop, *known)
+
+    monkeypatch.setattr(infer, "_complete", complete)
+    for no_bias in (False, True):
+        net, shapes = recurrent(no_bias=no_bias)
+        planned = plan_symbol(net, shapes, grad_req="write")
+        graph = planned.graph
+        assert solved.pop() == max(graph.entry_node[e] for e in planned.outputs) + 1
+        assert not solved
+        for name, eid in planned.gradients.items():
+            assert planned.shapes[eid] == planned.shapes[graph.row[planned.arguments[name]]]
+        made = [k for k, node in enumerate(graph.nodes) if node.op is SHARED_GRADIENT and node.params["whole"]]
+        for k in made:
+            count = graph.nodes[k].params["count"]
+            data = [planned.shapes[e] for e in graph.inputs[k][count : 2 * count]]
+            assert planned.shapes[graph.row[k + 1] - count : graph.row[k + 1]] == data
+        assert made
 
 
 def test_the_largest_groups():

@@ -4,21 +4,22 @@ The gradient of such a weight is a chain of sums with a term for each layer (an 
 Several terms that follow one another in a chain are made by one node of :data:`SHARED_GRADIENT`, right where the last
 of them was made; where all gradients of these layers are computed one after the other, it makes those of the data, too.
 
-Why no cycle comes of it: number the nodes in the given order. A new node has the place of the last layer that it stands
-for, all that it reads comes before the layers' own places, and whoever reads it comes behind the last of them. Nothing
-is kept, and no node of others is changed; any thread may call this.
+Only nodes behind the forward part take part, all of which the same bind has made: they change where they are. Why no
+cycle comes of it: number the nodes in the given order. A new node has the place of the last layer that it stands for,
+all that it reads comes before the layers' own places, and whoever reads it comes behind the last of them. Nothing is
+kept; any thread may call this.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import Key, Rewritten, followed
+from weftplan.symbol.traversal import Key, followed
 
 _LAYER = "_backward_FullyConnected"
 _SUM = "_grad_add"
@@ -38,32 +39,40 @@ class _Chain:
     """The sum of the groups made so far."""
 
 
-def gathered(
-    entries: Sequence[Entry], order: Sequence[Node], most: Most, together: Together, given: Container[Node]
-) -> Rewritten:
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A graph in which some nodes stand for gradients of several layers."""
+
+    entries: list[Entry]
+    made: dict[Node, Node]
+    """The gradient of the last layer for which each of those nodes stands."""
+    layers: int
+    """Layers whose gradients were gathered."""
+
+
+def gathered(entries: Sequence[Entry], order: Sequence[Node], most: Most, together: Together) -> Gathered:
     """The graph with the shared gradients gathered.
 
     Args:
-        order: the depth-first order of ``entries``.
+        order: the nodes behind the forward part, in the depth-first order of ``entries``.
         most: how many layers like this one, the backward node of a FullyConnected, may become one; less than 2: none.
-        together: whether two such nodes may be one.
-        given: nodes that must not change.
+        together: whether two such nodes may be one, and ``most`` says the same of them.
     """
     weights = _weights(entries, order, most, together)
     if not weights:
-        return Rewritten(list(entries), {}, {}, 0)
-    rebuilt = _Rebuilt(order, given)
-    for layers, chains in weights:
-        rebuilt.add(layers, chains, min(map(most, layers)))
+        return Gathered(list(entries), {}, 0)
+    rebuilt = _Rebuilt(order)
+    for layers, chains, limit in weights:
+        rebuilt.add(layers, chains, limit)
     rebuilt.run()
-    copies = {new: old for old, new in rebuilt.moved.items() if new not in rebuilt.made}
-    return Rewritten([rebuilt.at(entry) for entry in entries], copies, rebuilt.made, rebuilt.layers)
+    return Gathered([rebuilt.at(entry) for entry in entries], rebuilt.made, rebuilt.layers)
 
 
 def _weights(
     entries: Sequence[Entry], order: Sequence[Node], most: Most, together: Together
-) -> list[tuple[list[Node], list[_Chain]]]:
-    """Of each such weight the layers in the order of its sum, its chain, and that of the bias where it has one."""
+) -> list[tuple[list[Node], list[_Chain], int]]:
+    """Of each such weight the layers in the order of its sum, its chain, and that of the bias where it has one, and how
+    many layers may become one."""
     sums = [node for node in order if node.op is not None and node.op.name == _SUM]
     if not sums:
         return []
@@ -77,36 +86,39 @@ def _weights(
         chain.terms.append((right[0], right[1]))
         chain.sums.append(node)
         chains[node] = chain
+    place = {node: number for number, node in enumerate(order)}
     by_layers: dict[tuple[Node, ...], dict[int, _Chain]] = {}
     for chain in chains.values():
         outputs = {index for _, index in chain.terms}
         layers = tuple(node for node, _ in chain.terms)
-        fit = len(outputs) == 1 and all(node.op is not None and node.op.name == _LAYER for node in layers)
+        fit = len(outputs) == 1 and all(node in place and _is_layer(node) for node in layers)
         if fit and all(uses[term] == 1 for term in chain.terms):
             by_layers.setdefault(layers, {})[outputs.pop()] = chain
-    place = {node: number for number, node in enumerate(order)} if by_layers else {}
     found = []
     for layers, by_output in by_layers.items():
         first, *rest = layers
         weight, bias = by_output.get(1), by_output.get(2)
         same = all(node.inputs[2] == first.inputs[2] and together(first, node) for node in rest)
         onwards = all(place[a] < place[b] for a, b in zip(layers, rest, strict=False))
-        if weight is None or not same or not onwards or min(map(most, layers)) < 2:
+        limit = most(first) if weight is not None and same and onwards else 0
+        if weight is None or limit < 2:
             continue
         if bias is None and any(uses[node, 2] for node in layers):
             continue
-        found.append((list(layers), [weight] if bias is None else [weight, bias]))
+        found.append((list(layers), [weight] if bias is None else [weight, bias], limit))
     return found
+
+
+def _is_layer(node: Node) -> bool:
+    return node.op is not None and node.op.name == _LAYER
 
 
 class _Rebuilt:
     """The graph while its nodes are made again, in their order."""
 
-    def __init__(self, order: Sequence[Node], given: Container[Node]) -> None:
+    def __init__(self, order: Sequence[Node]) -> None:
         self.order = order
-        self.given = given
-        self.moved: dict[Node, Node] = {}
-        self.made: dict[Node, list[Key]] = {}
+        self.made: dict[Node, Node] = {}
         self.layers = 0
         self._place = {node: number for number, node in enumerate(order)}
         self._entries: dict[Key, Entry] = {}
@@ -114,6 +126,8 @@ class _Rebuilt:
         """By the last layer of a group: its layers, and whether their gradients of the data are made with it."""
         self._whole: set[Node] = set()
         """Layers of which only the new node is left."""
+        self._moved: dict[Node, Node] = {}
+        """Which node that is, once it is made."""
         self._sums: dict[Node, tuple[_Chain, int]] = {}
         """The sums of all chains, and the number of the term that each adds."""
         self._instead: dict[Node, Node | None] = {}
@@ -149,7 +163,7 @@ class _Rebuilt:
     def at(self, entry: Entry) -> Entry:
         """What stands for a given entry."""
         found = self._entries.get((entry[0], entry[1]))
-        return followed(entry, self.moved) if found is None else found
+        return followed(entry, self._moved) if found is None else found
 
     def run(self) -> None:
         """Make all nodes that change; those before the first sum or group read nothing that does."""
@@ -160,34 +174,14 @@ class _Rebuilt:
                 self._sum(node, *self._sums[node])
                 continue
             same = touched.isdisjoint([entry[0] for entry in node.inputs]) and touched.isdisjoint(node.control_deps)
-            if not same and node not in self._whole:
-                inputs, controls = [self.at(entry) for entry in node.inputs], self._controls(node)
-                if inputs != node.inputs or controls != node.control_deps:
-                    self._redirect(node, inputs, controls)
+            if not same and node not in self._whole:  # asked again, both give the same: what they lead to never moves
+                node.inputs, node.control_deps = [self.at(entry) for entry in node.inputs], self._controls(node)
             if node in self._groups:
                 self._group(*self._groups[node])
 
     def _controls(self, node: Node) -> list[Node]:
-        found = [self._instead.get(dep, self.moved.get(dep, dep)) for dep in node.control_deps]
+        found = [self._instead.get(dep, self._moved.get(dep, dep)) for dep in node.control_deps]
         return [dep for dep in found if dep is not None]
-
-    def _redirect(self, node: Node, inputs: list[Entry], controls: list[Node]) -> None:
-        """Have ``node`` read these, or a copy where it belongs to others. Asked again of a node that has changed where
-        it is, :meth:`at` and :meth:`_controls` give the same: what they lead to never moves."""
-        if node not in self.given:
-            node.inputs, node.control_deps = inputs, controls
-            return
-        self._touched.add(node)
-        self.moved[node] = Node(
-            node.op,
-            node.name,
-            attrs=node.attrs,
-            params=node.params,
-            inputs=inputs,
-            control_deps=controls,
-            created_at=node.created_at,
-            mirror_of=None if node.mirror_of is None else self.moved.get(node.mirror_of, node.mirror_of),
-        )
 
     def _sum(self, node: Node, chain: _Chain, number: int) -> None:
         """What becomes of the sum that adds this term."""
@@ -196,8 +190,8 @@ class _Rebuilt:
             if chain.total is None:
                 chain.total = self._entries[node, 0] = term
             else:
-                self._redirect(node, [self.at(chain.total), term], self._controls(node))
-                chain.total = self.at(Entry(node))
+                node.inputs, node.control_deps = [self.at(chain.total), term], self._controls(node)
+                chain.total = Entry(node)
         self._touched.add(node)
         self._instead[node] = None if chain.total is None else self.at(chain.total)[0]
 
@@ -223,11 +217,10 @@ class _Rebuilt:
         )
         outputs = SHARED_GRADIENT.num_outputs(params) - count * whole
         self._touched.update(layers if whole else (last,))
-        self.made[made] = [(first, 1 + k) for k in range(outputs)]
+        self.made[made] = last
         for k in range(outputs):
             self._entries[last, 1 + k] = Entry(made, k)
         if whole:
-            self.made[made] += [(layer, 0) for layer in layers]
             for k, layer in enumerate(layers):
                 self._entries[layer, 0] = Entry(made, outputs + k)
-                self.moved[layer] = made
+                self._moved[layer] = made

@@ -19,7 +19,7 @@ from weftplan.ops.forms import Room, kernel
 from weftplan.ops.params import p_bool
 from weftplan.ops.products import FEW, MOST, STEP, multiply
 from weftplan.ops.registry import register_planner_op
-from weftplan.ops.rules import pass_dtype, pass_shape
+from weftplan.ops.rules import DTypes, Shapes, is_known
 from weftplan.ops.schema import Op, Param, Params
 
 
@@ -31,6 +31,20 @@ def _inputs(count: int, whole: bool) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _outputs(count: int, whole: bool, biased: bool) -> tuple[str, ...]:
     return ("weight_grad", *(("bias_grad",) if biased else ()), *(numbered("data_grad", count) if whole else ()))
+
+
+def _shapes(p: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """Those of a layer's weight, bias and data follow from its outgoing gradient and its data."""
+    count, hidden, ograd, data = p["count"], p["num_hidden"], ins[0], ins[p["count"]]
+    if ograd is None or data is None or not is_known(ograd) or not is_known(data):
+        return ins, outs
+    weight = hidden, math.prod(data) * hidden // math.prod(ograd)
+    return ins, [weight, *([] if p["no_bias"] else [(hidden,)]), *(ins[count : 2 * count] if p["whole"] else [])]
+
+
+def _dtypes(p: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """All are alike."""
+    return ins, [ins[0]] * len(outs)
 
 
 def gathered_rows(p: Params, *arrays: Any) -> Room:
@@ -74,8 +88,8 @@ SHARED_GRADIENT = register_planner_op(
     Op(
         name="_backward_FullyConnected_shared",
         forward=_gathered,
-        infer_shape=pass_shape,
-        infer_dtype=pass_dtype,
+        infer_shape=_shapes,
+        infer_dtype=_dtypes,
         params=(
             Param("num_hidden", p_count, doc="Columns of the outputs of the layers."),
             Param("no_bias", p_bool, False, "True: the layers have no bias."),

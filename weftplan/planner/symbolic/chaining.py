@@ -1,18 +1,14 @@
-"""Which nodes of a sized graph become one: elementwise ones on a host whose arrays are worth it, gradients of
-FullyConnected layers with one weight, and depthwise convolutions with the batch norms around them, where a kernel takes
-them as one.
+"""Which nodes of a sized graph become one: elementwise ones on a host whose arrays are worth it, and depthwise
+convolutions with the batch norms around them, where a kernel takes them as one.
 
 Small elementwise arrays stay in the cache between two nodes anyway, and a graph of them is bound in less time as it is.
-Layers of few rows are worth gathering: their products are small, and each has a sum behind it. Nothing is kept; any
-thread may call this.
+Nothing is kept; any thread may call this.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-
-import numpy as np
 
 from weftplan.errors import PlanError
 from weftplan.ops import chains
@@ -21,23 +17,15 @@ from weftplan.ops.implementations import choose
 from weftplan.ops.schema import DType, Shape, TensorSpec
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import depthwise_blocks, gathered_gradients, joined_chains
+from weftplan.planner.symbolic.passes import depthwise_blocks, joined_chains
 from weftplan.symbol.chaining import chained
 from weftplan.symbol.depthwise_blocks import Block, with_blocks
-from weftplan.symbol.gathering import gathered
 from weftplan.symbol.joining import alike
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import depth_first_order
 
 LEAST = 1 << 14
 """Elements of an array: smaller ones are not worth joining."""
-ROWS = 256
-"""Rows of the layers of one node, and no more than a weight has columns: what waits for the last of these layers, and
-the scratch beside each other, are about as large as the weight then."""
-MOST_LAYERS = 32
-"""Layers of one node, however few rows each has."""
-FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-"""Dtypes whose products need no wider copies."""
 
 
 def with_chains(
@@ -72,35 +60,6 @@ def with_chains(
     copies = {new: old for old, new in moved.items() if new not in made}
     found.passes.append(joined_chains(sum(new in made for new in moved.values()) - len(made)))
     return _with(found, entries, copies, made, shapes=shapes, dtypes=dtypes)
-
-
-def with_gathered(
-    found: Differentiated, *, shapes: list[Shape], dtypes: list[DType]
-) -> tuple[Differentiated, list[Shape], list[DType]]:
-    """The same with shared gradients gathered, and shapes and dtypes of its entries."""
-    graph, devices = found.graph, found.devices
-    nid, row = graph.nid, graph.row
-
-    def most(node: Node) -> int:
-        number = nid[node]
-        ograd, data, weight = graph.inputs[number]
-        rows = prod(shapes[ograd]) // shapes[weight][0]
-        kinds = {dtypes[e] for e in (ograd, data, weight)}
-        if not devices[number].is_host or not rows or len(kinds) > 1 or kinds.pop() not in FLOATS:
-            return 0
-        return min(-(-min(ROWS, shapes[weight][1]) // rows), MOST_LAYERS)
-
-    def together(a: Node, b: Node) -> bool:
-        one, other = nid[a], nid[b]
-        same = devices[one] == devices[other] and a.params == b.params and alike(a, b)
-        return same and all(shapes[e] == shapes[f] for e, f in zip(graph.inputs[one], graph.inputs[other], strict=True))
-
-    gathering = gathered(graph.entries, graph.nodes, most, together, found.given)
-    found.passes.append(gathered_gradients(gathering.count))
-    if not gathering.count:
-        return found, shapes, dtypes
-    made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in gathering.made.items()}
-    return _with(found, gathering.entries, gathering.copies, made, shapes=shapes, dtypes=dtypes)
 
 
 def with_depthwise_blocks(

@@ -1,7 +1,7 @@
 """The first third of the pipeline: a symbol becomes a graph with gradients, in numbers, with every node on a device.
 
 1. merge common sub-expressions; 2. add gradients; 3. join nodes that follow one another; 4. place nodes on devices,
-with copies; 5. number the graph. No given node is changed.
+with copies; 5. gather gradients of shared weights; 6. number the graph. No given node is changed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import registry
-from weftplan.ops.schema import DType, Req
+from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner.labels import Pass
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.symbolic.gathering import Forward, gather
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import folded, joined_layers, merged
+from weftplan.planner.symbolic.passes import folded, gathered_gradients, joined_layers, merged
 from weftplan.symbol import placeholder
 from weftplan.symbol.gradient import GRAD_REQS, INHERITED, Gradients, add_gradients, read_grad_req
 from weftplan.symbol.joining import join
@@ -51,6 +52,8 @@ class Differentiated:
     """Those that ran so far, in their order: who runs another one adds it."""
     given: Container[Node]
     """The nodes of the symbol: all others in the graph are new, and nobody else has them."""
+    forward: tuple[list[Shape], list[DType]] | None
+    """Shapes and dtypes of the entries of the forward part, where they are found already."""
 
     @property
     def outputs(self) -> list[int]:
@@ -67,6 +70,8 @@ def differentiate(
     symbol: Any,
     options: PlanOptions,
     *,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any],
     grad_req: str | Mapping[str, str],
     grad_dtypes: Mapping[str, Any],
     context: Context,
@@ -128,7 +133,23 @@ def differentiate(
         entries, where = place(
             entries, context, group2ctx=group2ctx, variable_contexts=variable_contexts, wanted=homes, added=added
         )
-    graph = IndexedGraph(entries, found)
+    like: tuple[IndexedGraph, list[int]] | None = None
+    sized: tuple[list[Shape], list[DType]] | None = None
+    if options.fusion and options.compat == "none" and options.drop_dead_outputs:
+        if found is None:
+            found = depth_first_order((entry[0] for entry in entries), PlanError)
+        count = max(found[1][entry[0]] for entry in entries[: len(heads)]) + 1
+        part = Forward(outputs=entries[: len(heads)], nodes=found[0][:count], shapes=shapes, dtypes=dtypes)
+        gathering = gather(entries, found[0], forward=part, device=lambda node: where.get(node, context))
+        passes.append(gathered_gradients(gathering.layers))
+        if gathering.layers:
+            entries, before = gathering.entries, len(found[0])
+            found = depth_first_order((entry[0] for entry in entries), PlanError, (part.nodes, part.graph.nid))
+            joined += before - len(found[0])
+            like, sized = (part.graph, [*range(count), *[-1] * (len(found[0]) - count)]), part.facts
+            if where:
+                where.update((node, where[last]) for node, last in gathering.made.items())
+    graph = IndexedGraph(entries, found, like=like)
     return Differentiated(
         graph=graph,
         devices=[where[node] for node in graph.nodes] if where else [context] * graph.num_nodes,
@@ -141,6 +162,7 @@ def differentiate(
         joined=joined,
         passes=passes,
         given=order[1],
+        forward=sized,
     )
 
 

@@ -30,21 +30,24 @@ def complete_graph(
     head_grads: Sequence[Node],
     shapes: Mapping[str, Shape],
     dtypes: Mapping[str, Any],
+    begun: tuple[list[Shape], list[DType]] | None = None,
 ) -> tuple[list[Shape], list[DType]]:
     """Shapes and dtypes of all entries: those of the forward part, whose ``heads`` are given, then those of the rest.
 
-    Head gradients are like their outputs. Variables of whose dtype nothing is known are float32.
+    Head gradients are like their outputs. Variables of whose dtype nothing is known are float32. ``begun`` is what this
+    says of the forward part, when the caller has it.
 
     Raises:
         ShapeError: a given shape is malformed, shapes conflict, or one stays unknown; the message names the argument
             and an operator that needs it.
         DTypeError: dtypes conflict, or one cannot be inferred.
     """
-    for name, shape in shapes.items():
-        _check_given(name, shape)
+    if begun is None:
+        for name, shape in shapes.items():
+            _check_given(name, shape)
     # Nodes are numbered from the heads on, so the forward part is the first nodes.
     forward = max(graph.entry_node[e] for e in heads) + 1
-    found = _complete(graph, forward, shapes, dtypes)
+    found = _complete(graph, forward, shapes, dtypes) if begun is None else begun
     if forward == graph.num_nodes:
         return found
     like = {node: (found[0][e], found[1][e]) for node, e in zip(head_grads, heads, strict=True)}

@@ -22,7 +22,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
-from weftplan.planner.symbolic.chaining import with_chains, with_depthwise_blocks, with_gathered
+from weftplan.planner.symbolic.chaining import with_chains, with_depthwise_blocks
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
@@ -113,8 +113,9 @@ def size_symbol(
     order of the symbol, when the caller has it.
     """
     differentiated = partial(
-        differentiate, symbol, grad_req=grad_req, grad_dtypes=grad_dtypes or {}, context=context or Context("cpu", 0),
-        group2ctx=group2ctx or {}, variable_contexts=variable_contexts or {}, order=order,
+        differentiate, symbol, shapes=shapes, dtypes=dtypes or {}, grad_req=grad_req, grad_dtypes=grad_dtypes or {},
+        context=context or Context("cpu", 0), group2ctx=group2ctx or {}, variable_contexts=variable_contexts or {},
+        order=order,
     )  # fmt: skip
     return _size(differentiated, PlanOptions.from_environment() if options is None else options, shapes, dtypes or {})
 
@@ -228,11 +229,9 @@ def _sized(
     """The graph with chains of large elementwise nodes as one, sizes and what operators declare, and who computes each
     node."""
     inferred, types = complete_graph(
-        found.graph, found.outputs, head_grads=found.head_grads, shapes=shapes, dtypes=dtypes
+        found.graph, found.outputs, head_grads=found.head_grads, shapes=shapes, dtypes=dtypes, begun=found.forward
     )
     if options.fusion and options.compat == "none":
-        if options.drop_dead_outputs:
-            found, inferred, types = with_gathered(found, shapes=inferred, dtypes=types)
         found, inferred, types = with_depthwise_blocks(found, shapes=inferred, dtypes=types, mode=options.kernels)
         found, inferred, types = with_chains(found, shapes=inferred, dtypes=types)
     graph, devices = found.graph, found.devices
