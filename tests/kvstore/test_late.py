@@ -249,8 +249,8 @@ def test_a_child_has_its_own(tmp_path: Path):
 
 
 @shares_memory
-@pytest.mark.parametrize("seed", [1, 2])
-def test_interrupts_at_random_moments(tmp_path: Path, seed: int):
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_interrupts_at_random_moments(tmp_path: Path, buckets: int):
     """Ctrl-C leaves an exchange made or not made: what was pushed is summed everywhere and is what is stored, what was
     not can be pushed again, and nobody waits for ever."""
     runs(
@@ -269,7 +269,7 @@ def test_interrupts_at_random_moments(tmp_path: Path, seed: int):
             while not over:
                 time.sleep(chance.random() ** 2 * 0.004)
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        run(0, 8)
+        run(0, 30)
         threading.Thread(target=interrupt, daemon=True).start()
         step_number, begun = 0, time.monotonic()
         # Whoever is interrupted pushes what it has not pushed, so all come to the same number of exchanges.
@@ -284,7 +284,8 @@ def test_interrupts_at_random_moments(tmp_path: Path, seed: int):
                 mx.nd.waitall()
                 if kv._group.sequence == before:
                     continue
-                assert kv._group.sequence == before + 1
+                made = kv._group.sequence - before  # one for all buckets, or one for each
+                assert 1 <= made <= int(os.environ["SEED"]), made
                 late += is_late()
                 if chance.random() < 0.3:
                     stored(step_number)
@@ -294,7 +295,8 @@ def test_interrupts_at_random_moments(tmp_path: Path, seed: int):
         stored(step_number - 1)
         assert hits > 20 and late > 5, (hits, late)
         """,
-        SEED=str(seed),
+        SEED=str(buckets),
+        FLAGS_fuse_parameter_groups_size=str(3 - buckets),
         STEPS="3000",
     )
 

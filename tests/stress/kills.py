@@ -39,9 +39,11 @@ KILLS = """
     me, left = rank, size - len(dying)
     for i, n in enumerate([*sizes, 2 * size]):
         kv.init(i, mx.nd.zeros((n,)))
-    kv.init(len(sizes) + 1, mx.nd.zeros((30000,)))
-    gradient, pulled = mx.nd.zeros((30000,)), mx.nd.zeros((30000,))
-    last = due = 0
+    late = [len(sizes) + 1, len(sizes) + 2]
+    for key in late:
+        kv.init(key, mx.nd.zeros((30000,)))
+    gradients, pulled = ([mx.nd.zeros((30000,)) for _ in late] for _ in range(2))
+    last, due = [0, 0], 0
     kv.barrier()
     if me in dying:
         def end():
@@ -62,10 +64,11 @@ KILLS = """
         try:
             if begun is not None:
                 kv.recover()
-                found = value(len(sizes) + 1, (30000,))
-                if not ((found == last).all() or (found == due).all()):
-                    print("WRONG", me, step, "stored", found[:3], found[-3:], last, due, flush=True)
-                last = due = found[0]
+                for place, key in enumerate(late):  # two exchanges, or one
+                    found = value(key, (30000,))
+                    if not ((found == last[place]).all() or (found == due).all()):
+                        print("WRONG", me, step, "stored", found[:3], found[-3:], last, due, flush=True)
+                    last[place] = found[0]
                 step, _ = agree(step)
                 print("recovered %.4f" % (time.monotonic() - begun), flush=True)
                 begun = None
@@ -79,12 +82,16 @@ KILLS = """
                     print("WRONG", me, step, i, found[:3], want, flush=True)
                 sums += 1
             for again in range(chance_of_all.randrange(6)):
-                gradient[:] = 2.0 ** me * (step + 1000 * again)
+                for gradient in gradients:
+                    gradient[:] = 2.0 ** me * (step + 1000 * again)
                 due = sum(2.0 ** member for member in kv._group.members) * (step + 1000 * again)
-                kv.pushpull(len(sizes) + 1, gradient, pulled)
-                if not (pulled.asnumpy() == due).all():
-                    print("WRONG", me, step, "again", pulled.asnumpy()[:3], due, flush=True)
-                last = due
+                if again % 2:
+                    mx.nd.waitall()
+                kv.pushpull(late, gradients, pulled)
+                for out in pulled:
+                    if not (out.asnumpy() == due).all():
+                        print("WRONG", me, step, "again", out.asnumpy()[:3], due, flush=True)
+                last = [due, due]
                 sums += 1
             step, over = agree(step)
             if over:
@@ -145,6 +152,7 @@ def kills(seed: int, count: int, hosts: Hosts | None = None) -> tuple[int, int, 
                     KILLS,
                     ok=False,
                     hosts=hosts,
+                    FLAGS_fuse_parameter_groups_size=str(1 + job % 2),
                     SEED=str(seed * 1000 + job),
                     DYING=",".join(map(str, dying)),
                     LONGEST="1.0",

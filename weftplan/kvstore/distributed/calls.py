@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
-from weftplan.kvstore.buckets import BucketRule
+from weftplan.kvstore.buckets import TOGETHER, BucketRule
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.joint import JointPart
 from weftplan.kvstore.distributed.rounds import MOST_GIVEN, Arrays, Given, Round
@@ -19,6 +19,9 @@ from weftplan.ndarray import NDArray
 
 _MOST = 256
 """Calls of which a store keeps what follows from their keys."""
+
+_TRIED = 8
+"""Pushes of which one tries to exchange all buckets as one, where the last one that did so could not."""
 
 
 class Bucket:
@@ -50,9 +53,27 @@ class Call:
         rule: which keys are exchanged as one.
         number: of a key; the largest is exchanged first.
         described: a key and its array in words.
+
+    Attributes:
+        whole: all buckets as one, where they may be exchanged so.
+        together: the last push that tried this has succeeded; belongs to whoever drives exchanges.
+        pushed: the buckets of the last push.
     """
 
-    __slots__ = ("_given", "_kinds", "_merged", "_stored", "_written", "buckets", "keys", "rule")
+    __slots__ = (
+        "_given",
+        "_kinds",
+        "_merged",
+        "_pushes",
+        "_stored",
+        "_written",
+        "buckets",
+        "keys",
+        "pushed",
+        "rule",
+        "together",
+        "whole",
+    )
 
     def __init__(
         self,
@@ -77,6 +98,13 @@ class Call:
             )
             for places in rule.cut([(place, stored[place].nbytes, stored[place].dtype) for place in order])
         ]
+        self.pushed: Sequence[Bucket] = ()
+        self.whole: Bucket | None = None
+        self.together, self._pushes = False, -1
+        one_dtype = len({array.dtype for array in stored}) == 1
+        if len(self.buckets) > 1 and one_dtype and sum([array.nbytes for array in stored]) <= TOGETHER:
+            what = " and ".join([bucket.description for bucket in self.buckets])
+            self.whole = Bucket(order, [keys[place] for place in order], f"together {what}")
 
     def holds(self, keys: Sequence[Any], stored: Any, rule: BucketRule) -> bool:
         """Whether it still is what follows from these keys, which equal its own."""
@@ -146,12 +174,18 @@ class Call:
         self._merged = results
         return True
 
-    def rounds(self, given: Given, arrays: Sequence[NDArray], *, updates: bool) -> list[Round]:
-        """What follows for each bucket where these, of ``given``, are pushed; ``updates``: an updater wants sums."""
+    def tries(self) -> Bucket | None:
+        """:attr:`whole`, if this push is to try to exchange all buckets as one."""
+        self._pushes += 1
+        return self.whole if self.together or self._pushes % _TRIED == 0 else None
+
+    def rounds(self, given: Given, arrays: Sequence[NDArray], *, updates: bool | None) -> list[Round]:
+        """What follows for each bucket where these, of ``given``, are pushed; ``updates``: an updater wants sums; None:
+        for all buckets as one, and none does."""
         rounds = given.rounds.get(updates)
         if rounds is None:
             rounds, results = [], self._merged if updates else self._stored
-            for bucket in self.buckets:
+            for bucket in self.buckets if updates is not None or self.whole is None else (self.whole,):
                 totals = bucket.of(results)
                 needed = tuple([array.chunk.var for array in bucket.of(arrays)])
                 rounds.append(Round(totals, needed, needed, tuple([total.chunk.var for total in totals])))

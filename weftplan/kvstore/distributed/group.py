@@ -23,7 +23,7 @@ from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.moving import Known, Mover
 from weftplan.kvstore.distributed.shared import Area
 from weftplan.kvstore.distributed.sharing import Sharing
-from weftplan.kvstore.distributed.wire import INLINE
+from weftplan.kvstore.distributed.wire import INLINE, Kind
 from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
 from weftplan.ops.compiled.meeting import BEGUN, DONE, NEW
 
@@ -89,6 +89,7 @@ class Group(Sharing):
         failure: str | None = None,
         also: Sequence[Sequence[Array]] = (),
         begun: Known | None = None,
+        kind: Kind = Kind.READY,
     ) -> Steps[Known | None]:
         """Make ``totals`` the sums of all members' ``shares``; all are contiguous, of one dtype, and may be the same.
 
@@ -99,6 +100,7 @@ class Group(Sharing):
             failure: why this process has no share. Everybody's call raises then.
             also: rows of arrays that become like ``totals``, and may be ``shares``; looked at when the sums are there.
             begun: what :meth:`again` has begun.
+            kind: of the first message.
 
         Returns:
             How all this was moved, if it can be moved so again.
@@ -106,6 +108,7 @@ class Group(Sharing):
         Raises:
             KVStoreError: a member failed, exchanges something else, or did not come in time.
             WorkerLostError: a member died.
+            Apart: see :meth:`agreed`.
         """
         nbytes, count, shared, payload = 0, len(self.members), None, b""
         known, shown, whole = begun, None, False
@@ -119,7 +122,9 @@ class Group(Sharing):
                 if known is not None and not known.holds((shares, totals, *also), (self.members, Area.maps)):
                     known = None
                 if known is not None:
-                    known.work = known.work or self._message_sum(shared, description, shares, (totals, *also), nbytes)
+                    known.work = known.work or self._message_sum(
+                        shared, description, shares, (totals, *also), nbytes, kind
+                    )
                     if known.work is not None:
                         if self.again(known) == DONE:
                             return known
@@ -130,7 +135,8 @@ class Group(Sharing):
         if work is None or work.stage == BEGUN:
             if failure is None and small:
                 payload = shares[0].tobytes() if len(shares) == 1 else b"".join(share.tobytes() for share in shares)
-            payloads = yield from self.agreed(description, failure, nbytes, payload, sent=work is not None)
+            sent = work is not None
+            payloads = yield from self.agreed(description, failure, nbytes, payload, kind=kind, sent=sent)
             if work and shared and (len(self.members) < count or shared.make(work, None) == BEGUN):
                 work = None  # somebody has left, or counts exchanges otherwise
                 self.settle()
@@ -155,7 +161,9 @@ class Group(Sharing):
                 known = self._remember(description, Known((shares, totals, *also), (self.members, Area.maps), None))
             self._add_up([np.frombuffer(payload, shares[0].dtype) for payload in payloads], totals)
         elif shared is not None:
-            known = yield from self._sum_shared(shared, shares, nbytes, totals, description, also, shown, whole=whole)
+            known = yield from self._sum_shared(
+                shared, shares, nbytes, totals, description, also, shown, kind=kind, whole=whole
+            )
             also = ()
         else:
             yield from self._sum_joined(shares, totals, description)

@@ -13,6 +13,7 @@ from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.moving import Known
 from weftplan.kvstore.distributed.rounds import Given, Round
 from weftplan.kvstore.distributed.sequencer import OnComplete, Part
+from weftplan.kvstore.distributed.wire import Kind
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, pushing
 from weftplan.ops.compiled.meeting import DONE, NEW
@@ -37,6 +38,9 @@ class JointPart(Part):
     """
 
     __slots__ = ("_add", "_first", "_rows", "_sources", "also", "round")
+
+    kind = Kind.READY
+    """Of the first message."""
 
     def __init__(
         self,
@@ -73,14 +77,14 @@ class JointPart(Part):
         round = self.round
         if pushing.make_room is not None:
             return False
-        if round.known is None:
+        if not round.moved[0]:
             for array in self._arrays():
                 if array.ready is None and not array.chunk.allocated:
                     return False  # who wants memory may have to wait for others
         end = get_engine().begin(self.start, round.reads, round.writes, name, _INNER)
         if end is None:
             return False
-        if round.known is not None:  # whoever needs the arrays themselves will look for them
+        if round.moved[0]:  # whoever needs the arrays themselves will look for them
             for row in self._rows:
                 self.also.append(_raws_of(row))
             self.arrive((), (), None, end)
@@ -147,6 +151,8 @@ class JointPart(Part):
         if stage == DONE:
             return ()
         if not shares and failure is None:
+            if stage == NEW:
+                group.settle()
             late = known and known.late and known.late.places
             shares, totals = _raws_of(self._sources), late or _raws_of(self.round.totals)
         return self._sum(group, shares, totals, what, failure, known if stage else None)
@@ -160,11 +166,11 @@ class JointPart(Part):
         failure: str | None,
         begun: Known | None,
     ) -> Steps[None]:
-        known = yield from group.sum(shares, totals, what, failure, self.also, begun)
+        known = yield from group.sum(shares, totals, what, failure, self.also, begun, self.kind)
         if known is None or known.rows != 2 + len(self.also):
             return
         if all(map(_all_ready, (self._sources, self.round.totals, *self._rows))):
-            self.round.known = known
+            self.round.known, self.round.moved[0] = known, True
             if known.late is not None:
                 known.late.be_of(self.round.totals)
 

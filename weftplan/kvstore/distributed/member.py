@@ -31,7 +31,7 @@ from weftplan.ndarray import NDArray, empty
 _EXIT_S = 30.0
 """Seconds that a process which ends gives its last exchanges."""
 
-_OPERATION = "KVStoreExchange"
+OPERATION = "KVStoreExchange"
 
 
 class KVStoreDist(KVStoreLocal):
@@ -100,12 +100,12 @@ class KVStoreDist(KVStoreLocal):
 
     def _start(self, part: JointPart, priority: int) -> None:
         """Begin the operation of a part, or push it."""
-        if not priority and part.begin(_OPERATION):
+        if not priority and part.begin(OPERATION):
             return
         round = part.round
         # It runs even when a sum has failed: the others wait for this process, and must be told.
         get_engine().push_async(
-            part.start, round.reads, tuple(round.writes), prop=FnProperty.NO_SKIP, priority=priority, name=_OPERATION
+            part.start, round.reads, tuple(round.writes), prop=FnProperty.NO_SKIP, priority=priority, name=OPERATION
         )
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:

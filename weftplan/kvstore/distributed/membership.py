@@ -241,6 +241,8 @@ class Members:
 
     def without(self, ranks: set[int]) -> None:
         """Go on without those that have said in an exchange that they leave; all who are left do this at once."""
+        if not ranks:
+            return
         self._gone |= ranks
         self.members = [rank for rank in self.members if rank not in ranks]
 

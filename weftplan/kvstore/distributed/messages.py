@@ -18,12 +18,15 @@ from weftplan.kvstore.distributed.membership import Members, Steps, Watch
 from weftplan.kvstore.distributed.shared import Areas, SharedMemory
 from weftplan.kvstore.distributed.wire import HEADER, SIZE, Kind, Message, clip, decode, digest, encoded
 
-_READY = int(Kind.READY)
 _LOOKS = 8
 """At messages in shared memory before the driver is asked how to wait: some microseconds."""
 
 mark_of = lru_cache(1024)(digest)
 """Descriptions come again at every step."""
+
+
+class Apart(Exception):
+    """Not all processes can make the exchanges of a message as one, so all make them one by one."""
 
 
 class Meeting(Members):
@@ -111,15 +114,25 @@ class Meeting(Members):
             self.settle()
 
     def agreed(
-        self, description: str, failure: str | None, nbytes: int, payload: bytes = b"", *, sent: bool = False
+        self,
+        description: str,
+        failure: str | None,
+        nbytes: int,
+        payload: bytes = b"",
+        *,
+        kind: Kind = Kind.READY,
+        sent: bool = False,
     ) -> Steps[list[memoryview]]:
         """Exchange messages until all who are left want the same; returns payloads by position, one's own included.
 
-        They are valid until the next exchange. ``sent``: in memory that all share, the first message.
+        They are valid until the next exchange. ``kind``: of one's own. ``sent``: in memory that all share, the first.
+
+        Raises:
+            Apart: others do not want these exchanges as one.
         """
         mark = mark_of(description)
         if failure is None:
-            own = encoded(_READY, self.sequence, mark, nbytes, payload)
+            own = encoded(int(kind), self.sequence, mark, nbytes, payload)
         else:
             own = Message(Kind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
         while True:
@@ -129,14 +142,16 @@ class Meeting(Members):
                 return [raw[HEADER:] for raw in every]
             messages = [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)]
             for other in messages:
-                if other.kind is not Kind.READY or other.digest != mark or other.nbytes != nbytes:
+                if other.kind is not kind or other.digest != mark or other.nbytes != nbytes:
                     break
             else:
                 return [raw[HEADER:] for raw in every]
             leaving = {rank for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE}
-            if not leaving:
-                break
             self.without(leaving)
+            if kind is Kind.TOGETHER:
+                raise Apart
+            if not leaving and all(message.kind is not Kind.TOGETHER for message in messages):
+                break  # else all say again what they want
         sizes = {message.nbytes for message in messages if message.kind is Kind.READY}
         self.sequence += 1
         if len({message.digest for message in messages}) > 1 or len(sizes) > 1:

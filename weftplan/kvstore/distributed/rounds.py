@@ -35,8 +35,8 @@ class Given:
         self._gone: list[Any] = []
         """Told when one of them is: another object may be at its place then."""
         self._refs, self._watched = [ref(array, self._gone.append) for array in arrays], watched
-        self.rounds: dict[bool, list[Round]] = {}
-        """Of all buckets, where an updater runs and where none does."""
+        self.rounds: dict[bool | None, list[Round]] = {}
+        """Of all buckets, where an updater runs and where none does; and of all as one."""
 
     def are(self, places: list[int]) -> bool:
         """Whether they are the objects with these ``id``: to look at them would bring each into the caches."""
@@ -63,10 +63,11 @@ class Round:
     Attributes:
         added: vars of the arrays that made it wider.
         known: how they were moved the last time, where each array has memory that stays where it is.
+        moved: whether there was such an exchange, of this or a wider one; in a list that all of them have.
         nbytes: of all results.
     """
 
-    __slots__ = ("_wider", "added", "known", "nbytes", "needed", "reads", "totals", "writes")
+    __slots__ = ("_wider", "added", "known", "moved", "nbytes", "needed", "reads", "totals", "writes")
 
     def __init__(
         self, totals: Sequence[NDArray], needed: Sequence[Any], reads: Sequence[Any], writes: Collection[Any]
@@ -75,6 +76,7 @@ class Round:
         self.nbytes = sum([total.nbytes for total in totals])
         self.added: tuple[Any, ...] = ()
         self.known: Known | None = None
+        self.moved = [False]
         self._wider: dict[ref[Given], Round] = {}
 
     def wider(self, given: Given, row: Sequence[NDArray]) -> Round:
@@ -85,7 +87,7 @@ class Round:
             added = tuple([array.chunk.var for array in row])
             reads = tuple([var for var in self.reads if var not in added])
             found = Round(self.totals, self.needed, reads, (*self.writes, *added))
-            found.added = added
+            found.added, found.moved = added, self.moved
             if len(self._wider) >= MOST_GIVEN:  # another thread may do the same
                 self._wider.pop(next(iter(self._wider), key), None)
             self._wider[key] = found

@@ -23,7 +23,7 @@ from weftplan.kvstore.reduce import Array
 from weftplan.ops.compiled.meeting import MeetingSum
 from weftplan.ops.compiled.sums import Pieces
 
-_READY, _SUMMED = int(Kind.READY), int(Kind.SUMMED)
+_SUMMED = int(Kind.SUMMED)
 _MOST = 1024
 """Sums of which a group knows how they were moved."""
 
@@ -134,13 +134,15 @@ class Sharing(Meeting):
         also: Sequence[Sequence[Array]],
         shown: Pieces | None,
         *,
+        kind: Kind,
         whole: bool,
     ) -> Steps[Known | None]:
         """Each member adds up a range of what all have shown and shows the result, which all then take.
 
         Nobody writes over what another still reads: shares are shown again only after all have said that they have
         added, sums only after all have come to the next exchange. ``totals`` and ``also`` change when nothing can fail
-        any more. ``shown``: what has shown the shares, and ``whole``, if it has done so for all ranges.
+        any more. ``shown``: what has shown the shares, and ``whole``, if it has done so for all ranges;
+        ``kind``: of the first message.
         """
         told = Message(Kind.SUMMED, self.sequence, mark_of(description), nbytes)
         dtype, sizes, turn = shares[0].dtype, _sizes(shares), self.sequence % 2
@@ -155,7 +157,7 @@ class Sharing(Meeting):
         if shown is None or added is None or taken is None:
             return None
         mark = mark_of(description)
-        heads = head(_READY, 0, mark, nbytes) + head(_SUMMED, 0, mark, nbytes)
+        heads = head(int(kind), 0, mark, nbytes) + head(_SUMMED, 0, mark, nbytes)
 
         def each(make: Callable[[int], list[Span]]) -> list[Pieces]:
             found = [self._mover.pieces(sizes, dtype, make(turn)) for turn in range(2)]
@@ -186,6 +188,7 @@ class Sharing(Meeting):
         shares: Sequence[Array],
         rows: Sequence[Sequence[Array]],
         nbytes: int,
+        kind: Kind,
     ) -> MeetingSum | None:
         """What makes a small sum, whose arrays have come again, in one call; None where NumPy is to do it."""
         dtype, sources, targets = shares[0].dtype, flat(shares), [flat(row) for row in rows]
@@ -199,7 +202,7 @@ class Sharing(Meeting):
                 return None
             shows.append(show)
             adds.append(add)
-        heads = head(_READY, 0, mark_of(description), nbytes, nbytes)
+        heads = head(int(kind), 0, mark_of(description), nbytes, nbytes)
         return shared.message_sum_of(self.others(), shows, adds, heads, nbytes)
 
 

@@ -31,10 +31,11 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.joint import JointPart
 from weftplan.kvstore.distributed.late import may_be_late
-from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
+from weftplan.kvstore.distributed.member import OPERATION, KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.rounds import Arrays
 from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
+from weftplan.kvstore.distributed.together import TogetherPart
 from weftplan.kvstore.distributed.wire import INLINE
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.on_device import KVStoreDevice
@@ -112,11 +113,11 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             return
         given, outs = pulled
         left = []
-        for bucket in call.buckets:
+        for bucket in call.pushed:
             part = bucket.part
             if part is None or part.over or not self._sequencer.meanwhile(part.take, given, bucket.of(outs)):
                 left.append(bucket)
-        if len(left) == len(call.buckets):
+        if len(left) == len(call.pushed):
             super().pull(key, out, priority, ignore_sparse)
         elif left:
             self._pull(
@@ -145,8 +146,11 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             if any(out.var is not array.var and out.var in taken for array, out in zip(arrays, pulled[1], strict=True)):
                 return False  # it is to be read before it is written
         self._sequencer.check()
+        if not updates and not priority and self._together(call, pushed, pulled):
+            return True
         rounds = call.rounds(given, arrays, updates=updates)
         with shielded():
+            call.pushed = call.buckets
             for bucket, round in zip(call.buckets, rounds, strict=True):
                 rows: Sequence[Sequence[NDArray]] = ()
                 if pulled is not None and not updates:
@@ -162,6 +166,26 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             if pulled is not None:
                 outs = sorted(zip(call.keys, ([out] for out in pulled[1]), strict=True), key=self._by_number)
                 self._pull(outs, priority)
+        return True
+
+    def _together(self, call: Call, pushed: Arrays, pulled: Arrays | None) -> bool:
+        """Begin an operation and an exchange of all buckets, where nobody uses their arrays; False: nothing is done."""
+        whole = call.tries() if self._group.shares_memory else None
+        if whole is None:
+            return False
+        given, arrays = pushed
+        rows: Sequence[Sequence[NDArray]] = ()
+        (round,) = call.rounds(given, arrays, updates=None)
+        if pulled is not None:
+            rows = (whole.of(pulled[1]),)
+            round = round.wider(pulled[0], rows[0])
+        part = TogetherPart(call, round, whole.of(arrays), self._add, rows)
+        with shielded():
+            if not part.begin(OPERATION):
+                call.together = False
+                return False
+            call.pushed, whole.part = (whole,), part
+            self._sequencer.put(Ticket(whole.description, (part,), part.sum))
         return True
 
     def _update(self, bucket: Bucket, priority: int) -> None:

@@ -41,6 +41,8 @@ class Kind(IntEnum):
     """The payload describes what it wanted to exchange: asked for when digests differ."""
     SUMMED = 5
     """Its range of a sum is there, in memory that all share."""
+    TOGETHER = 6
+    """It takes part in this exchange and those behind it as in one, if all others do so, too."""
 
 
 class Message(NamedTuple):

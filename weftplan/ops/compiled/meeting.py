@@ -47,9 +47,8 @@ pieces; the bytes of the first message; the own slots; whether what others read 
 steps have taken so far, without the waits; the number of the last trial, and the least that sums have taken in it
 through the caches and past them; the number of others, and the slots of each."""
 
-_TRIALS, _FIRST_TRIALS, _TRIED = 8, 5, 3
-"""Binary logarithms: exchanges from one trial to the next, the same among the first so many exchanges, and those of a
-trial: half of them in either way."""
+_TRIALS, _TRIED = 7, 3
+"""Binary logarithms: exchanges from one trial to the next, and those of a trial: half of them in either way."""
 _NEVER = 1 << 40
 """What takes so long has not been tried."""
 
@@ -223,7 +222,7 @@ def _meeting(scalar: str, steps: dict[str, Function]) -> Function:
 def _choose_way(f: Function) -> None:
     """Say whether what others read is to be written past the caches, in this sum."""
     sequence = f.word("%words", _FIRST + 1)
-    trial = f.value(f"lshr i64 {sequence}, {_FIRST_TRIALS}")
+    trial = f.value(f"lshr i64 {sequence}, {_TRIALS}")
     with f.when(f.compare("ne", f.word("%words", _TRIAL), trial)), f.when(_in_trial(f)):
         f.keep(trial, "%words", _TRIAL)
         f.keep(_NEVER, "%words", _TIMES)
@@ -236,9 +235,7 @@ def _choose_way(f: Function) -> None:
 
 
 def _in_trial(f: Function) -> str:
-    sequence = f.word("%words", _FIRST + 1)
-    period = f.choose(f.compare("slt", sequence, 1 << _TRIALS), (1 << _FIRST_TRIALS) - 1, (1 << _TRIALS) - 1)
-    within = f.value(f"and i64 {sequence}, {period}")
+    within = f.value(f"and i64 {f.word('%words', _FIRST + 1)}, {(1 << _TRIALS) - 1}")
     return f.compare("slt", within, 1 << _TRIED)
 
 
