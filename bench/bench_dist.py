@@ -3,9 +3,10 @@
 Both run in turn in the same processes, on this machine: one small key, and buckets of eight keys that travel together.
 A round begins at a barrier; the store's ends when every pulled array can be read. A loop of as many rounds without
 barriers, as training is, follows for each. The store's sums have one order, whatever the sizes and the number of
-processes; ``Allreduce`` promises none. With more processes than cores both wait for cores.
+processes; ``Allreduce`` promises none. With more processes than cores both wait for cores. The eight keys are one bucket,
+or buckets of so many.
 
-    python bench/bench_dist.py [--workers 2,4] [--rounds 15]
+    python bench/bench_dist.py [--workers 2,4] [--rounds 15] [--bucket 3]
 """
 
 import argparse
@@ -27,6 +28,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--bucket", default="-1", help="gradients of a bucket, -1: all")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; {args.rounds} rounds\n")
     print(
@@ -37,7 +39,12 @@ def main():
     for workers in map(int, args.workers.split(",")):
         run = subprocess.run(
             mpiexec_command(workers, None, (PEER, str(args.rounds), *map(str, SIZES))),
-            env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", "FLAGS_fuse_parameter_groups_size": "-1"},
+            env={
+                **os.environ,
+                **environment(),
+                "OMP_NUM_THREADS": "1",
+                "FLAGS_fuse_parameter_groups_size": args.bucket,
+            },
             capture_output=True,
             text=True,
             timeout=500,
