@@ -260,3 +260,18 @@ print(module.get_params()[0]["weights"].asnumpy().tolist().count(1.0))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 4  # biases of the four gates that forget
     assert mx.init.FusedRNN.__name__ == "FusedRNN"
+
+
+def test_names_of_nodes():
+    """What joins and cuts steps is called as in MXNet, whose scripts look for it among the internals."""
+    with mx.name.NameManager():
+        both = mx.rnn.BidirectionalCell(mx.rnn.RNNCell(2, prefix="l_"), mx.rnn.RNNCell(2, prefix="r_"))
+        joined, _ = both.unroll(2, mx.sym.var("data"), merge_outputs=True)
+        apart, _ = mx.rnn.RNNCell(2, prefix="a_").unroll(2, joined, merge_outputs=True)
+        with pytest.warns(UserWarning, match="'TNC' saves that"):
+            fused, _ = mx.rnn.FusedRNNCell(2, prefix="f_").unroll(2, apart, layout="NTC")
+    assert joined.list_outputs() == ["bi_out_output"]
+    assert apart.name == "concat0"
+    assert fused.name == "swapaxes1"
+    inner = fused.get_internals().list_outputs()
+    assert {"split0_output0", "split1_output1", "bi_t1_output", "swapaxes0_output"} <= set(inner)

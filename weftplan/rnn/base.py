@@ -180,16 +180,16 @@ def split_time(length: int, inputs: Symbol | Sequence[Symbol], layout: str) -> l
     if isinstance(inputs, Symbol):
         if len(inputs.list_outputs()) != 1:
             raise ParameterError("unroll: inputs are a group of symbols; give list(inputs)")
-        return list(sym.SliceChannel(inputs, axis=layout.find("T"), num_outputs=length, squeeze_axis=True))
+        return list(sym.split(inputs, axis=layout.find("T"), num_outputs=length, squeeze_axis=True))
     if len(inputs) != length:
         raise ParameterError(f"unroll: {len(inputs)} inputs for {length} steps")
     return list(inputs)
 
 
-def merge_time(steps: Symbol | Sequence[Symbol], layout: str) -> Symbol:
-    """One symbol of all steps, time along the axis that ``layout`` calls T."""
+def merge_time(steps: Symbol | Sequence[Symbol], layout: str, name: str | None = None) -> Symbol:
+    """One symbol of all steps, time along the axis that ``layout`` calls T; ``name`` is for a node that joins them."""
     if isinstance(steps, Symbol):
         return steps
     axis = layout.find("T")
-    merged: Symbol = sym.Concat(*(sym.expand_dims(step, axis=axis) for step in steps), dim=axis)
+    merged: Symbol = sym.concat(*(sym.expand_dims(step, axis=axis) for step in steps), dim=axis, name=name)
     return merged

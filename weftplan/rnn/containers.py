@@ -119,4 +119,5 @@ class BidirectionalCell(Container):
         right, right_states = self._cells[1].unroll(length, steps[::-1], back, layout, False)
         pairs = zip(split_time(length, left, layout), reversed(split_time(length, right, layout)), strict=True)
         outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{k}") for k, (a, b) in enumerate(pairs)]
-        return (merge_time(outputs, layout) if merge_outputs else outputs), [*left_states, *right_states]
+        joined = merge_time(outputs, layout, f"{self._output_prefix}out") if merge_outputs else outputs
+        return joined, [*left_states, *right_states]

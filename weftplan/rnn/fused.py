@@ -127,7 +127,7 @@ class FusedRNNCell(BaseRNNCell):
         data = merge_time(inputs, layout)
         if turned:
             warnings.warn("FusedRNNCell: layout 'NTC' is turned to 'TNC' and back; 'TNC' saves that", stacklevel=2)
-            data = sym.SwapAxis(data, dim1=0, dim2=1)
+            data = sym.swapaxes(data, dim1=0, dim2=1)
         states = list(self.begin_state() if begin_state is None else begin_state)
         made = sym.RNN(
             data,
@@ -144,7 +144,7 @@ class FusedRNNCell(BaseRNNCell):
         outputs: Any = made[0] if self._get_next_state else made
         after = [made[k] for k in range(1, len(made.list_outputs()))] if self._get_next_state else []
         if turned:
-            outputs = sym.SwapAxis(outputs, dim1=0, dim2=1)
+            outputs = sym.swapaxes(outputs, dim1=0, dim2=1)
         return (split_time(length, outputs, layout) if merge_outputs is False else outputs), after
 
     def unfuse(self) -> containers.SequentialRNNCell:
