@@ -303,3 +303,23 @@ def test_none_stands_for_an_input_that_is_left_out():
     assert made.list_arguments() == ["data", "w"]
     with pytest.raises(ParameterError, match=r"takes 2 input\(s\)"):
         sym.FullyConnected(data, weight, sym.Variable("b"), num_hidden=2, no_bias=True)
+
+
+@pytest.mark.parametrize(
+    ("node", "outputs"),
+    [
+        (lambda x: sym.CTCLoss(x, name="n"), ["n_output0"]),
+        (lambda x: sym.contrib.box_nms(x, name="n"), ["n_output0"]),
+        (lambda x: sym.contrib.bipartite_matching(x, threshold=0.5, name="n"), ["n_output0", "n_output1"]),
+        (lambda x: sym.contrib.quantize(x, name="n"), ["n_output0", "n_output1", "n_output2"]),
+        (lambda x: sym.contrib.quantize_v2(x, name="n"), ["n_output0", "n_output1", "n_output2"]),
+        (lambda x: sym.linalg.gelqf(x, name="n"), ["n_output0", "n_output1"]),
+        (lambda x: sym.linalg.syevd(x, name="n"), ["n_output0", "n_output1"]),
+        (lambda x: sym.topk(x, ret_typ="both", name="n"), ["n_output0", "n_output1"]),
+        (lambda x: sym.BatchNorm(x, output_mean_var=True, name="n"), ["n_output", "n_mean", "n_var"]),
+        (lambda x: sym.L2Normalization(x, name="n"), ["n_output"]),
+    ],
+)
+def test_names_of_several_outputs(node, outputs):
+    """They are MXNet 1.9.1's, by which scripts look for them, also where only the first is visible."""
+    assert node(sym.Variable("x")).list_outputs() == outputs

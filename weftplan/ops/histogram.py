@@ -73,7 +73,7 @@ register(
             Param("range", p_optional(p_tuple(p_float)), None, "Least and largest edge, with bin_cnt."),
         ),
         inputs=_inputs,
-        outputs=("output", "bin_edges"),
+        outputs=("output0", "output1"),
         doc="How many numbers fall into each bin, as int64, and the edges of bins; the last bin has both its edges.",
     )
 )

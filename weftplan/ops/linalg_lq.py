@@ -139,7 +139,7 @@ register(
         infer_shape=_gelqf_shape,
         infer_dtype=wide_floats("linalg_gelqf"),
         inputs=("A",),
-        outputs=("Q", "L"),
+        outputs=("output0", "output1"),
         gradient=grad("_backward_linalg_gelqf", "g0", "g1", "y0", "y1"),
         aliases=("linalg_gelqf",),
         doc="Q with orthonormal rows and lower triangular L, A = L · Q, of each matrix with no more rows than columns.",
@@ -202,7 +202,7 @@ register(
         infer_shape=square_shape("linalg_syevd", ("same", "row")),
         infer_dtype=wide_floats("linalg_syevd"),
         inputs=("A",),
-        outputs=("U", "L"),
+        outputs=("output0", "output1"),
         gradient=grad("_backward_linalg_syevd", "g0", "g1", "y0", "y1"),
         doc="Eigenvectors, the rows of U, and ascending eigenvalues L of each symmetric matrix.",
     )

@@ -92,7 +92,7 @@ def _dequantize(xp: Any, p: Params, data: Any, min_range: Any, max_range: Any, o
     xp.multiply(out, (reach / _REACH[x.dtype.name]).astype(_FLOAT), out=out)
 
 
-_RANGE = ("output", "min_output", "max_output")
+_RANGE = ("output0", "output1", "output2")
 register(
     Op(
         name="_contrib_quantize",

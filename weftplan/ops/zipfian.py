@@ -77,7 +77,7 @@ register(
             Param("shape", p_optional(p_shape), None, "number of rows, and of different classes in each"),
         ),
         inputs=(),
-        outputs=("samples", "num_tries"),
+        outputs=("output0", "output1"),
         gradient=zero_gradient,
         random=True,
         doc="Rows of different classes, where small ones come early (class k with about log((k + 2) / (k + 1))), and "

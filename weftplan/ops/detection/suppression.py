@@ -175,7 +175,7 @@ register(
         infer_shape=_nms_shape,
         infer_dtype=floats_only("box_nms", _nms_dtype),
         params=_NMS,
-        outputs=("output", "places"),
+        outputs=("output0", "places"),
         visible_outputs=1,
         gradient=grad("_backward_contrib_box_nms", "g0", "y1"),
         aliases=("_contrib_box_non_maximum_suppression",),
@@ -250,7 +250,7 @@ register(
             Param("threshold", p_float, doc="only scores above this (is_ascend: below) match"),
             Param("topk", p_int, -1, "at most one match more than this, as in MXNet 1.9.1; -1: any number"),
         ),
-        outputs=("rows", "columns"),
+        outputs=("output0", "output1"),
         gradient=zero_gradient,
         doc="Greedy matches of rows and columns by score: the column of each row, the row of each column, else -1.",
     )

@@ -281,7 +281,7 @@ register(
         infer_dtype=_infer_dtype,
         params=_PARAMS,
         inputs=inputs_of,
-        outputs=("output", "alpha"),
+        outputs=("output0", "alpha"),
         visible_outputs=1,
         gradient=_gradient,
         workspace=_workspace,
