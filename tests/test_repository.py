@@ -81,8 +81,9 @@ def test_names_can_be_imported_from_mxnets_modules():
 @pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
 def test_imports_of_absent_modules_say_what_to_use(name: str):
     """``import weftplan.gluon`` says what the attribute says; a module that nobody knows is just not there."""
-    with pytest.raises(ModuleNotFoundError, match=f"weftplan has no {name} on purpose: "):
-        importlib.import_module(f"weftplan.{name}")
+    for line in (f"import weftplan.{name}", f"from weftplan import {name}", f"from weftplan.{name} import x"):
+        with pytest.raises(ModuleNotFoundError, match=f"weftplan has no {name} on purpose: "):
+            exec(line, {})
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'weftplan\.nonsense'"):
         importlib.import_module("weftplan.nonsense")
 

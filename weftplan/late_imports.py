@@ -84,7 +84,8 @@ class ImportsOfAttributes:
         if package != self._package:
             return None
         if name in self._absent:
-            raise ModuleNotFoundError(f"{package} has no {name} on purpose: {self._absent[name]}", name=fullname)
+            # without its name, of which ``from package import name`` would hear as "cannot import name"
+            raise ModuleNotFoundError(f"{package} has no {name} on purpose: {self._absent[name]}")
         return ModuleSpec(fullname, cast(Any, self)) if name in self._names else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
