@@ -16,6 +16,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from weftplan.files import put
@@ -38,7 +39,12 @@ def folder(kind: str, environment: Mapping[str, str] | None = None) -> Path | No
         if not os.path.isabs(home):
             return None
         given = os.path.join(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
-    return Path(given, "weftplan", kind)
+    return _under(given, kind)
+
+
+@lru_cache(maxsize=16)
+def _under(caches: str, kind: str) -> Path:
+    return Path(caches, "weftplan", kind)
 
 
 def refusal(place: Path) -> str | None:
