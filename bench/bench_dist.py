@@ -3,8 +3,8 @@
 Both run in turn in the same processes, on this machine: one small key, and buckets of eight keys that travel together.
 A round begins at a barrier; the store's ends when every pulled array can be read. A loop of as many rounds without
 barriers, as training is, follows for each. The store's sums have one order, whatever the sizes and the number of
-processes; ``Allreduce`` promises none. With more processes than cores both wait for cores. The eight keys are one bucket,
-or buckets of so many.
+processes; ``Allreduce`` promises none. With more processes than cores both wait for cores. All keys are one bucket, or
+``--bucket`` of them.
 
     python bench/bench_dist.py [--workers 2,4] [--rounds 15] [--bucket 3]
 """
