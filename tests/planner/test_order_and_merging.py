@@ -68,6 +68,15 @@ def test_merging_cascades() -> None:
     assert plan_symbol(net, {"x": (2, 2)}).graph.num_nodes == 4
 
 
+def test_kinds_that_read_the_same_are_told_apart() -> None:
+    """Of four powers of one entry the first and the third are one, and so are the second and the fourth."""
+    x = sym.Variable("x")
+    powers = [x**power for power in (2, 3, 2, 3)]
+    planned = plan_symbol(sym.add_n(*(sym.sin(power) for power in powers)), {"x": (2, 3)})
+    names = [node.op.name for node in planned.graph.nodes if node.op is not None]
+    assert names == ["_power_scalar", "sin"] * 2 + ["add_n"]
+
+
 def test_what_must_not_be_merged() -> None:
     """Random nodes, losses, other parameters, other groups."""
     x = sym.Variable("x")
