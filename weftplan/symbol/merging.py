@@ -37,7 +37,7 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
                 twin[node] = kept
         if not node.inputs or op.random or op.aux or op.loss:
             continue
-        key = (op.name, *[(e[0], e[1]) for e in kept.inputs])
+        key: tuple[object, ...] = (op.name, *[(e[0], e[1]) for e in kept.inputs])
         other = table.setdefault(key, kept)
         # Few nodes read what another one of their kind reads: only they are asked for the rest.
         if other is not kept and (other.attrs != kept.attrs or set(other.control_deps) != set(kept.control_deps)):
