@@ -51,6 +51,23 @@ for _extra in ({}, {"rescale_grad": 0.5, "clip_gradient": 0.2}):
     _add("multi_sgd_update", W, W, V, V, lrs=(0.1, 0.3), wds=(0.0, 0.2), num_weights=2, **_extra)
     for _case in CASES[-2:]:
         _case["out"] = [0, 2]
+    for _name, _own, _types in (
+        ("multi_sgd_mom_update", lambda x, wide: (x, x, x), ("float32", "float64")),
+        ("multi_mp_sgd_update", lambda x, wide: (x, x, wide), ("float16",)),
+        ("multi_mp_sgd_mom_update", lambda x, wide: (x, x, wide, wide), ("float16",)),
+        ("multi_sgd_update", lambda x, wide: (x, x), ("float32", "float64")),
+    ):
+        _each = [_own({"shape": x}, {"shape": x, "dtype": "float32"}) for x in ((3, 4), (5,))]
+        _rates = {"lrs": (0.1, 0.3), "wds": (0.0, 0.2)}
+        _loaded = [{"value": value, "dtype": "float32"} for value in _rates.values()]
+        _more = {"num_weights": 2, **({"momentum": 0.9} if "mom" in _name else {}), **_extra}
+        for _op, _last, _given in ((_name, (), _rates), (f"preloaded_{_name}", _loaded, {})):
+            if _op == "multi_sgd_update":
+                continue  # above
+            _add(_op, *_each[0], *_each[1], *_last, dtypes=_types, **_given, **_more)
+            for _case in CASES[-len(_types) :]:
+                _case["out"] = [0, len(_each[0])]
+                _case["name"] = f"{_op} {sorted(_extra)} {_case['inputs'][0]['dtype']}"
 for _dtype in ("float16", "float32", "float64"):
     _add("multi_sum_sq", W, V, dtypes=[_dtype], num_arrays=2)
     _add("multi_all_finite", W, V, dtypes=[_dtype], num_arrays=2)

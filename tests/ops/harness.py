@@ -89,7 +89,7 @@ class Call:
         """Run the kernel; ``alias`` (i, o) gives output o the memory of a copy of input i."""
         op = self.op
         ignored = set(op.ignored(self.params))
-        aux = set(op.aux)
+        aux = set(op.mutated(self.params))
         inputs: list[np.ndarray | None] = []
         for k, array in enumerate(self.inputs):
             if k in ignored:
@@ -398,7 +398,7 @@ def check_prepared(call: Call) -> bool:
     if replay is None:
         return False
     for _ in range(2):
-        for k in op.aux:
+        for k in op.mutated(call.params):
             inputs[k][...] = pristine[k]
         for output in outputs:
             output.reshape(-1).view(np.uint8)[:] = 0xAA

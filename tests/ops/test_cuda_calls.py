@@ -60,7 +60,8 @@ def run(where, call, *, alias=None, wanted=None, recompute=False):
         output_shapes=() if wanted is None else [s.shape for s in call.out_specs],
     )  # fmt: skip
     where.launch(lambda: chosen.kernel(ctx, params, given, outputs))
-    return [None if y is None else fetch(where, y) for y in outputs], [fetch(where, given[k]) for k in op.aux]
+    states = [fetch(where, given[k]) for k in op.mutated(params)]
+    return [None if y is None else fetch(where, y) for y in outputs], states
 
 
 def bits(arrays):
@@ -95,7 +96,7 @@ def test_in_place_and_with_unwanted_outputs(where, case):
 def test_to_predict(where, case):
     """Outside of training: statistics that were learnt are used and stay, nothing is dropped."""
     for call in calls_of(case, is_train=False):
-        before = [call.inputs[k].copy() for k in call.op.aux]
+        before = [call.inputs[k].copy() for k in call.op.mutated(call.params)]
         expected = [y.copy() for y in call()]
         found, after = run(where, call)
         assert bits(after) == bits(before)
@@ -110,4 +111,4 @@ def test_statistics_are_learnt_once(where):
             expected, _ = run(where, call)
             found, after = run(where, call, recompute=True)
             assert bits(found) == bits(expected)
-            assert bits(after) == bits([call.inputs[k] for k in call.op.aux])
+            assert bits(after) == bits([call.inputs[k] for k in call.op.mutated(call.params)])

@@ -147,7 +147,7 @@ def compare(where, name, arrays, params):
         found, left = on_device(where, made, given, "auto")
         for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
             same(mine, theirs, f"{made.op.name}: output {k}")
-        for k in made.op.aux if after is not None else ():
+        for k in made.op.mutated(made.params) if after is not None else ():
             same(left[k], after[k], f"{made.op.name}: state {k}")
 
 

@@ -128,7 +128,7 @@ def check(where, name, arrays, params):
                 continue
             for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
                 same(mine, theirs, f"{made.op.name} ({mode}): output {k}")
-            for k in made.op.aux if after is not None else ():
+            for k in made.op.mutated(made.params) if after is not None else ():
                 same(left[k], after[k], f"{made.op.name} ({mode}): state {k}")
 
 

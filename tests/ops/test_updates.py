@@ -40,8 +40,26 @@ MIXED = [
     ("_adamw_update", [W, G, S, P, FACTOR], ADAMW),
     ("_mp_adamw_update", [W, G, S.astype("float32"), P.astype("float32"), W.astype("float32"), FACTOR], ADAMW),
 ]
+RATES = {"lrs": (0.1, 0.2), "wds": (0.0, 0.1)}
+LOADED = [np.array(one, np.float32) for one in RATES.values()]
+W32, S32, P32 = (x.astype("float32") for x in (W, S, P))
+SEVERAL = {  # for each: the operator of one, and what belongs to each weight
+    "multi_sgd_update": ("sgd_update", [W, G], [S[0], T[0]]),
+    "multi_sgd_mom_update": ("sgd_mom_update", [W, G, S], [S[0], T[0], P[0]]),
+    "multi_mp_sgd_update": ("mp_sgd_update", [W, G, W32], [S[0], T[0], S32[0]]),
+    "multi_mp_sgd_mom_update": ("mp_sgd_mom_update", [W, G, S32, W32], [S[0], T[0], P32[0], S32[0]]),
+}
+GROUPS = [
+    case
+    for name, (_, one, other) in SEVERAL.items()
+    for more in [{"num_weights": 2, **({"momentum": 0.9} if "mom" in name else {})}]
+    for case in (
+        (name, [*one, *other], {**RATES, **more}),
+        (f"preloaded_{name}", [*one, *other, *LOADED], more),
+    )
+]
 MANY = [
-    ("multi_sgd_update", [W, G, S[0], T[0]], {"lrs": (0.1, 0.2), "wds": (0.0, 0.1), "num_weights": 2}),
+    *GROUPS,
     ("all_finite", [W], {}),
     ("multi_all_finite", [W, S[0]], {"num_arrays": 2}),
     ("multi_sum_sq", [W, S[0]], {"num_arrays": 2}),
@@ -104,7 +122,8 @@ def test_precision(case, dtype, tolerance):
 def test_memory(case):
     """Besides NumPy's buffers nothing is allocated outside the workspace."""
     op, arrays, params = case
-    large = [x.astype("float32") if x.shape == (1,) else np.tile(x.astype("float32"), (500, 100)) for x in arrays]
+    kept = ((1,), (2,))  # factors, and rates of two weights
+    large = [x.astype("float32") if x.shape in kept else np.tile(x.astype("float32"), (500, 100)) for x in arrays]
     check_hidden(prepare(op, large, params), 3 * 8192 * 4 + 20_000)
 
 
@@ -132,13 +151,65 @@ def test_a_mixed_step_is_the_plain_step_of_the_copy():
     np.testing.assert_array_equal(found, arrays[3].astype(np.float16))
 
 
-def test_many_is_one_after_the_other():
-    """multi_sgd_update does what sgd_update does to each, with its own rate and decay."""
-    op, arrays, params = MANY[0]
+@pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_many_is_one_after_the_other(case, dtype):
+    """A step of several weights is the step of each, with its own rate and decay: the new weight and the states."""
+    op, arrays, params = narrowed(case, dtype)
+    single, *each = SEVERAL[op.removeprefix("preloaded_")]
+    before = [x.copy() for x in arrays]
     found = run(op, arrays, params)
-    for k in range(2):
-        one = run("sgd_update", arrays[2 * k : 2 * k + 2], {"lr": params["lrs"][k], "wd": params["wds"][k]})[0]
-        np.testing.assert_array_equal(found[k], one)
+    more = {"momentum": 0.9} if "momentum" in params else {}
+    exact = {"rtol": 0} if op.startswith("multi") else {"rtol": 2e-3 if dtype == "float16" else 1e-6}
+    first = 0
+    for k, mine in enumerate(each):
+        given = before[first : first + len(mine)]
+        new = run(single, given, {"lr": RATES["lrs"][k], "wd": RATES["wds"][k], **more})[0]
+        np.testing.assert_allclose(found[k], new, **exact, atol=0 if exact["rtol"] == 0 else 1e-3 * exact["rtol"])
+        for ours, theirs in zip(arrays[first : first + len(mine)], given, strict=True):
+            np.testing.assert_allclose(ours, theirs, **exact, atol=0 if exact["rtol"] == 0 else exact["rtol"])
+        first += len(mine)
+
+
+def test_states_of_several_weights_in_a_graph():
+    """Which inputs are states follows from the number of weights; names and order are those of MXNet 1.9.1."""
+    step = mx.sym.multi_mp_sgd_mom_update(num_weights=2, lrs=(1, 1), wds=(0, 0), name="u")
+    assert step.list_arguments() == ["u_weight_0", "u_grad_0", "u_weight_1", "u_grad_1"]
+    assert step.list_auxiliary_states() == ["u_mom_0", "u_weight32_0", "u_mom_1", "u_weight32_1"]
+    loaded = mx.sym.preloaded_multi_sgd_update(num_weights=1, name="u")
+    assert loaded.list_arguments() == ["u_weight_0", "u_grad_0", "u_lrs", "u_wds"]
+    assert loaded.list_auxiliary_states() == []
+    executor = step.simple_bind(mx.cpu(), u_weight_0=(2,), u_weight_1=(3,), grad_req="null")
+    for name, value in (("u_grad_0", 1), ("u_grad_1", 2)):
+        executor.arg_dict[name][:] = value
+    for _ in range(2):
+        outputs = executor.forward()
+    assert [out.asnumpy().tolist() for out in outputs] == [[-2, -2], [-4, -4, -4]]
+    assert executor.aux_dict["u_weight32_1"].asnumpy().tolist() == [-4, -4, -4]
+
+
+@pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])
+def test_several_weights_as_outputs(case):
+    """Called as optimizers do, with the weights as outputs: weights and states change, gradients and rates stay."""
+    op, arrays, params = narrowed(case, "float16" if "mp_" in case[0] else "float32")
+    given = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
+    expected = [x.copy() for x in arrays]
+    size = len(SEVERAL[op.removeprefix("preloaded_")][1])
+    expected[0], expected[size] = run(op, expected, params)
+    getattr(mx.nd, op)(*given, out=[given[0], given[size]], **params)
+    for ours, theirs in zip(given, expected, strict=True):
+        np.testing.assert_array_equal(ours.asnumpy(), theirs)
+
+
+def test_reset_arrays():
+    """All elements are zero afterwards, of any dtype; it gives back nothing, as MXNet's does."""
+    arrays = [mx.nd.ones((2,)), mx.nd.array([[1, np.nan]], dtype="float16"), mx.nd.ones((3,), dtype="int32")]
+    assert mx.nd.reset_arrays(*arrays, num_arrays=3) == []
+    assert [array.asnumpy().tolist() for array in arrays] == [[0, 0], [[0, 0]], [0, 0, 0]]
+    with pytest.raises(ParameterError, match="2 arrays, expected num_arrays=3"):
+        mx.nd.reset_arrays(*arrays[:2], num_arrays=3)
+    with pytest.raises(DTypeError, match="number 1"):
+        mx.nd.reset_arrays(mx.nd.ones((2,)), np.ones(2), num_arrays=2)
 
 
 def test_in_a_graph():
@@ -161,6 +232,10 @@ def test_in_a_graph():
         ("mp_sgd_update", [W.astype(int)] * 2 + [W.astype("f")], {"lr": 0.1}, DTypeError, "expects floats"),
         ("multi_sgd_update", [W, G], {"lrs": (0.1, 0.2), "wds": (0.0,), "num_weights": 1}, ParameterError, "lrs has 2"),
         ("multi_sgd_update", [W, G[0]], {"lrs": (0.1,), "wds": (0.0,)}, ShapeError, "gradient 0"),
+        ("multi_sgd_mom_update", [W, G, S[0]], {"lrs": (0.1,), "wds": (0.0,)}, ShapeError, "weight and mom 0"),
+        ("multi_mp_sgd_update", [W, G, W], {"lrs": (0.1,), "wds": (0.0,)}, DTypeError, "state of a mixed-precision"),
+        ("preloaded_multi_sgd_update", [W, G, *LOADED], {"num_weights": 1}, ShapeError, "lrs, one for each weight"),
+        ("preloaded_multi_sgd_update", [W, G, P[0][:1], LOADED[1][:1]], {}, DTypeError, "lrs and wds"),
         ("all_finite", [W], {"init_output": False}, ParameterError, "init_output"),
         ("multi_sum_sq", [W, G.astype("f")], {"num_arrays": 2}, DTypeError, "differ"),
         ("lamb_update_phase2", [W, G, P, P], {"lr": 0.1}, ShapeError, "norms"),

@@ -14,7 +14,7 @@ from weftplan.device.context import cpu
 from weftplan.ndarray import NDArray
 from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.symbol import Symbol
-from weftplan.symbol.traversal import followed, rewired, topological_order
+from weftplan.symbol.traversal import followed, rewired, split_variables, topological_order
 from weftplan.training.checkpoint import Params
 
 MOST_BYTES = 1 << 24
@@ -76,7 +76,7 @@ def fold_constants(
 def _constant_nodes(order: Sequence[Node], given: Mapping[str, NDArray]) -> set[Node]:
     """Nodes that depend on nothing but given arguments."""
     found: set[Node] = set()
-    states = {node.inputs[i].node for node in order if node.op is not None for i in node.op.aux}
+    states = set(split_variables(order)[1])
     for node in order:
         op = node.op
         if op is None:

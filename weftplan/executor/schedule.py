@@ -96,7 +96,7 @@ class StepBuilder:
         workspace = self._memory.workspace(nid)
         reads = [array.var for array in inputs if array is not None]
         writes = [array.var for array in outputs if array is not None]
-        writes += [inputs[i].var for i in op.aux if inputs[i] is not None]  # type: ignore[union-attr]
+        writes += [inputs[i].var for i in op.mutated(node.params) if inputs[i] is not None]  # type: ignore[union-attr]
         if workspace is not None:
             writes.append(workspace[0].var)
         idle = nid in planned.skipped or (workspace is None and _is_noop(op, node, in_ids, out_ids, planned))

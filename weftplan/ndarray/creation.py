@@ -230,6 +230,20 @@ def _check_arrays(name: str, arrays: Sequence[Any]) -> None:
         raise DTypeError(f"{name} needs at least one array")
 
 
+def reset_arrays(*data: NDArray, num_arrays: int) -> list[NDArray]:
+    """Set all elements of ``num_arrays`` arrays to zero; an empty list, as from MXNet's operator, which has no outputs.
+
+    Raises:
+        ParameterError: another number of arrays. Nothing is changed then.
+    """
+    _check_arrays("reset_arrays", data)
+    if len(data) != num_arrays:
+        raise ParameterError(f"reset_arrays: got {len(data)} arrays, expected num_arrays={num_arrays}")
+    for array in data:
+        array[:] = 0
+    return []
+
+
 def split_v2(
     ary: NDArray, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
 ) -> NDArray | list[NDArray]:

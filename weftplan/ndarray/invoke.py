@@ -67,7 +67,7 @@ def invoke(
     writes = [a.chunk.var for a in outputs]
     independent = not targets and not op.aux
     if not independent:
-        writes += [inputs[i].var for i in op.aux]
+        writes += [inputs[i].var for i in op.mutated(plan.params)]
         writes += [target.var for target in targets]
     scratch: list[NDArray] = []
     if plan.workspace and (place.asynchronous or pushing.make_room is not None):
@@ -181,11 +181,12 @@ def push_into(
         small: the same work where it is small.
     """
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
-    written = [target, *[inputs[i] for i in op.aux]]
+    states = op.mutated(plan.params)
+    written = [target, *[inputs[i] for i in states]]
     if (
         small is not None
         and getattr(plan.kernel, "elementwise", False)
-        and write_at_once(small.kernel, read, written, op.aux, plan.workspace)
+        and write_at_once(small.kernel, read, written, states, plan.workspace)
     ):
         return
     work: Callable[..., object]

@@ -55,6 +55,7 @@ import weftplan.ops.sync_batch_norm
 import weftplan.ops.unary
 import weftplan.ops.update
 import weftplan.ops.update_adamw
+import weftplan.ops.update_groups
 import weftplan.ops.update_many
 import weftplan.ops.update_mixed
 import weftplan.ops.update_more

@@ -63,7 +63,8 @@ class NodeCall:
         output_shapes: Sequence[Shape] = (),
     ) -> None:
         if guarded:
-            inputs = [a if a is None or i in op.aux else read_only(a) for i, a in enumerate(inputs)]
+            states = op.mutated(params)
+            inputs = [a if a is None or i in states else read_only(a) for i, a in enumerate(inputs)]
         self._kernel = kernel
         self._params = params
         self._xp = xp

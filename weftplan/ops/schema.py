@@ -271,8 +271,8 @@ class Op:
     """Names of the inputs (aux states included), as they appear in ``<node>_<input>``."""
     variadic: str | None = None
     """Name of the parameter that holds the number of inputs (``num_args``), filled when composing."""
-    aux: tuple[int, ...] = ()
-    """Inputs that the kernel mutates (auxiliary states): FMutateInputs."""
+    aux: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
+    """Inputs that the kernel mutates (auxiliary states): FMutateInputs. Empty only where there are never any."""
     outputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("output",)
     """Names of all outputs, hidden ones included."""
     visible_outputs: int | Callable[[Params], int] | None = None
@@ -329,6 +329,10 @@ class Op:
     def inplace_pairs(self, params: Params) -> tuple[InplacePair, ...]:
         """Inplace pairs in the order in which the planner tries them."""
         return self.inplace(params) if callable(self.inplace) else self.inplace
+
+    def mutated(self, params: Params) -> tuple[int, ...]:
+        """Indices of the inputs that the kernel mutates."""
+        return self.aux(params) if callable(self.aux) else self.aux
 
     def ignored(self, params: Params) -> tuple[int, ...]:
         """Indices of inputs whose values are not read."""

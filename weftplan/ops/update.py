@@ -48,8 +48,9 @@ def sgd_step(xp: Any, p: Params, w: Any, g: Any, out: Any, t: Any, u: Any) -> No
 def sgd_mom_step(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
     """Descent with a velocity."""
     rescaled(xp, p, g, t)
-    if p["wd"] != 0.0:
-        xp.multiply(w, p["wd"], out=u)
+    decay = p["wd"]
+    if not isinstance(decay, float) or decay != 0.0:  # nobody waits for the value of an array
+        xp.multiply(w, decay, out=u)
         xp.add(t, u, out=t)
     xp.multiply(t, p["lr"], out=t)
     xp.multiply(mom, p["momentum"], out=mom)

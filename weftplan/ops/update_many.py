@@ -1,4 +1,4 @@
-"""What training loops ask of many arrays at once: multi_sgd_update, counts over arrays, multi_lars.
+"""What training loops ask of many arrays at once: counts over arrays, multi_lars.
 
 All but the last, whose vectors have an element for each weight, are operators with a number of inputs that a parameter
 says; their kernels go through the arrays one by one.
@@ -12,87 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ParameterError
 from weftplan.ops.add_n import numbered
 from weftplan.ops.forms import Room, kernel, workspace_kernel
 from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
-from weftplan.ops.params import p_bool, p_float, p_inputs, p_tuple
+from weftplan.ops.params import p_bool, p_float, p_inputs
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, same_shape, take_bytes
 from weftplan.ops.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
-from weftplan.ops.update import COMMON, sgd_step
 
 _SINGLE = np.dtype(np.float32)
-_FLOATS = p_tuple(p_float)
-
-# ----------------------------------------------------------------------------------------------------- multi_sgd_update
-
-
-def _rates(params: Params) -> list[tuple[float, float]]:
-    """(lr, wd) of each weight."""
-    count = params["num_weights"]
-    for name in ("lrs", "wds"):
-        if len(params[name]) != count:
-            raise ParameterError(
-                f"multi_sgd_update: {name} has {len(params[name])} items, expected num_weights={count}"
-            )
-    return list(zip(params["lrs"], params["wds"], strict=True))
-
-
-def _pairs_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    _rates(params)
-    found: Shapes = []
-    for k, out in enumerate(outs):
-        pair = merge_shape(ins[2 * k], ins[2 * k + 1], f"multi_sgd_update: weight and gradient {k}")
-        found.append(merge_shape(pair, out, f"multi_sgd_update: weight and output {k}"))
-    return [shape for shape in found for _ in range(2)], found
-
-
-def _pairs_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    found: DTypes = []
-    for k, out in enumerate(outs):
-        pair = merge_dtype(ins[2 * k], ins[2 * k + 1], f"multi_sgd_update: weight and gradient {k}")
-        found.append(merge_dtype(pair, out, f"multi_sgd_update: weight and output {k}"))
-    return [dtype for dtype in found for _ in range(2)], found
-
-
-@workspace_kernel
-def _multi_sgd(ctx: Workspace, params: Params, *arrays: Any) -> None:
-    rates = _rates(params)
-    inputs, outputs = arrays[: 2 * len(rates)], arrays[2 * len(rates) :]
-    for k, (rate, decay) in enumerate(rates):
-        here = {**params, "lr": rate, "wd": decay}
-        out = outputs[k]
-        # The scratch of every weight is taken, whoever is wanted: the sum is what was declared.
-        target = inputs[2 * k] if out is None else out
-        for w, g, y, t, u in blocks(ctx, (inputs[2 * k], inputs[2 * k + 1], target), (target.dtype, target.dtype)):
-            if out is not None:
-                sgd_step(ctx.xp, here, w, g, y, t, u)
-
-
-def _multi_sgd_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return sum(block_bytes(math.prod(shape), [dtype, dtype]) for shape, dtype in outputs)
-
-
-register(
-    Op(
-        name="multi_sgd_update",
-        forward=_multi_sgd,
-        infer_shape=_pairs_shape,
-        infer_dtype=_pairs_dtype,
-        params=(
-            Param("lrs", _FLOATS, doc="learning rate of each weight"),
-            Param("wds", _FLOATS, doc="weight decay of each weight"),
-            *COMMON[1:3],
-            Param("num_weights", p_inputs, 1, "number of weights"),
-        ),
-        inputs=lambda params: tuple(f"{what}_{k}" for k in range(params["num_weights"]) for what in ("weight", "grad")),
-        outputs=lambda params: numbered("output", params["num_weights"]),
-        inplace=lambda params: tuple(InplacePair(2 * k, k) for k in range(params["num_weights"])),
-        workspace=_multi_sgd_workspace,
-        doc="sgd_update of several weights; inputs are the pairs of weight and gradient, one after the other.",
-    )
-)
 
 # ----------------------------------------------------------------------------------------------------- counts of arrays
 

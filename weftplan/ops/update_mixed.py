@@ -5,6 +5,7 @@ All arithmetic is done on the copy, the last input; the output is the new copy, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,22 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [narrow, narrow, *wide], [narrow]
 
 
+def mixed_step(xp: Any, step: Step, p: Params, block: Sequence[Any]) -> None:
+    """``step`` on one block of (gradient, states…, the copy, the narrow weight), followed by three of scratch."""
+    gradient, *others, weight, target, wide, t, u = block
+    xp.copyto(wide, gradient)
+    step(xp, p, weight, wide, *others, weight, t, u)
+    xp.copyto(target, weight, casting="same_kind")
+
+
 def _mixed(step: Step) -> Kernel:
     @workspace_kernel
     def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, out = arrays
-        xp = ctx.xp
         if out is None:  # without the new weight the states stay, too
             return
-        for gradient, *states, target, wide, t, u in blocks(ctx, (*inputs[1:], out), (_WIDE, _WIDE, _WIDE)):
-            *others, weight = states
-            xp.copyto(wide, gradient)
-            step(xp, p, weight, wide, *others, weight, t, u)
-            xp.copyto(target, weight, casting="same_kind")
+        for block in blocks(ctx, (*inputs[1:], out), (_WIDE, _WIDE, _WIDE)):
+            mixed_step(ctx.xp, step, p, block)
 
     return compute
 

@@ -142,17 +142,18 @@ def set_versions(node: Node) -> None:
 def _count_writers(node: Node) -> None:
     op = node.op
     assert op is not None
+    states = op.mutated(node.params)
     for position, entry in enumerate(node.inputs):
         variable = entry.node
         if variable.op is not None:
-            if position in op.aux:
+            if position in states:
                 input_name = op.input_names(node.params)[position]
                 raise ParameterError(
                     f"operator {op.name} ({node.name!r}) writes to its input {input_name!r}, so it must be a variable, "
                     f"not an output of {variable.op.name} ({variable.name!r})"
                 )
             continue
-        if position in op.aux:
+        if position in states:
             variable.version += 1
         if entry.version != variable.version:
             node.inputs[position] = Entry(variable, entry.index, variable.version)

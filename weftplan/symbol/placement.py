@@ -131,7 +131,7 @@ def _assign(
 
 def _check_states(node: Node, here: Context, where: Sequence[Context], nid: Mapping[Node, int]) -> None:
     assert node.op is not None
-    for i in node.op.aux:
+    for i in node.op.mutated(node.params):
         state = node.inputs[i].node
         there = where[nid[state]]
         if there != here:

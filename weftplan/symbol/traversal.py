@@ -113,7 +113,7 @@ def split_variables(order: Iterable[Node]) -> tuple[list[Node], list[Node]]:
         if node.op is None:
             variables.append(node)
         elif node.op.aux:
-            written.update(node.inputs[i].node for i in node.op.aux)
+            written.update(node.inputs[i].node for i in node.op.mutated(node.params))
     return [node for node in variables if node not in written], [node for node in variables if node in written]
 
 

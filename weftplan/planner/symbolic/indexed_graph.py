@@ -129,7 +129,7 @@ def _work(op: Op, params: Params, force: bool | None) -> tuple[Work, int]:
         label=op.name,
         ignored=op.ignored(params),
         inplace=op.inplace_pairs(params),
-        writes=op.aux,
+        writes=op.mutated(params),
         is_sum=op.name == "_grad_add",
         only_overwrites=op.name == "_CrossDeviceCopy",
         may_repeat=not op.loss,
