@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import did_you_mean
 from weftplan.late_imports import late_import
-from weftplan.ndarray import contributed, random, spilling  # noqa: F401 - contributed: into mx.nd.contrib
+from weftplan.ndarray import contributed, control_flow, random, spilling  # noqa: F401 - the first two: mx.nd.contrib
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.creation import (

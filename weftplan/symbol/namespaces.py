@@ -13,6 +13,16 @@ from weftplan.symbol.distributions import FUNCTIONS, rand_zipfian
 from weftplan.symbol.functions import function
 from weftplan.symbol.symbol import Symbol
 
+_EAGER = "or run the step on arrays with mx.nd.contrib.{}, which has no gradient"
+LOOPS = {
+    "foreach": "a graph has no loops; unroll it with a loop in Python (mx.sym.SliceChannel gives the rows, "
+    "mx.sym.stack joins outputs; mx.rnn cells have unroll), " + _EAGER.format("foreach"),
+    "while_loop": "a graph has no loops; unroll it with a loop in Python over as many steps as there may be, with "
+    "mx.sym.where to keep what is done, " + _EAGER.format("while_loop"),
+    "cond": "a graph has no branches; compute both and choose with mx.sym.where, " + _EAGER.format("cond"),
+}
+"""MXNet's operators with graphs inside, and what there is in their place."""
+
 
 class Namespace:
     """Operators whose registered names are one of ``prefixes`` and the name asked for.
@@ -34,6 +44,8 @@ class Namespace:
             for prefix in self._prefixes:
                 if registry.contains(prefix + name):
                     return function(prefix + name, name if self._short else "")
+        if self._name == "contrib" and name in LOOPS:
+            raise UnknownOperatorError(f"mx.sym.contrib.{name} is absent on purpose: {LOOPS[name]}")
         near = "" if name.startswith("__") else did_you_mean(name, self.__dir__())
         raise UnknownOperatorError(f"mx.sym.{self._name} has no operator {name!r}" + (near and f"; {near.rstrip()}"))
 
