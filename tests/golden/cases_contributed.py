@@ -34,6 +34,9 @@ _add("_contrib_gradientmultiplier", (3, 4), params={"scalar": -0.5}, name="gradi
 for _axes in (None, (1,), (-1, 0)):
     _add("_contrib_index_array", (2, 3, 4), params={} if _axes is None else {"axes": _axes},
          name=f"index_array {_axes}", grad=False)  # fmt: skip
+for _places, _rows in (([0, 4, 2], (3, 3)), ([3], (1, 3)), ([1.7, 0.0, 1.2], (3, 3))):
+    _add("_contrib_index_copy", (5, 3), _tensor(_places), _rows, name=f"index_copy {_places}", grad=[0, 2])
+_add("_contrib_index_copy", (4,), _tensor([2, 0], "int32"), (2,), name="index_copy of a vector", grad=[0, 2])
 
 _REGIONS = ({"begin": (0, 1), "end": (2, 3)}, {"begin": (None, 3), "end": (None, None), "step": (1, -2)})
 for _region, _part in zip(_REGIONS, ((2, 2), (3, 2))):  # noqa: B905  (MXNet's Python may be 3.8)

@@ -141,6 +141,7 @@ for _op in ("nansum", "nanprod"):
         CASES.append((_op, [distinct(2, 3, 4) + 1.5], _params))
 CASES += [
     ("gather_nd", [uniform(3, 4), np.array([[0, 2, 2, -3], [1, -1, 3, 1]])], {}),
+    ("_contrib_index_copy", [uniform(5, 3), np.array([3, 0]), uniform(2, 3)], {}),
     ("gather_nd", [uniform(3, 4, 2), np.array([[[1, 0], [1, 2]]], "float64")], {}),
     ("scatter_nd", [uniform(3), np.array([[0, 2, 1], [1, 0, 3]])], {"shape": (3, 4)}),
     ("scatter_nd", [uniform(2, 4, 2), np.array([[2, 0]], "float64")], {"shape": (3, 4, 2)}),

@@ -5,7 +5,7 @@ import pytest
 from ops_harness import check_contract, check_gradient, gradients, run
 
 import weftplan as mx
-from weftplan.errors import ParameterError, ShapeError
+from weftplan.errors import IndexRangeError, ParameterError, ShapeError
 
 
 def uniform(*shape, seed=0):
@@ -49,6 +49,53 @@ def test_index_array_needs_axes_that_exist():
     """An axis beyond the data's is refused when shapes are known."""
     with pytest.raises(ShapeError, match="axes of index_array"):
         mx.sym.contrib.index_array(mx.sym.Variable("x"), axes=(2,)).infer_shape(x=(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 2)])
+def test_index_copy(shape):
+    """Rows in other places; both tensors have gradients, and the places may be of any dtype."""
+    old, new = uniform(*shape), uniform(3, *shape[1:], seed=7)
+    for places in (np.array([0, 4, 2]), np.array([4, 0, 1], np.float32)):
+        expected = old.copy()
+        expected[places.astype(int)] = new
+        np.testing.assert_array_equal(run("_contrib_index_copy", [old, places, new], {})[0], expected)
+        check_gradient("_contrib_index_copy", [old, places, new], {}, wrt=[0, 2])
+        check_contract("_contrib_index_copy", [old, places, new], {})
+    assert run("_contrib_index_copy", [old, np.array([1, 1, 1]), new], {})[0][1].tolist() == new[2].tolist()
+
+
+def test_index_copy_refuses():
+    """What does not fit is refused; MXNet 1.9.1 writes beyond the tensor where an index does."""
+    sym = mx.sym.contrib.index_copy(*(mx.sym.Variable(name) for name in ("old", "index", "new")))
+    assert sym.infer_shape(old=(5, 3), index=(2,))[0] == [(5, 3), (2,), (2, 3)]
+    for shapes, words in (
+        ({"old": (5, 3), "index": (2,), "new": (3, 3)}, "of 2 rows"),
+        ({"old": (5, 3), "index": (1, 3)}, "expected a vector"),
+        ({"old": (5, 3), "index": (3,), "new": (3, 2)}, "into .5, 3."),
+        ({"old": (2, 3), "index": (3,)}, "only 2"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            sym.infer_shape(**shapes)
+    for places in ([0, 5], [0, -1]):
+        with pytest.raises(IndexRangeError, match="index_copy: indices from"):
+            mx.nd.contrib.index_copy(mx.nd.zeros((5, 3)), mx.nd.array(places), mx.nd.ones((2, 3))).wait_to_read()
+
+
+def test_boolean_mask():
+    """Rows where the mask is not 0, as in MXNet 1.9.1: negative, fractional and undefined numbers count."""
+    data = mx.nd.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    mask = mx.nd.contrib.boolean_mask
+    assert mask(data, mx.nd.array([0, 1, 0])).asnumpy().tolist() == [[4, 5, 6]]
+    assert mask(data, mx.nd.array([-1, 0.5, np.nan])).asnumpy().tolist() == data.asnumpy().tolist()
+    none = mask(data, mx.nd.zeros((3,)))
+    assert (none.shape, none.dtype) == ((0, 3), np.float32)
+    whole = mask(data.astype("int32"), mx.nd.array([1, 0, 1], dtype="int8"))
+    assert (whole.asnumpy().tolist(), whole.dtype) == ([[1, 2, 3], [7, 8, 9]], np.int32)
+    with pytest.raises(ParameterError, match="only 0 is supported"):
+        mask(data, mx.nd.array([1, 0, 1]), axis=1)
+    for wrong in (mx.nd.array([1, 0]), mx.nd.array([[1, 0, 1]])):
+        with pytest.raises(ShapeError, match="one number for each row"):
+            mask(data, wrong)
 
 
 REGIONS = [

@@ -1,4 +1,5 @@
-"""Functions of ``mx.nd.contrib`` that are more than one operator: steps of AdamW for many weights, rand_zipfian."""
+"""Functions of ``mx.nd.contrib`` that are more than one operator: steps of AdamW for many weights, rand_zipfian,
+boolean_mask."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.device.context import Context, current_context
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import random
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.creation import full
@@ -103,5 +104,28 @@ def rand_zipfian(
     return classes, expected(true_classes.as_in_context(ctx)), expected(classes)
 
 
-FUNCTIONS = (adamw_update, mp_adamw_update, multi_adamw_update, multi_mp_adamw_update, rand_zipfian)
+def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
+    """The rows of ``data`` where ``index`` is not 0. It waits for ``index``, which the shape of the result depends on.
+
+    Symbols have none, since shapes of a graph are known before it runs; ``mx.sym.where`` clears rows and keeps them.
+
+    Raises:
+        ParameterError: an axis other than 0, as in MXNet.
+        ShapeError: not one number for each row.
+
+    >>> import weftplan as mx
+    >>> mx.nd.contrib.boolean_mask(mx.nd.array([[1, 2], [3, 4]]), mx.nd.array([0, 1])).asnumpy().tolist()
+    [[3.0, 4.0]]
+    """
+    if axis != 0:
+        raise ParameterError(f"boolean_mask: axis={axis}, only 0 is supported: transpose the array (swapaxes) first")
+    if index.shape != data.shape[:1]:
+        raise ShapeError(
+            f"boolean_mask: index has shape {index.shape}, expected one number for each row of {data.shape}"
+        )
+    rows: NDArray = data[index.asnumpy() != 0]
+    return rows
+
+
+FUNCTIONS = (adamw_update, mp_adamw_update, multi_adamw_update, multi_mp_adamw_update, rand_zipfian, boolean_mask)
 vars(NAMESPACES["contrib"]).update({one.__name__: one for one in FUNCTIONS})

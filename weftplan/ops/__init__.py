@@ -22,6 +22,7 @@ import weftplan.ops.grids
 import weftplan.ops.histogram
 import weftplan.ops.image
 import weftplan.ops.index_array
+import weftplan.ops.index_copy
 import weftplan.ops.indexing
 import weftplan.ops.join
 import weftplan.ops.khatri_rao
