@@ -52,19 +52,21 @@ def test_the_best_so_far_is_printed(ctrl_c) -> None:
 
 
 def test_nothing_that_fits_was_found(ctrl_c) -> None:
-    """The error says that the search was interrupted."""
+    """The exit code is that of an interrupt, too; a sentence says what happened and what is needed so far."""
     ctrl_c(1)
     done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
-    assert done.exit_code == 1
-    assert "interrupted; a longer search may find less" in done.output
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert "interrupted: no plan that fits was found until then: the budget is 120,000,000 bytes" in done.stderr
+    assert "a longer search may find less" in done.stderr
 
 
 def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
     """Whoever presses again does not want to wait for the end of what is going on."""
     ctrl_c(5, 6)
     done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
-    assert done.exit_code == 1
-    assert "Aborted!" in done.output
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert "interrupted: the search ended at once" in done.stderr
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_stopping_outside_of_a_block_stops_nothing() -> None:

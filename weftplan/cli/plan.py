@@ -151,7 +151,7 @@ def command(
     """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
-    then names the smallest budget that works.
+    then names the smallest budget that works. After Ctrl-C it is 130.
     """
     if recompute == "budget" and budget is None:
         raise click.UsageError("--recompute budget needs --budget BYTES")
@@ -272,9 +272,13 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
         except BudgetError as error:
             if not asked():
                 raise
-            raise BudgetError(
-                f"{error} (interrupted; a longer search may find less)", smallest=error.smallest
-            ) from None
+            click.echo(
+                f"interrupted: no plan that fits was found until then: {error}; a longer search may find less", err=True
+            )
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt:
+            click.echo("interrupted: the search ended at once, so no plan is printed", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGINT, before)
             found[0] = asked()
