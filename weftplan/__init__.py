@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weftplan import kvstore as kv
     from weftplan import ndarray as nd
     from weftplan import symbol as sym
-    from weftplan.compat import base, contrib, operator, runtime, test_utils, util
+    from weftplan.compat import base, contrib, log, operator, runtime, test_utils, util
     from weftplan.compat.util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
     from weftplan.device import num_gpus
     from weftplan.ndarray import random
@@ -59,6 +59,7 @@ _LAZY = {
     "initializer": "training.initializer",
     "io": "training.iterators",
     "kv": "kvstore",
+    "log": "compat.log",
     "lr_scheduler": "training.lr_scheduler",
     "metric": "training.metric",
     "mod": "training.mod",

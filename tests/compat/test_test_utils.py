@@ -103,6 +103,32 @@ def test_central_differences_find_a_wrong_gradient() -> None:
         tu.check_numeric_gradient(mx.sym.Custom(X, op_type="test_utils_wrong"), {"x": np.ones((2, 2))})
 
 
+def test_central_differences_of_an_executor() -> None:
+    """The slopes of the sum of output 0 as MXNet 1.9.1 finds them; what the executor holds is put back."""
+    place = {"x": np.array([[1, 2], [3, 4.0]]), "y": np.array([[2.0, -1]])}
+    given = {name: mx.nd.array(value, dtype="float64") for name, value in place.items()}
+    executor = mx.sym.Group([mx.sym.broadcast_mul(X * X, Y), X]).bind(mx.cpu(), given)
+    found = tu.numeric_grad(executor, place, eps=1e-3, dtype=np.float64)
+    np.testing.assert_allclose(found["x"], [[4, -4], [12, -8]], rtol=1e-9)
+    np.testing.assert_allclose(found["y"], [[10, 20]], rtol=1e-9)
+    assert (found["x"].dtype, tu.numeric_grad(executor, {"y": place["y"]})["y"].dtype) == (np.float64, np.float32)
+    for name, value in place.items():
+        np.testing.assert_array_equal(executor.arg_dict[name].asnumpy(), value)
+
+
+def test_central_differences_with_states_and_whole_numbers() -> None:
+    """States are set before each run; whole numbers have no slopes."""
+    net = mx.sym.BatchNorm(X, fix_gamma=True, name="bn", eps=0)
+    executor = net.simple_bind(mx.cpu(), x=(4, 1), grad_req="null")
+    place = {"x": np.array([[1], [2], [3], [4]])}
+    states = {"bn_moving_mean": np.zeros(1), "bn_moving_var": np.full(1, 4.0)}
+    found = tu.numeric_grad(executor, place, states, use_forward_train=False)
+    assert found["x"].tolist() == [[0], [0], [0], [0]]
+    place["x"] = place["x"].astype(np.float64)
+    found = tu.numeric_grad(executor, place, states, eps=1e-2, use_forward_train=False)
+    np.testing.assert_allclose(found["x"], 0.5, rtol=1e-2)
+
+
 def test_contexts_and_dtypes_agree() -> None:
     """A network computes the same on a simulated device and in float64; another network does not."""
     net = mx.sym.Activation(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), act_type="tanh")

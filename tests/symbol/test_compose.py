@@ -292,6 +292,8 @@ def test_split_v2() -> None:
     assert pieces.list_outputs() == ["cut_output0", "cut_output1", "cut_output2"]
     assert pieces.infer_shape(x=(2, 4))[1] == [(2, 1), (2, 2), (2, 1)]
     assert sym.split_v2(x, 2, squeeze_axis=True).infer_shape(x=(2, 4))[1] == [(4,), (4,)]
+    assert x.split_v2((1, 3), axis=1, name="cut").tojson() == pieces.tojson()
+    assert x.split_v2(2, squeeze_axis=True).infer_shape(x=(2, 4))[1] == [(4,), (4,)]
     with pytest.raises(ParameterError, match=r"split_v2.*got float"):
         sym.split_v2(x, 2.5)
 

@@ -6,7 +6,7 @@ Each binds the symbol anew on the thread that calls, and raises AssertionError w
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,56 @@ def check_symbolic_backward(
     return grads
 
 
+def _slopes(total: Callable[[], float], array: NDArray, base: Host, eps: float) -> Host:
+    """Central differences of ``total()`` by each element of ``array``, which holds ``base`` afterwards."""
+    found = np.zeros(base.shape)
+    for place in np.ndindex(base.shape):
+        sides = []
+        for step in (eps / 2, -eps / 2):
+            moved = base.copy()
+            moved[place] += step
+            array[:] = moved
+            sides.append(total())
+        found[place] = (sides[0] - sides[1]) / eps
+    array[:] = base
+    return found
+
+
+def numeric_grad(
+    executor: Any,
+    location: Mapping[str, Any],
+    aux_states: Mapping[str, Any] | None = None,
+    eps: float = 1e-4,
+    use_forward_train: bool = True,
+    dtype: Any = np.float32,
+) -> dict[str, Host]:
+    """Central differences of the sum of output 0 by each argument in ``location``; zeros for those that are no floats.
+
+    Args:
+        executor: what the symbol was bound to; its arguments hold ``location`` afterwards.
+        location: values by name.
+        aux_states: values by name, set before each run.
+        eps: step of the differences.
+        use_forward_train: run as in training.
+        dtype: of the results.
+    """
+    values = {name: np.array(host(value)) for name, value in location.items()}
+    for name, value in values.items():
+        executor.arg_dict[name][:] = value
+
+    def total() -> float:
+        for name, state in (aux_states or {}).items():
+            executor.aux_dict[name][:] = state
+        return float(executor.forward(is_train=use_forward_train)[0].asnumpy().astype(np.float64).sum())
+
+    return {
+        name: (
+            _slopes(total, executor.arg_dict[name], value, eps) if value.dtype.kind == "f" else np.zeros(value.shape)
+        ).astype(dtype)
+        for name, value in values.items()
+    }
+
+
 def check_numeric_gradient(
     sym: Symbol,
     location: Named,
@@ -170,16 +220,7 @@ def check_numeric_gradient(
         return float(sum((out.asnumpy().astype(np.float64) * weight).sum() for out, weight in pairs))
 
     for name in wanted:
-        base, numeric = values[name], np.zeros(values[name].shape)
-        for place in np.ndindex(base.shape):
-            sides = []
-            for step in (numeric_eps / 2, -numeric_eps / 2):
-                moved = base.copy()
-                moved[place] += step
-                executor.arg_dict[name][:] = moved
-                sides.append(total())
-            numeric[place] = (sides[0] - sides[1]) / numeric_eps
-        executor.arg_dict[name][:] = base
+        numeric = _slopes(total, executor.arg_dict[name], values[name], numeric_eps)
         _compare(found[name], numeric, rtol, 1e-4 if atol is None else atol, False, f"gradient of {name}")
 
 

@@ -50,6 +50,7 @@ from weftplan.compat.symbol_checks import (
     check_speed,
     check_symbolic_backward,
     check_symbolic_forward,
+    numeric_grad,
     simple_forward,
 )
 from weftplan.device import gpus
@@ -94,6 +95,7 @@ __all__ = [
     "list_gpus",
     "mean_check",
     "np_reduce",
+    "numeric_grad",
     "rand_coord_2d",
     "rand_ndarray",
     "rand_shape_2d",

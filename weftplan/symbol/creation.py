@@ -9,6 +9,7 @@ from typing import Any
 from weftplan.errors import ParameterError
 from weftplan.symbol import operators
 from weftplan.symbol.functions import function
+from weftplan.symbol.hooks import set_split
 from weftplan.symbol.node import Entry
 from weftplan.symbol.symbol import Symbol, single
 
@@ -66,6 +67,9 @@ def split_v2(
     return function("_split_v2")(
         ary, indices=places, axis=axis, squeeze_axis=squeeze_axis, sections=sections, name=name
     )
+
+
+set_split(split_v2)
 
 
 def linspace(

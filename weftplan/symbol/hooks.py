@@ -1,6 +1,7 @@
 """Verbs of symbols that modules further up provide, so that imports only go down.
 
-``symbol.bind`` comes from the executor, ``symbol.plan`` from the planner, operators as methods from ``functions.py``.
+``symbol.bind`` comes from the executor, ``symbol.plan`` from the planner, operators as methods from ``functions.py``,
+``split_v2`` from ``creation.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ def set_planner(plan: Callable[..., Any]) -> None:
 def set_functions(function: Callable[..., Any]) -> None:
     """Called once by :mod:`weftplan.symbol.functions`; ``function`` takes the name of an operator."""
     _hooks["function"] = function
+
+
+def set_split(split_v2: Callable[..., Any]) -> None:
+    """Called once by :mod:`weftplan.symbol.creation`; ``split_v2`` takes the symbol first."""
+    _hooks["split_v2"] = split_v2
 
 
 def hook(name: str, package: str) -> Callable[..., Any]:

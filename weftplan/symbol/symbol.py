@@ -8,7 +8,7 @@ change one is for one thread at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -236,6 +236,18 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def astype(self, dtype: Any) -> Symbol:
         """The ``Cast`` of this symbol."""
         result: Symbol = hook("function", "weftplan.symbol.functions")("cast")(self, dtype=dtype)
+        return result
+
+    def split_v2(
+        self,
+        indices_or_sections: int | Sequence[int],
+        axis: int = 0,
+        squeeze_axis: bool = False,
+        name: str | None = None,
+    ) -> Symbol:
+        """``sym.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
+        split = hook("split_v2", "weftplan.symbol.creation")
+        result: Symbol = split(self, indices_or_sections, axis, squeeze_axis, name)
         return result
 
     # ------------------------------------------------------------------------------------------------------- files

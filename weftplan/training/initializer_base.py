@@ -106,6 +106,15 @@ class Initializer(Constructed):
         """Values for a weight of ``shape``, float64 or float32, on the host."""
         raise NotImplementedError
 
+    def __eq__(self, other: object) -> bool:
+        """Whether ``other`` is of the same class, with the same settings."""
+        if not isinstance(other, Initializer):
+            return NotImplemented
+        return type(self) is type(other) and self._kwargs == other._kwargs
+
+    def __hash__(self) -> int:
+        return hash(type(self))  # settings may be lists
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._kwargs.items())})"
 

@@ -1,0 +1,51 @@
+"""``mx.log``: handlers, levels and lines as those of MXNet 1.9.1."""
+
+import logging
+
+import pytest
+
+import weftplan as mx
+
+
+@pytest.fixture
+def name():
+    """Of a logger that is without handlers afterwards."""
+    yield "weftplan-test-log"
+    logger = logging.getLogger("weftplan-test-log")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger._init_done = False
+
+
+def test_a_file(name, tmp_path):
+    """Messages from the level on, as plain text behind what there was; later calls change nothing."""
+    path = tmp_path / "run.log"
+    path.write_text("before\n")
+    logger = mx.log.get_logger(name, filename=path, level=mx.log.INFO)
+    logger.info("hi")
+    logger.debug("no")
+    assert path.read_text() == "before\nhi\n"
+    assert mx.log.get_logger(name, level=mx.log.DEBUG) is logger
+    assert (logger.level, len(logger.handlers)) == (logging.INFO, 1)
+
+
+def test_lines(name):
+    """The letter and colour of the level, when and where; a level between two has the letter U. Errors follow."""
+    (handler,) = mx.log.get_logger(name).handlers
+    record = logging.LogRecord("x", logging.WARNING, "/a/b.py", 7, "m %d", (3,), None, func="f")
+    when = logging.Formatter(datefmt="%m%d %H:%M:%S").formatTime(record, "%m%d %H:%M:%S")
+    for level, head in ((50, "31mC"), (40, "31mE"), (30, "31mW"), (20, "32mI"), (25, "32mU"), (10, "34mD")):
+        record.levelno = level
+        assert handler.format(record) == f"\x1b[{head}{when} {record.process} /a/b.py:f:7]\x1b[0m m 3"
+    record.exc_info = (ValueError, ValueError("z"), None)
+    assert handler.format(record).endswith("m 3\nValueError: z")
+
+
+def test_without_a_name_and_by_the_old_one(name):
+    """The root logger is left alone; the old name warns."""
+    before = list(logging.getLogger().handlers)
+    assert mx.log.get_logger() is logging.getLogger()
+    assert logging.getLogger().handlers == before
+    with pytest.warns(DeprecationWarning, match="use get_logger"):
+        assert mx.log.getLogger(name) is logging.getLogger(name)
