@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import sys
+import time
 from typing import Any
 
 from weftplan.blas import usable_cpus
@@ -57,7 +58,8 @@ def note_loss() -> None:
 def _end() -> None:
     """At exit, after the stores: end MPI, or nothing where that might not let this process go."""
     for mpi, process in _own:
-        if not _lost and process == os.getpid() and not mpi.Is_finalized():  # not in the child of a fork
+        here = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
+        if not _lost and here and _all_end(mpi):
             mpi.Finalize()
         return
     if not _lost:
@@ -67,6 +69,29 @@ def _end() -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(1 if hasattr(sys, "last_value") else 0)
+
+
+def _all_end(mpi: Any) -> bool:
+    """Wait until all processes have come to their end; False: one of them is lost, and MPI might wait for it for ever.
+
+    One that left before the others hears of their losses nowhere else.
+    """
+    world, rest_s = mpi.COMM_WORLD, 1e-4
+    if not hasattr(world, "Get_failed"):
+        return True
+    try:
+        request = world.Ibarrier()
+        while not request.Test():
+            failed = world.Get_failed()
+            lost = failed.size
+            failed.Free()
+            if lost:
+                return False
+            time.sleep(rest_s)
+            rest_s = min(2 * rest_s, 0.01)
+    except mpi.Exception:
+        return False
+    return True
 
 
 def _started() -> Any:

@@ -31,11 +31,11 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.joint import JointPart
 from weftplan.kvstore.distributed.late import may_be_late
-from weftplan.kvstore.distributed.member import OPERATION, KVStoreDist, arrays_in, described
+from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.rounds import Arrays
 from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
-from weftplan.kvstore.distributed.together import TogetherPart
+from weftplan.kvstore.distributed.together import begun_together
 from weftplan.kvstore.distributed.wire import INLINE
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.on_device import KVStoreDevice
@@ -170,22 +170,13 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     def _together(self, call: Call, pushed: Arrays, pulled: Arrays | None) -> bool:
         """Begin an operation and an exchange of all buckets, where nobody uses their arrays; False: nothing is done."""
-        whole = call.tries() if self._group.shares_memory else None
-        if whole is None:
+        if not self._group.shares_memory:
             return False
-        given, arrays = pushed
-        rows: Sequence[Sequence[NDArray]] = ()
-        (round,) = call.rounds(given, arrays, updates=None)
-        if pulled is not None:
-            rows = (whole.of(pulled[1]),)
-            round = round.wider(pulled[0], rows[0])
-        part = TogetherPart(call, round, whole.of(arrays), self._add, rows)
         with shielded():
-            if not part.begin(OPERATION):
-                call.together = False
+            ticket = begun_together(call, pushed, pulled, self._add)
+            if ticket is None:
                 return False
-            call.pushed, whole.part = (whole,), part
-            self._sequencer.put(Ticket(whole.description, (part,), part.sum))
+            self._sequencer.put(ticket)
         return True
 
     def _update(self, bucket: Bucket, priority: int) -> None:

@@ -14,10 +14,12 @@ from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.calls import Call
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.joint import JointPart
+from weftplan.kvstore.distributed.member import OPERATION
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Apart
 from weftplan.kvstore.distributed.moving import Known
-from weftplan.kvstore.distributed.rounds import Round
+from weftplan.kvstore.distributed.rounds import Arrays, Round
+from weftplan.kvstore.distributed.sequencer import Ticket
 from weftplan.kvstore.distributed.wire import Kind
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray
@@ -91,3 +93,28 @@ class TogetherPart(JointPart):
                     copy[...] = total
         if error is not None:
             raise error
+
+
+def begun_together(call: Call, pushed: Arrays, pulled: Arrays | None, add: Callable[..., None]) -> Ticket | None:
+    """The exchange of all buckets of a call, whose operation has begun; None where this push is not to try it, or where
+    somebody uses the arrays.
+
+    Args:
+        pushed, pulled: arrays, and what is known of them; what is pulled may be ``pushed``.
+        add: as of every part.
+    """
+    whole = call.tries()
+    if whole is None:
+        return None
+    given, arrays = pushed
+    rows: Sequence[Sequence[NDArray]] = ()
+    (round,) = call.rounds(given, arrays, updates=None)
+    if pulled is not None:
+        rows = (whole.of(pulled[1]),)
+        round = round.wider(pulled[0], rows[0])
+    part = TogetherPart(call, round, whole.of(arrays), add, rows)
+    if not part.begin(OPERATION):
+        call.together = False
+        return None
+    call.pushed, whole.part = (whole,), part
+    return Ticket(whole.description, (part,), part.sum)
