@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""A new file, which is no text on Windows either."""
+
 
 def other_kind(start: bytes) -> str:
     """What a file is that begins so, and what to do, where it could not be read as what it was given for; empty where
@@ -63,7 +66,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     temporary = _beside(target)
     try:
         # Not the module tempfile: its files are for their owner only, and the umask cannot be read without changing it.
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        handle = os.open(temporary, _NEW, 0o666)
     except OSError as error:
         raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
     try:
@@ -90,7 +93,7 @@ def put(path: str, content: bytes) -> None:
         OSError: the folder does not exist or cannot be written, or the disk is full.
     """
     temporary = _beside(path)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    handle = os.open(temporary, _NEW, 0o600)
     try:
         try:
             written = os.write(handle, content)

@@ -94,6 +94,13 @@ def run_ranks(
     return subprocess.CompletedProcess(child.args, child.returncode, told, errors)
 
 
+def run_to_end(folder: Path, count: int, body: str, *, ends_well: int | None = None, **variables: str) -> None:
+    """Run ``body`` as :func:`run_ranks` does; all ranks come to its end, or ``ends_well`` of them, where others die."""
+    body = textwrap.dedent(body) + 'print("has come to its end", flush=True)\n'
+    done = run_ranks(folder, count, body, ok=ends_well is None, **variables)
+    assert done.stdout.count("has come to its end") == (ends_well or count), done.stdout + done.stderr
+
+
 EACH = """
 import contextlib, json, traceback
 

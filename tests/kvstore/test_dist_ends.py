@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import types
 from pathlib import Path
 
 import pytest
 
 from tests.kvstore.ranks import Job, run_ranks
+from weftplan.kvstore.distributed import mpi
 
 TWO = Job(2)
 
@@ -93,6 +96,34 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
     )
     assert "has waited" in done.stderr
     assert "AssertionError" not in done.stderr
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_left_early_does_not_wait_for_the_dead(monkeypatch: pytest.MonkeyPatch, dies: bool):
+    """It ends MPI once all have come to their end, and leaves MPI alone where it hears meanwhile that one has died."""
+    looks, ended = [], []
+
+    class Request:
+        def Test(self) -> bool:
+            looks.append("at the others")
+            return not dies and len(looks) == 3
+
+    class Failed:
+        def __init__(self) -> None:
+            self.size = int(dies and len(looks) == 3)
+
+        def Free(self) -> None:
+            pass
+
+    world = types.SimpleNamespace(Ibarrier=Request, Get_failed=Failed)
+    fake = types.SimpleNamespace(
+        COMM_WORLD=world, Exception=RuntimeError, Is_finalized=lambda: False, Finalize=lambda: ended.append("MPI")
+    )
+    monkeypatch.setattr(mpi, "_own", [(fake, os.getpid())])
+    monkeypatch.setattr(mpi, "_lost", [])
+    mpi._end()
+    assert len(looks) == 3
+    assert ended == ([] if dies else ["MPI"])
 
 
 def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kvstore.ranks import run_ranks
+from tests.kvstore.ranks import run_to_end
 from tests.kvstore.test_shared import shares_memory
 
 LOOP = """
@@ -49,11 +50,9 @@ def run(first, end, ranks=range(size)):
 """
 
 
-def runs(folder: Path, count: int, body: str, *, ends_well: int | None = None, **variables: str) -> None:
-    """A piece of Python behind :data:`LOOP`; ``ends_well``: so many ranks come to its end, where others die."""
-    body = LOOP + textwrap.dedent(body) + 'print("has come to its end", flush=True)\n'
-    done = run_ranks(folder, count, body, ok=ends_well is None, **variables)
-    assert done.stdout.count("has come to its end") == (ends_well or count), done.stdout + done.stderr
+def runs(folder: Path, count: int, body: str, **given: Any) -> None:
+    """A piece of Python behind :data:`LOOP`, as by :func:`run_to_end`."""
+    run_to_end(folder, count, LOOP + textwrap.dedent(body), **given)
 
 
 @shares_memory
