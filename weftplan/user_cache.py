@@ -31,7 +31,7 @@ def folder(kind: str, environment: Mapping[str, str] | None = None) -> Path | No
     """Where files of a kind (``kernels``, ``plans``) are kept; None where the system offers no way to tell who may
     write."""
     environment = os.environ if environment is None else environment
-    if os.name != "posix":
+    if _user() is None:
         return None
     given = environment.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(given):
@@ -55,7 +55,10 @@ def refusal(place: Path) -> str | None:
         return f"{place}: {error.strerror}"
     if not stat.S_ISDIR(found.st_mode):
         return f"{place} is no folder"
-    if found.st_uid != os.geteuid():
+    me = _user()
+    if me is None:
+        return f"{place}: this system does not tell who may write there"
+    if found.st_uid != me:
         return f"{place} belongs to another user"
     if found.st_mode & 0o077:
         return f"{place} has permissions for others (expected 0700)"
@@ -66,11 +69,16 @@ def refusal(place: Path) -> str | None:
         if stat.S_ISLNK(found.st_mode):
             above = os.path.realpath(above)
             found = os.stat(above)
-        if found.st_uid not in (0, os.geteuid()):
+        if found.st_uid not in (0, me):
             return f"{above} belongs to another user"
         if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
             return f"{above} can be written by others"
     return None
+
+
+def _user() -> int | None:
+    """The number of the user as whom this process acts; None where users have none (Windows)."""
+    return os.geteuid() if hasattr(os, "geteuid") else None
 
 
 def obstacle(place: Path) -> str | None:
@@ -108,7 +116,7 @@ def load(place: Path | None, name: str) -> bytes | None:
             # The folder is looked at last: often there is no such file, and what others could do to it until then they
             # could also have done before the file was opened.
             found = os.fstat(handle)
-            if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not stat.S_ISREG(found.st_mode):
+            if found.st_uid != _user() or found.st_mode & 0o022 or not stat.S_ISREG(found.st_mode):
                 return None
             if refusal(place) is not None:
                 return None

@@ -13,6 +13,7 @@ import contextlib
 import mmap
 import os
 import secrets
+import shutil
 from typing import Any
 
 import numpy as np
@@ -65,15 +66,16 @@ class FileDevice(NumpyDevice):
                         os.unlink(os.path.join(self.folder, name))
 
     def _open(self) -> int:
-        """A new file without a name."""
-        flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+        """A new file without a name, or with one that goes with its last handle (Windows)."""
+        flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_TEMPORARY", 0)
         if hasattr(os, "O_TMPFILE"):
             with contextlib.suppress(IsADirectoryError, NotImplementedError):
                 return os.open(self.folder, flags | os.O_TMPFILE, 0o600)
         path = os.path.join(self.folder, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
         handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        with contextlib.suppress(FileNotFoundError):  # the next device has been quicker
-            os.unlink(path)
+        if not hasattr(os, "O_TEMPORARY"):
+            with contextlib.suppress(FileNotFoundError):  # the next device has been quicker
+                os.unlink(path)
         return handle
 
     def allocate(self, nbytes: int) -> Any:
@@ -102,8 +104,9 @@ class FileDevice(NumpyDevice):
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle, 0, nbytes)
             else:
-                for start in range(0, nbytes, len(_ZEROS)):
-                    os.pwrite(handle, _ZEROS[: nbytes - start], start)
+                left = nbytes
+                while left:
+                    left -= os.write(handle, _ZEROS[:left])
             return np.frombuffer(mmap.mmap(handle, nbytes), np.uint8)
         finally:
             os.close(handle)
@@ -116,10 +119,9 @@ class FileDevice(NumpyDevice):
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the disk, or of the limit if that is less."""
         try:
-            found = os.statvfs(self.folder)
+            total, _, free = shutil.disk_usage(self.folder)
         except OSError:  # the folder has vanished
             return 0, self.used
-        free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
         if self.limit is None:
             return free, total
         return min(free, max(self.limit - self.used, 0)), min(total, self.limit)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from weftplan.device import windows_memory
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -18,7 +19,8 @@ _limited: tuple[float, list[tuple[Path, tuple[str, str], str]]] = (0.0, [])
 
 
 def memory_info() -> tuple[int, int]:
-    """(available, total) bytes; what a page cache would give up counts as available.
+    """(available, total) bytes; what a page cache would give up counts as available. Where the system does not say how
+    much is (macOS), all counts but what this process has.
 
     Where a control group of this process (version 1 or 2, its parents included) leaves less than the machine does, its
     figures count: beyond them the kernel ends the process, however much the machine has.
@@ -33,10 +35,14 @@ def memory_info() -> tuple[int, int]:
 
 def resident() -> int:
     """Bytes of this process that are in memory now; the most there ever were where the system does not say."""
+    if not hasattr(os, "sysconf"):
+        return windows_memory.resident()
     try:
         with open(_PROC / "self" / "statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
+        import resource  # Windows has no such module
+
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return int(most) if sys.platform == "darwin" else int(most) * 1024
 
@@ -52,6 +58,8 @@ def _groups_with_limits() -> list[tuple[Path, tuple[str, str], str]]:
 
 
 def _machine() -> tuple[int, int]:
+    if not hasattr(os, "sysconf"):
+        return windows_memory.machine()
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     try:
@@ -61,7 +69,9 @@ def _machine() -> tuple[int, int]:
                     return int(line.split()[1]) * 1024, total
     except OSError:
         pass
-    return os.sysconf("SC_AVPHYS_PAGES") * page, total
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * page, total
+    return total - resident(), total
 
 
 def _groups() -> Iterator[tuple[Path, tuple[str, str], str]]:
