@@ -230,8 +230,8 @@ def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[An
     if due:
         sweep()
     context = chunk.context
-    if pushing.make_room is not None:
-        reads = (*reads, *pushing.make_room(context, operands))
+    if (make_room := pushing.make_room) is not None:
+        reads = (*reads, *make_room(context, operands))
     xp = np if context.device_type == "cpu" else device.get(context).xp
     fn = work(context, kernel_for(op, kind, xp), operands)
     engine.get().push(fn, reads, (chunk.var,), context, name=name)

@@ -43,9 +43,9 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
     if prop == FnProperty.NORMAL:
         push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name=name)
         return
-    if pushing.make_room is not None:
+    if (make_room := pushing.make_room) is not None:
         for end in dict.fromkeys((source.context, target.context)):
-            reads = (*reads, *pushing.make_room(end, [target, source]))
+            reads = (*reads, *make_room(end, [target, source]))
     transfer = partial(_transfer, device.get(device_end(source.context, target.context)))
     fn = computing(transfer, [target, source])
     # No launch around it: Device.copy enqueues by itself.

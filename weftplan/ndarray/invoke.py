@@ -159,10 +159,10 @@ def push_call(op: Op, plan: SettledCall, inputs: Sequence[NDArray], out: NDArray
     kernel = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
     reads = tuple([array.chunk.var for array in read])  # one read twice counts once
     scratch: list[NDArray] = []
-    if pushing.make_room is not None:
+    if (make_room := pushing.make_room) is not None:
         if plan.workspace:
             scratch.append(_workspace(op, plan, context))
-        reads = (*dict.fromkeys(reads), *pushing.make_room(context, [*read, out, *scratch]))
+        reads = (*dict.fromkeys(reads), *make_room(context, [*read, out, *scratch]))
     engine.get().push(computing(kernel, [*read, out, *scratch]), reads, (out.chunk.var,), context, name=op.name)
 
 

@@ -19,7 +19,7 @@ from weftplan.ndarray.release import dead, sweep
 
 make_room: Callable[[Context, Sequence[Any]], tuple[Any, ...]] | None = None
 """Pushes what has to go before an operation on arrays and returns the vars that it has to read, too: look it up at each
-push, since ``spilling.py`` sets it while arrays may wait elsewhere."""
+push, and once, since ``spilling.py`` sets it while arrays may wait elsewhere, on whatever thread."""
 
 
 class Value:
@@ -124,8 +124,8 @@ def push_kernel(
     Args:
         reads, writes: vars; one in both counts as written.
     """
-    if make_room is not None:
-        reads = (*reads, *make_room(ctx, operands))
+    if (room := make_room) is not None:
+        reads = (*reads, *room(ctx, operands))
     _push(work(ctx, kernel, operands), reads, writes, ctx, prop, priority, name)
 
 

@@ -254,8 +254,8 @@ def _entry(shelf: Shelf, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: i
     """What lies on a shelf, or the same made anew."""
     if shelf.entries:
         entry = shelf.entries.pop()
-        if recording.recorder is not None:
-            recording.recorder.handed_over(entry[1].args[0], name)
+        if (recorder := recording.recorder) is not None:
+            recorder.handed_over(entry[1].args[0], name)
         return entry
     resource: Any = shelf.resource
     allocation = resource.allocate(nbytes, name=name)

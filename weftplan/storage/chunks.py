@@ -165,11 +165,11 @@ class ChunkPool(Ledger):
                 self._split(block, size, high=False)
             raw = self._view(block, allocation.nbytes)
             self.device.copy(raw, allocation.raw)
-            if recording.recorder is not None:
-                recording.recorder.freed(allocation, allocation.raw)
+            if (recorder := recording.recorder) is not None:
+                recorder.freed(allocation, allocation.raw)
             allocation.block, allocation.raw = block, raw
-            if recording.recorder is not None:
-                recording.recorder.allocated(allocation)
+            if (recorder := recording.recorder) is not None:
+                recorder.allocated(allocation)
             self._merge(old)
             return allocation.nbytes
 

@@ -100,8 +100,8 @@ class Ledger(Resource):
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
                     self._shelf_hits()
-                    if recording.recorder is not None:
-                        recording.recorder.allocated(allocation)
+                    if (recorder := recording.recorder) is not None:
+                        recorder.allocated(allocation)
                     return allocation
         return self._allocate(nbytes, name)
 
@@ -117,8 +117,8 @@ class Ledger(Resource):
             self._live[id(allocation)] = allocation
             self._hits += 1
             self._count(nbytes, size)
-            if recording.recorder is not None:
-                recording.recorder.allocated(allocation)
+            if (recorder := recording.recorder) is not None:
+                recorder.allocated(allocation)
             return allocation
 
     def _allocate(self, nbytes: int, name: object) -> Allocation:
@@ -139,8 +139,8 @@ class Ledger(Resource):
                     cause = error
             with self._lock:
                 self._failures += 1
-                if recording.recorder is not None:
-                    recording.recorder.refused(self.context, nbytes, self.device.memory_info()[0], name)
+                if (recorder := recording.recorder) is not None:
+                    recorder.refused(self.context, nbytes, self.device.memory_info()[0], name)
                 raise OutOfMemoryError(self._report(nbytes, cause)) from cause
         finally:
             del cause  # by its traceback it keeps this frame, and those that called, with all that they have
@@ -164,8 +164,8 @@ class Ledger(Resource):
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
             self._live[id(allocation)] = allocation
             self._count(nbytes, size)
-            if recording.recorder is not None:
-                recording.recorder.allocated(allocation)
+            if (recorder := recording.recorder) is not None:
+                recorder.allocated(allocation)
             return allocation
 
     def _serves(self, nbytes: int) -> bool:
@@ -200,8 +200,8 @@ class Ledger(Resource):
         allocation = Allocation(raw, nbytes, self.context, name, block, size)
         self._live[id(allocation)] = allocation
         self._aside.append(allocation)
-        if recording.recorder is not None:
-            recording.recorder.allocated(allocation)
+        if (recorder := recording.recorder) is not None:
+            recorder.allocated(allocation)
         return allocation
 
     def _size(self, nbytes: int) -> int:
@@ -227,8 +227,8 @@ class Ledger(Resource):
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
         raw, allocation.raw = allocation.raw, None
-        if recording.recorder is not None:
-            recording.recorder.freed(allocation, raw)
+        if (recorder := recording.recorder) is not None:
+            recorder.freed(allocation, raw)
         nbytes = allocation.nbytes
         shelf = self._shelves.get(nbytes)
         if shelf is None or len(shelf) >= MOST_ON_ONE:
@@ -311,15 +311,15 @@ class Ledger(Resource):
         total = self._reserved = self._reserved + int(raw.nbytes)
         if total > self._peak_reserved:
             self._peak_reserved = total
-        if recording.recorder is not None:
-            recording.recorder.grown(self.context, raw)
+        if (recorder := recording.recorder) is not None:
+            recorder.grown(self.context, raw)
 
     def _unreserve(self, raw: Any) -> None:
         """Count a block that is about to go back to the system."""
         self._system_frees += 1
         self._reserved -= int(raw.nbytes)
-        if recording.recorder is not None:
-            recording.recorder.shrunk(self.context, raw)
+        if (recorder := recording.recorder) is not None:
+            recorder.shrunk(self.context, raw)
 
     def _empty(self) -> Any:
         """The zero bytes of every empty allocation."""

@@ -115,7 +115,8 @@ class Recorder:
 
 
 recorder: Recorder | None = None
-"""Told of everything that any pool does; None: nobody records. Look it up each time."""
+"""Told of everything that any pool does; None: nobody records. Look it up each time, and once: another thread may stop
+recording between two looks."""
 
 
 def address_of(raw: Any) -> int:

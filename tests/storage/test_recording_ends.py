@@ -1,0 +1,57 @@
+"""Recording, and waiting elsewhere, that another thread ends in the middle of a call: who looks twice finds nothing."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.device import cpu, get
+from weftplan.ndarray import pushing, small
+from weftplan.storage import AutoGrowth, NaivePool, chunks, ledger, recording
+
+
+class Ending:
+    """A module whose attribute ``name`` is there at every other look only, as if another thread took it away."""
+
+    def __init__(self, name: str, value: object, module: types.ModuleType) -> None:
+        self.name, self.value, self.module, self.looks = name, value, module, 0
+
+    def __getattr__(self, name: str) -> object:
+        if name != self.name:
+            return getattr(self.module, name)
+        self.looks += 1
+        return self.value if self.looks % 2 else None
+
+
+@pytest.mark.parametrize("make", [lambda: NaivePool(get(cpu()), page=4096, large=1 << 20, reserve=5), AutoGrowth])
+def test_a_pool_loses_nothing(make, monkeypatch):
+    """Allocations and frees of every path go on, and what is freed comes back."""
+    pool = make() if make is not AutoGrowth else AutoGrowth(get(cpu()))
+    lying = Ending("recorder", recording.Recorder(100), recording)
+    monkeypatch.setattr(ledger, "recording", lying)
+    monkeypatch.setattr(chunks, "recording", lying)
+    for _ in range(6):
+        held = [pool.allocate(nbytes) for nbytes in (100, 100, 5000, 3 << 20)]
+        for allocation in held:
+            pool.free(allocation)
+    assert lying.looks > 24
+    assert pool.statistics().live == 0
+    pool.empty_cache()
+    assert pool.statistics().reserved_bytes == 0
+
+
+def test_arrays_are_pushed(monkeypatch):
+    """Arithmetic, a call by name, a copy to another context, and small arrays from a shelf."""
+    lying = Ending("make_room", lambda context, operands: (), pushing)
+    for module in ("arithmetic", "copying", "invoke"):
+        monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "pushing", lying)
+    monkeypatch.setattr(small, "recording", Ending("recorder", recording.Recorder(100), recording))
+    for size in (3, 100_000):
+        ones = mx.nd.array(np.ones(size, np.float32))
+        for _ in range(8):
+            there = (mx.nd.relu(ones + ones) * 2).copyto(mx.cpu(1))
+            assert there.asnumpy().sum() == 4 * size
