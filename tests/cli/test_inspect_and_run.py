@@ -255,6 +255,27 @@ def test_run_on_an_image(prefix: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(out)["softmax_output"], expected(data))
 
 
+def test_a_label_needs_no_name_and_pixels_no_dtype(tmp_path: Path) -> None:
+    """What losses alone read is a label by any name; bytes are cast as the network computes, indices stay whole."""
+    user, score = mx.sym.Variable("user"), mx.sym.Variable("score")
+    pixels = mx.sym.FullyConnected(mx.sym.Variable("pixels"), num_hidden=2, name="fc")
+    rated = mx.sym.Embedding(user, input_dim=9, output_dim=2, name="users") * pixels
+    save_checkpoint(
+        tmp_path / "net",
+        0,
+        mx.sym.LinearRegressionOutput(rated, score, name="out"),
+        {"users_weight": mx.nd.ones((9, 2)), "fc_weight": mx.nd.ones((2, 3)), "fc_bias": mx.nd.zeros((2,))},
+        {},
+    )
+    np.save(tmp_path / "u.npy", np.array([0, 8]))
+    np.save(tmp_path / "p.npy", np.full((2, 3), 200, np.uint8))
+    inputs = ("--input", f"user={tmp_path / 'u.npy'}", "--input", f"pixels={tmp_path / 'p.npy'}")
+    result = call("run", tmp_path / "net", 0, *inputs)
+    assert result.exit_code == 0, result.output
+    assert "from 600 to 600" in result.output
+    assert "score: shape unknown (a label)" in call("inspect", tmp_path / "net", 0).output
+
+
 @pytest.mark.parametrize("command", ["inspect", "run"])
 def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None:
     """A wrong epoch, files given the wrong way round, a pointer of Git LFS, text, a broken image and a pickle."""
@@ -268,7 +289,7 @@ def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None
         ((symbol, symbol), "holds no parameters"),
         ((symbol, tmp_path / "lfs"), "Git LFS"),
         ((tmp_path / "lfs", params), "Git LFS"),
-        ((tmp_path / "nothing", params), "neither a file nor a built-in"),
+        ((tmp_path / "nothing", params), "nothing-symbol.json' and no built-in"),
     ):
         result = call(command, *given, *tail)
         assert result.exit_code != 0, given
@@ -278,6 +299,7 @@ def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None
 def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
     """All missing parameters at once; an input of a wrong shape; files that hold no array."""
     np.save(tmp_path / "x.npy", np.ones((1, 3, 8, 8), np.float32))
+    np.save(tmp_path / "none.npy", np.ones((0, 3, 8, 8), np.float32))
     np.save(tmp_path / "four.npy", np.ones((1, 4, 8, 8), np.float32))
     np.save(tmp_path / "objects.npy", np.array([{}], object))
     np.save(tmp_path / "flat.npy", np.ones((2, 192), np.float32))
@@ -287,6 +309,7 @@ def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
     for name, words in (
         ("four.npy", "conv_weight has shape (4, 3, 3, 3), the inputs ask for (4, 4, 3, 3)"),
         ("objects.npy", "it holds objects of Python, which are not read"),
+        ("none.npy", "data has shape (0, 3, 8, 8): there is nothing to compute"),
         ("x.txt", "neither an array (.npy, .npz) nor an image"),
         ("lfs.png", "a pointer of Git LFS"),
         ("four.npy", "data was given shape (1, 4, 8, 8), the network takes (N, C, H, W), such as (1, 3, 224, 224)"),

@@ -292,7 +292,7 @@ def test_options_reach_the_planner() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["lenett"], 2, "neither a file nor a built-in network; did you mean 'lenet'"),
+        (["lenett"], 2, "and no built-in network 'lenett'; did you mean 'lenet'"),
         (["mlp", "--shape", "data"], 2, "expected NAME=DIMS such as data=32,3,224,224; got 'data'"),
         (["mlp", "--shape", "data=a,b"], 2, "expected NAME=DIMS"),
         (["mlp", "--shape", "data=8,784", "--shape", "data=9,784"], 2, "'data' is given twice"),

@@ -119,3 +119,21 @@ def test_a_shared_buffer_of_another_dtype_is_replaced_aloud():
         executor = (mx.sym.Variable("data") * 2).simple_bind(mx.cpu(), "null", data=(2,), shared_buffer=pool)
     assert executor.arg_dict["data"].dtype == np.float32
     assert pool["data"].shape == (2,)
+
+
+def test_an_array_in_the_place_of_is_train_is_refused():
+    """A positional array would be taken for a truth value; the message shows how one is given. NumPy's flags pass."""
+    executor = chain(1).simple_bind(mx.cpu(), data=(2, 2))
+    for value in (mx.nd.zeros((2, 2)), np.zeros((1, 2))):
+        with pytest.raises(BindError, match=r"is_train must be True or False, got an .* give arrays by name"):
+            executor.forward(value)
+    executor.forward(np.True_)
+
+
+def test_parameters_that_are_no_dictionary_or_keep_their_kinds():
+    """None, and names as a file of parameters has them: the messages say what gives the right ones."""
+    executor = chain(1).simple_bind(mx.cpu(), data=(2, 2))
+    with pytest.raises(BindError, match="arg_params must be a dictionary of arrays by name, got NoneType"):
+        executor.copy_params_from(None)
+    with pytest.raises(BindError, match="load_params"):
+        executor.copy_params_from({"arg:fc0_weight": mx.nd.zeros((2, 2))})

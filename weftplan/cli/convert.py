@@ -20,7 +20,9 @@ from weftplan.cli.run import check_complete, predict
 from weftplan.convert import save_safetensors
 from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.files import replacing
+from weftplan.report.input_forms import is_label
 from weftplan.report.inspection import input_names
+from weftplan.symbol import topological_order
 from weftplan.training.checkpoint import write_params
 
 TOLERANCE = 1e-4
@@ -69,8 +71,9 @@ def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, 
 
     assert model.args is not None
     assert model.aux is not None
-    inputs = [name for name in input_names(model.symbol, model.args) if not name.endswith("label")]
-    check_complete(model, input_names(model.symbol, model.args))
+    fed, nodes = input_names(model.symbol, model.args), topological_order(model.symbol.entries)
+    inputs = [name for name in fed if not is_label(nodes, name)]
+    check_complete(model, fed)
     unknown = [name for name in inputs if name not in shapes]
     check_names(shapes, model.symbol, "--shape")
     with shape_advice(model.network, shapes, model.stored_shapes):

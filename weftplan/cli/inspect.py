@@ -123,7 +123,8 @@ def _show(found: Inspection, console: Console) -> None:
     for column, wanted in zip(COLUMNS, known, strict=False):
         if wanted:
             words = column in COLUMNS[:3]
-            table.add_column(column, overflow="fold", justify="left" if words else "right")
+            whole = column not in COLUMNS[:2]  # shapes and numbers stay on one line where names may be folded
+            table.add_column(column, overflow="fold", no_wrap=whole, justify="left" if words else "right")
     for row in rows:
         table.add_row(*(escape(cell) for cell, wanted in zip(row, known, strict=True) if wanted))
     console.print(table)

@@ -66,7 +66,8 @@ def load_network(model: str) -> Network:
         beside = [str(file).removesuffix("-symbol.json") for file in Path(model).parent.glob("*-symbol.json")]
         hint = did_you_mean(model, [*models.names(), *beside])
         raise click.BadParameter(
-            f"{model!r} is neither a file nor a built-in network; {hint}built-in networks: {', '.join(models.names())}",
+            f"there is no file {model!r}, no file '{model}-symbol.json' and no built-in network {model!r}; "
+            f"{hint}built-in networks: {', '.join(models.names())}",
             param_hint="MODEL",
         )
     if path.suffix == ".onnx":

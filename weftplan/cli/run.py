@@ -20,12 +20,12 @@ from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, number
 from weftplan.device.context import cpu
-from weftplan.errors import BindError, FormatError, ShapeError, did_you_mean, listed
+from weftplan.errors import BindError, DTypeError, FormatError, ShapeError, did_you_mean, listed
 from weftplan.files import other_kind, replacing
 from weftplan.ops.rules import is_known
-from weftplan.report.input_forms import form_of, usual_shape
+from weftplan.report.input_forms import form_of, is_label, usual_shape
 from weftplan.report.inspection import input_names
-from weftplan.symbol import topological_order
+from weftplan.symbol import Symbol, topological_order
 
 Arrays = dict[str, Any]
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
@@ -124,11 +124,14 @@ def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
     assert model.aux is not None
     symbol = model.symbol
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-    inputs = input_names(symbol, model.args)
+    inputs, nodes = input_names(symbol, model.args), topological_order(symbol.entries)
     check_complete(model, inputs)
-    unfed = [name for name in inputs if name not in fed and not name.endswith("label")]
+    unfed = [name for name in inputs if name not in fed and not is_label(nodes, name)]
     if unfed:
         raise BindError(f"{model.name}: give {listed(unfed)} with --input NAME=FILE")
+    empty = [f"{name} has shape {tuple(value.shape)}" for name, value in fed.items() if 0 in value.shape]
+    if empty:
+        raise ShapeError(f"{model.name}: {'; '.join(empty)}: there is nothing to compute; give one sample or more")
     shapes: dict[str, Any] = {name: tuple(value.shape) for name, value in fed.items()}
     stored = {**model.args, **model.aux}
     try:
@@ -147,13 +150,28 @@ def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if wrong:
         raise ShapeError(f"{model.name}: {'; '.join(wrong)}{_expected(model, shapes)}")
-    kinds = {name: value.dtype for name, value in (*stored.items(), *fed.items()) if name in (*arguments, *states)}
+    kinds = _dtypes(symbol, stored, fed)
     executor = symbol.simple_bind(cpu(), grad_req="null", type_dict=kinds, **shapes)
     executor.copy_params_from(model.args, model.aux, allow_extra_params=True, allow_missing=True)
     outputs = executor.forward(
         is_train=False, **{name: nd.array(value, dtype=value.dtype) for name, value in fed.items()}
     )
     return {name: value.asnumpy() for name, value in zip(symbol.list_outputs(), outputs, strict=True)}
+
+
+def _dtypes(symbol: Symbol, stored: Mapping[str, Any], fed: Mapping[str, Any]) -> dict[str, Any]:
+    """What arguments and states are bound as: inputs as they come where the network takes them so, as indices are.
+
+    Others, such as pixels in bytes, are left out: the executor casts them to what the parameters lead to.
+    """
+    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
+    own = {name: value.dtype for name, value in stored.items() if name in names}
+    both = own | {name: value.dtype for name, value in fed.items() if name in names}
+    try:
+        symbol.infer_type_partial(**both)
+    except DTypeError:
+        return own
+    return both
 
 
 def check_complete(model: Model, inputs: Sequence[str]) -> None:
@@ -190,7 +208,8 @@ def _feeds(
     """The inputs by name."""
     assert model.args is not None
     names = input_names(model.symbol, model.args)
-    data = [name for name in names if not name.endswith("label")]
+    nodes = topological_order(model.symbol.entries)
+    data = [name for name in names if not is_label(nodes, name)]
     fed: Arrays = {}
     for text in texts:
         name, equals, path = text.partition("=")

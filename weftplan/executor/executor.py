@@ -20,7 +20,7 @@ from weftplan.executor.monitor import Monitored, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.run import RunState
-from weftplan.executor.run_values import as_array, by_name, copy_in, head_values, parameter_values, unset
+from weftplan.executor.run_values import as_array, by_name, check_switch, copy_in, head_values, parameter_values, unset
 from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_fence
 from weftplan.ndarray import NDArray, random
@@ -217,6 +217,8 @@ class Executor:
             MXNetError: :meth:`copy_params_from` left out a parameter, and nothing else has given it a value.
         """
         self._check_engine("forward")
+        if is_train is not False and is_train is not True:
+            check_switch(is_train)
         if self._unset:
             self._check_values(inputs, is_train)
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):

@@ -32,6 +32,15 @@ def as_array(value: Any, target: NDArray, what: str) -> Any:
     return value
 
 
+def check_switch(is_train: Any) -> None:
+    """Raises BindError for an array in the place of ``is_train``: inputs are given by name."""
+    if hasattr(is_train, "__array__") and np.ndim(is_train):
+        raise BindError(
+            f"forward: is_train must be True or False, got an {type(is_train).__name__} of shape "
+            f"{tuple(is_train.shape)}; give arrays by name, as in forward(data=array)"
+        )
+
+
 def copy_in(value: Any, target: NDArray) -> None:
     """Copy ``value``, cast to the target's dtype, into ``target``, asynchronously if it is an NDArray."""
     if not isinstance(value, NDArray):
@@ -113,9 +122,15 @@ def parameter_values(
     """
     found = []
     for given, table, what in tables:
+        if not isinstance(given, Mapping):
+            raise BindError(
+                f"copy_params_from: {what}_params must be a dictionary of arrays by name, got {type(given).__name__}"
+            )
         unknown = [name for name in given if name not in table]
         if unknown and not allow_extra:
             hint = did_you_mean(unknown[0], table)
+            if unknown[0].startswith(("arg:", "aux:")):
+                hint = "mx.model.load_params(prefix, epoch) takes the kinds off the names and gives two dictionaries; "
             raise BindError(
                 f"copy_params_from: {listed(unknown)} {'is' if len(unknown) == 1 else 'are'} no {what} of the symbol: "
                 f"{len(given) - len(unknown)} of {len(given)} names match; {hint}it has {listed(table)}"

@@ -83,7 +83,20 @@ def form_of(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape] | None
             return Form(("T", "N", "FEATURES"), None, "steps first")
         if op in _ELEMENTWISE or op.endswith(_SCALARS):
             reach.add(node)
-    return Form(words="a label" if name.endswith("label") else "")
+    return Form(words="a label" if is_label(nodes, name) else "")
+
+
+def is_label(nodes: Sequence[Node], name: str) -> bool:
+    """Whether an input is a label, which inference does without: by its name, or since losses alone read it."""
+    if name.endswith("label"):
+        return True
+    readers = [
+        node.op is not None and node.op.loss and place in node.op.ignored(node.params)
+        for node in nodes
+        for place, entry in enumerate(node.inputs)
+        if entry.node.op is None and entry.node.name == name
+    ]
+    return bool(readers) and all(readers)
 
 
 def usual_shape(nodes: Sequence[Node], name: str, form: Form, stored: Mapping[str, Shape] | None = None) -> Shape:

@@ -21,7 +21,7 @@ from weftplan.ops.floats import is_float
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.ops.rules import is_known
 from weftplan.ops.schema import Shape
-from weftplan.report.input_forms import Form, form_of, usual_shape
+from weftplan.report.input_forms import Form, form_of, is_label, usual_shape
 from weftplan.symbol import Symbol, infer, placeholder, topological_order
 from weftplan.symbol.node import Entry, Node
 
@@ -208,7 +208,7 @@ def input_names(symbol: Symbol, args: Arrays | None) -> list[str]:
     if args is not None:
         return [name for name in free if name not in args]
     flowing = {node.inputs[0].node.name for node in nodes if node.inputs}
-    return [name for name in free if name in flowing or name.endswith("label")]
+    return [name for name in free if name in flowing or is_label(nodes, name)]
 
 
 def _wrong_shapes(

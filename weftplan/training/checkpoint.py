@@ -86,7 +86,10 @@ def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
         elif kind == "aux":
             aux_params[rest] = value
         else:
-            raise FormatError(f"{path}: array {name!r} is named neither arg:… nor aux:…, so this is no checkpoint")
+            raise FormatError(
+                f"{path}: array {name!r} is named neither arg:… nor aux:…, so this is no checkpoint; where Gluon's "
+                f"save_parameters wrote it, let the block write a symbol and a checkpoint: block.export(prefix)"
+            )
     return arg_params, aux_params
 
 

@@ -127,7 +127,7 @@ class Watch:
             self._tell(
                 "labels",
                 f"{where}: a label is {wrong:g}, but the network has {classes} classes, which are numbered from 0 to "
-                f"{classes - 1}. Mend the labels, or give the last layer more outputs",
+                f"{classes - 1}. Correct the labels, or give the last layer more outputs",
             )
 
 
