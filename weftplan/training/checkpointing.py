@@ -144,8 +144,6 @@ class Checkpoints:
         self.prefix = Path(os.fsdecode(prefix))
         self.every = every
         self.keep = keep
-        self.waited_s = 0.0
-        """Seconds for which training waited for the checkpoint before to be written."""
         self.failed = 0
         """Checkpoints that could not be written."""
         self.told = told
@@ -215,9 +213,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Until nothing is being written."""
         if self._thread is not None:
-            start = time.perf_counter()
             self._thread.join()
-            self.waited_s += time.perf_counter() - start
             self._thread = None
 
     def _write(self, path: Path, snapshot: Snapshot) -> None:

@@ -55,10 +55,6 @@ class Function:
         """Name a function of the compiler's or the processor's that this one calls."""
         self.declared[text] = None
 
-    def name_of(self, index: int) -> str:
-        """The value of argument ``index``."""
-        return f"%{self.arguments[index][1]}"
-
     # Instructions
 
     def emit(self, text: str) -> None:
