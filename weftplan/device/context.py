@@ -18,6 +18,9 @@ from weftplan.errors import DeviceError
 _WRITTEN = re.compile(r"([a-z_]+)\(([0-9]+)\)")
 _DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6, "file": 7}
 
+HOST_MEMORY = ("cpu", "cpu_pinned")
+"""Device types whose memory is the host's own."""
+
 _empty: Callable[[Context], int] | None = None
 """What empties a context's pool; None until storage is imported: then there are none."""
 

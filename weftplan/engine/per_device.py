@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from weftplan import config
-from weftplan.device.context import Context
+from weftplan.device.context import HOST_MEMORY, Context
 from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.engine.threaded import ThreadedBase, context_of
 from weftplan.engine.workers import WorkerQueue
@@ -54,7 +54,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
         if kind == "file" and prop in _COPIES:
             way = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
             return self._queue(Context(kind, index), way, 1, by_priority=True)
-        if kind in ("cpu", "cpu_pinned", "file"):
+        if kind in HOST_MEMORY or kind == "file":
             if prop == FnProperty.CPU_PRIORITIZED:
                 return self._queue(None, "priority", self._priority_workers, by_priority=True)
             if prop == FnProperty.TASK:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from weftplan.device.context import HOST_MEMORY
 from weftplan.engine import FnProperty
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.pushing import push_kernel
 
-HOST = ("cpu", "cpu_pinned")
+HOST = HOST_MEMORY
 """Device types whose memory every CPU thread can read and write."""
 
 SMALL = 1 << 19

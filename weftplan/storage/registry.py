@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from weftplan import config, device
 from weftplan.device import host_memory
-from weftplan.device.context import Context
+from weftplan.device.context import HOST_MEMORY, Context
 from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import flags, relief
 from weftplan.storage.adaptors import PoisonResource
@@ -30,7 +30,6 @@ are found in the cache, too. Fresh pages cost a large addition on the host half 
 nobody uses is worth more to others; on a GPU, where a system allocation stops the device, pools keep what they have."""
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Whose variables configure a device type; a simulated device follows the GPU's."""
-_HOST = ("cpu", "cpu_pinned")
 PADDLE_POISON = 0xEF
 """What Paddle fills memory with under ``FLAGS_init_allocated_mem``."""
 
@@ -185,10 +184,10 @@ def memory_summary(context: Context | None = None, *, holders: int = 10) -> str:
 
 def _empty_neighbours(context: Context, nbytes: int) -> bool:
     """A rung: the caches of all pools of host memory, where host memory is wanted."""
-    if context.device_type not in _HOST:
+    if context.device_type not in HOST_MEMORY:
         return False
     with _lock:
-        chosen = [resource for key, resource in _resources.items() if key.device_type in _HOST]
+        chosen = [resource for key, resource in _resources.items() if key.device_type in HOST_MEMORY]
     return sum(resource.empty_cache() for resource in chosen) > 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.device.context import Context, cpu
+from weftplan.device.context import HOST_MEMORY, Context, cpu
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 from weftplan.ndarray import empty, random
 from weftplan.training.input.layout import Host, Layout, Names, Part, layout_of
@@ -120,7 +120,7 @@ class DatasetIter(DataIter):
         self.num_workers, self._ahead, self._deadline = num_workers, ahead, float(deadline)
         self._start_method = check_start_method(start_method)
         self._context = cpu() if ctx is None else ctx
-        if self._context.device_type not in ("cpu", "cpu_pinned"):
+        if self._context.device_type not in HOST_MEMORY:
             raise ParameterError(
                 f"DatasetIter makes batches on the host; let mx.io.PrefetchingIter bring them to {self._context}"
             )
