@@ -100,6 +100,19 @@ def test_other_lengths_of_epochs():
     assert seen == [0, 2, 4, 0, 2, 4]
 
 
+def test_a_resized_epoch_has_a_current_batch():
+    """As in MXNet, what ``iter_next`` has gone to is the other iterator's batch: data, labels, padding, numbers."""
+    it = mx.io.ResizeIter(mx.io.NDArrayIter(np.arange(3.0), np.arange(3.0) + 5, batch_size=2), 4)
+    with pytest.raises(ParameterError, match="ResizeIter: there is no batch yet; call next"):
+        it.getdata()
+    assert it.iter_next()
+    assert it.iter_next()
+    assert it.getdata()[0].asnumpy().tolist() == [2, 0]
+    assert it.getlabel()[0].asnumpy().tolist() == [7, 5]
+    assert it.getpad() == 1
+    assert list(it.getindex()) == [2, 0]
+
+
 def test_batches_made_ahead():
     """PrefetchingIter gives the batches of its iterators, side by side and renamed, in every epoch."""
     data = np.arange(8.0).reshape(4, 2)

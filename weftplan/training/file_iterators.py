@@ -17,13 +17,13 @@ import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
-from weftplan.training.io import DataBatch, DataDesc, DataIter, Host, generator
+from weftplan.training.io import DataBatch, DataDesc, DataIter, HoldingIter, Host, generator
 from weftplan.training.iterator_state import State, make_state, read_state, whole_in
 
 File = str | os.PathLike[str]
 
 
-class Rows(DataIter):
+class Rows(HoldingIter):
     """Base: batches of rows that lie in memory; :meth:`getdata` gives one array, as MXNet's iterators over files do."""
 
     def __init__(self, data: Any, label: Any, batch_size: int, data_name: str, label_name: str) -> None:
@@ -37,7 +37,6 @@ class Rows(DataIter):
         self.provide_label = [DataDesc(label_name, (batch_size, *label.shape[1:]), label.dtype)]
         self._order = np.arange(len(data))
         self._cursor = 0
-        self._batch: DataBatch | None = None
         self._facts: dict[str, Any] = {
             "samples": len(data), "batch_size": batch_size, "shapes": [list(data.shape[1:]), list(label.shape[1:])],
         }  # fmt: skip
@@ -48,10 +47,10 @@ class Rows(DataIter):
     def set_state(self, state: Mapping[str, Any]) -> None:
         (cursor,) = read_state(self, state, self._facts, "cursor")
         self._cursor = whole_in(self, "cursor", cursor, len(self._data) + self.batch_size)
-        self._batch = None
+        self.current_batch = None
 
     def _take(self, rows: Host, pad: int) -> None:
-        self._batch = DataBatch(
+        self.current_batch = DataBatch(
             [array(self._data[rows], dtype=self._data.dtype)],
             [array(self._label[rows], dtype=self._label.dtype)],
             pad=pad,
@@ -60,12 +59,6 @@ class Rows(DataIter):
             provide_label=self.provide_label,
         )
 
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        assert self._batch is not None
-        return self._batch
-
     def getdata(self) -> Any:
         """The data array of the current batch."""
         return self._current().data[0]
@@ -73,17 +66,6 @@ class Rows(DataIter):
     def getlabel(self) -> Any:
         """The label array of the current batch."""
         return self._current().label[0]
-
-    def getpad(self) -> int:
-        return self._current().pad or 0
-
-    def getindex(self) -> Host | None:
-        return self._current().index
-
-    def _current(self) -> DataBatch:
-        if self._batch is None:
-            raise ParameterError(f"{type(self).__name__}: there is no batch yet; call next() first")
-        return self._batch
 
 
 class RoundedRows(Rows):
@@ -250,7 +232,7 @@ def _idx(path: File, ndim: int) -> Host:
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
-class ResizeIter(DataIter):
+class ResizeIter(HoldingIter):
     """Another iterator with another number of batches in an epoch: started over, or left in the middle.
 
     Args:
@@ -265,7 +247,6 @@ class ResizeIter(DataIter):
         self.size = size
         self.reset_internal = reset_internal
         self.cur = 0
-        self.current_batch: DataBatch | None = None
         self.provide_data, self.provide_label = data_iter.provide_data, data_iter.provide_label
         if hasattr(data_iter, "default_bucket_key"):
             self.default_bucket_key = data_iter.default_bucket_key
@@ -294,9 +275,3 @@ class ResizeIter(DataIter):
             self.current_batch = self.data_iter.next()
         self.cur += 1
         return True
-
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        assert self.current_batch is not None
-        return self.current_batch

@@ -1,7 +1,7 @@
 """Data iterators: batches of named arrays, as ``mx.io``.
 
 This file owns the interface that ``fit`` relies on, and the iterator over arrays in memory. An iterator is used by
-one thread at a time.
+one thread at a time. The file is long because all others are made of what stands here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.device.context import Context, cpu
-from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
+from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray, array, random
 from weftplan.ops.floats import is_number
@@ -200,7 +200,35 @@ class DataIter(Constructed):
         return self.next()
 
 
-class NDArrayIter(DataIter):
+class HoldingIter(DataIter):
+    """Base of iterators that hold the current batch: ``iter_next`` of a subclass makes it."""
+
+    current_batch: DataBatch | None = None
+
+    def next(self) -> DataBatch:
+        if not self.iter_next():
+            raise StopIteration
+        return self._current()
+
+    def getdata(self) -> list[NDArray]:
+        return self._current().data
+
+    def getlabel(self) -> list[NDArray]:
+        return self._current().label
+
+    def getpad(self) -> int:
+        return self._current().pad or 0
+
+    def getindex(self) -> Host | None:
+        return self._current().index
+
+    def _current(self) -> DataBatch:
+        if self.current_batch is None:
+            raise ParameterError(f"{type(self).__name__}: there is no batch yet; call next() or iter_next() first")
+        return self.current_batch
+
+
+class NDArrayIter(HoldingIter):
     """Batches cut from arrays in memory.
 
     Args:
@@ -264,7 +292,6 @@ class NDArrayIter(DataIter):
         """Samples of this epoch with which the next one begins."""
         self._order = np.arange(self.num_data)
         self._cursor = 0
-        self._batch: DataBatch | None = None
         self.reset()
 
     @property
@@ -304,7 +331,7 @@ class NDArrayIter(DataIter):
         drawn = key_in(self, key) if self.shuffle else None
         self._begin(drawn, brought)
         self._carried, self._cursor = carried, cursor
-        self._batch = None
+        self.current_batch = None
 
     @property
     def idx(self) -> Host:
@@ -331,7 +358,7 @@ class NDArrayIter(DataIter):
                 return False
             chosen = np.concatenate([chosen, np.resize(self._order, pad)])
         self._cursor = start + size
-        self._batch = DataBatch(
+        self.current_batch = DataBatch(
             [array(values[chosen], dtype=values.dtype) for _, values in self.data],
             [array(values[chosen], dtype=values.dtype) for _, values in self.label],
             pad=pad,
@@ -340,28 +367,6 @@ class NDArrayIter(DataIter):
             provide_label=self.provide_label,
         )
         return True
-
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        return self._current()
-
-    def getdata(self) -> list[NDArray]:
-        return self._current().data
-
-    def getlabel(self) -> list[NDArray]:
-        return self._current().label
-
-    def getpad(self) -> int:
-        return self._current().pad or 0
-
-    def getindex(self) -> Host | None:
-        return self._current().index
-
-    def _current(self) -> DataBatch:
-        if self._batch is None:
-            raise MXNetError("NDArrayIter: there is no batch yet; call next() or iter_next() first")
-        return self._batch
 
 
 def generator(key: tuple[int, int]) -> np.random.Generator:

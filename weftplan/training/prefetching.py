@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from weftplan.device.context import Context, cpu_pinned
 from weftplan.errors import NotResumableError, ParameterError, ShapeError
 from weftplan.ndarray.seeds import Draws, next_key
-from weftplan.training.io import DataBatch, DataDesc, DataIter
+from weftplan.training.io import DataBatch, DataDesc, DataIter, HoldingIter
 from weftplan.training.iterator_state import State, make_state, read_state
 from weftplan.training.placing import check_contexts, placed
 
@@ -30,7 +30,7 @@ class _Read(NamedTuple):
     """What came instead of a batch."""
 
 
-class PrefetchingIter(DataIter):
+class PrefetchingIter(HoldingIter):
     """One or several iterators whose next batches are made by threads while this one is used.
 
     What an iterator draws from ``mx.random`` in ``next()`` comes from a sequence of its own, which begins with a key
@@ -76,7 +76,6 @@ class PrefetchingIter(DataIter):
         self.provide_label = self._descs(lambda it: it.provide_label, rename_label)
         if hasattr(self.iters[0], "default_bucket_key"):
             self.default_bucket_key = self.iters[0].default_bucket_key
-        self.current_batch: DataBatch | None = None
         self._readers = [_Reader(it, depth, contexts) for it in self.iters]
         self._begin()
 
@@ -158,29 +157,6 @@ class PrefetchingIter(DataIter):
         if len(shapes) != len(whole):
             return whole
         return [DataDesc(desc.name, shape, desc.dtype, desc.layout) for desc, shape in zip(whole, shapes, strict=True)]
-
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        assert self.current_batch is not None
-        return self.current_batch
-
-    def getdata(self) -> Any:
-        return self._current().data
-
-    def getlabel(self) -> Any:
-        return self._current().label
-
-    def getpad(self) -> int:
-        return self._current().pad or 0
-
-    def getindex(self) -> Any:
-        return self._current().index
-
-    def _current(self) -> DataBatch:
-        if self.current_batch is None:
-            raise ParameterError("PrefetchingIter: there is no batch yet; call next() or iter_next() first")
-        return self.current_batch
 
     def close(self) -> None:
         """End the threads, once what they read now has come, and close iterators that can be closed."""

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
-from weftplan.errors import FormatError, MXNetError, ParameterError, ShapeError, did_you_mean
+from weftplan.errors import FormatError, ParameterError, ShapeError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.training import recordio
 from weftplan.training.image_files import decode
 from weftplan.training.images.iterators import image_list
 from weftplan.training.images.record_augment import Augmentation, augment, normalized
-from weftplan.training.io import DataBatch, DataDesc, DataIter, Host, generator
+from weftplan.training.io import DataBatch, DataDesc, HoldingIter, Host, generator
 from weftplan.training.iterator_state import State, make_state, read_state, whole_in
 
 File = str | os.PathLike[str]
@@ -35,7 +35,7 @@ _WITHOUT_EFFECT = frozenset(
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Augmentation))
 
 
-class ImageRecordIter(DataIter):
+class ImageRecordIter(HoldingIter):
     """Batches of (channels, height, width) as float32, with their labels.
 
     Args:
@@ -121,7 +121,6 @@ class ImageRecordIter(DataIter):
             "part": [part_index, num_parts],
         }
         self._coming: deque[tuple[list[Future[tuple[Host, Host]]], int, Host]] = deque()
-        self._batch: DataBatch | None = None
         self._mean = None if mean_img is None else self._mean_of(Path(mean_img))
         self._begin(0, 0)
 
@@ -149,7 +148,7 @@ class ImageRecordIter(DataIter):
         self._order = np.arange(len(self._keys))
         if self._shuffle:
             generator((self._seed, epoch)).shuffle(self._order)
-        self._epoch, self._cursor, self._batch = epoch, cursor, None
+        self._epoch, self._cursor, self.current_batch = epoch, cursor, None
 
     def _next_sample(self) -> int:
         """The sample of this epoch with which the next batch begins that the user gets."""
@@ -219,7 +218,7 @@ class ImageRecordIter(DataIter):
         desc = self.provide_data[0]
         data = np.stack([pixels for pixels, _ in rows]).astype(desc.dtype, copy=False)
         labels = np.stack([label for _, label in rows]).reshape(self.provide_label[0].shape)
-        self._batch = DataBatch(
+        self.current_batch = DataBatch(
             [nd.array(data, dtype=data.dtype)],
             [nd.array(labels)],
             pad=pad,
@@ -230,11 +229,6 @@ class ImageRecordIter(DataIter):
         self._ask()
         return True
 
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        return self._current()
-
     def getdata(self) -> NDArray:  # type: ignore[override]
         """The data array of the current batch."""
         return self._current().data[0]
@@ -242,17 +236,6 @@ class ImageRecordIter(DataIter):
     def getlabel(self) -> NDArray:  # type: ignore[override]
         """The label array of the current batch."""
         return self._current().label[0]
-
-    def getpad(self) -> int:
-        return self._current().pad or 0
-
-    def getindex(self) -> Host | None:
-        return self._current().index
-
-    def _current(self) -> DataBatch:
-        if self._batch is None:
-            raise MXNetError("ImageRecordIter: there is no batch yet; call next() first")
-        return self._batch
 
     def __del__(self) -> None:
         if hasattr(self, "_threads"):
