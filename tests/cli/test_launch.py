@@ -57,6 +57,27 @@ def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert CliRunner().invoke(command, ["x.py"]).exit_code == 2
 
 
+@pytest.mark.parametrize("name", ["missing.py", "no-such-program"])
+def test_a_program_that_is_not_there_is_named_once(name: str):
+    """Before any process starts, and without mpiexec's own words."""
+    need_mpi()
+    failed = CliRunner().invoke(command, ["-n", "2", name])
+    assert failed.exit_code == 2
+    assert failed.output.count(repr(name)) == 1
+
+
+def test_a_pipe_gets_plain_lines_and_a_store_of_one_process_a_warning():
+    """mpiexec gives the processes terminals; into a pipe goes no escape all the same. `device` joins no processes."""
+    need_mpi()
+    options = ("train", "--network", "mlp", "--epochs", "1", "--devices", "1", "--kvstore", "device")
+    job = [sys.executable, "-m", "weftplan", "launch", "-n", "2", "weftplan", *options]
+    ran = subprocess.run(job, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "test accuracy" in ran.stdout
+    assert "\x1b" not in ran.stdout
+    assert (ran.stdout + ran.stderr).count("exchanges nothing between the 2 processes of this job") == 1
+
+
 def here(*arguments: str) -> dict[str, object]:
     """The JSON that a command prints, without a process of its own."""
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)

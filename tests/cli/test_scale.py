@@ -108,3 +108,10 @@ def test_measured_links():
     assert pair < many
     with pytest.raises(KVStoreError, match="weftplan launch -n 4 weftplan scale"):
         measure(mx.kv.create("local"))
+
+
+def test_a_wrong_device_names_its_option() -> None:
+    """The message says which option holds what is no device."""
+    failed = CliRunner().invoke(main, ["scale", "--model", "mlp", "--device", "foo"])
+    assert failed.exit_code == 2
+    assert "--device: 'foo' is no device" in failed.output

@@ -57,6 +57,8 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
             --kvstore dist_sync --checkpoint run/a --resume
     """
     arguments = mpiexec_command(workers, hostfile, program, recovers=not restarts)
+    if hostfile is None:
+        _check_there(program[0])
     if dry_run:
         click.echo(" ".join(arguments))
         return
@@ -124,9 +126,24 @@ def mpiexec_command(
         found.append("--allow-run-as-root")
     for name, value in environment().items():
         found += ["--mca", name.removeprefix("OMPI_MCA_"), value]
+    if not sys.stdout.isatty():  # mpiexec gives processes terminals of its own, but a pipe is to hold plain lines
+        found += ["-x", "TERM=dumb"]
     if hostfile is not None:
         found += ["--hostfile", str(hostfile)]
     return [*found, "-n", str(workers), *_interpreted(program)]
+
+
+def _check_there(name: str) -> None:
+    """Raises BadParameter for a script or a program that is not on this machine: once, not in every process."""
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise click.BadParameter(f"there is no script {name!r} in {os.getcwd()}", param_hint="PROGRAM")
+    elif name != "weftplan" and shutil.which(name) is None:
+        raise click.BadParameter(
+            f"there is no program {name!r}; expected a Python script, whose name ends in .py, `weftplan` with a command, "
+            f"or a program on the PATH",
+            param_hint="PROGRAM",
+        )
 
 
 def _interpreted(program: tuple[str, ...]) -> list[str]:

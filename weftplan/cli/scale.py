@@ -189,7 +189,11 @@ def _gradients(
     """(gradients of parameters in the order in which backward ends with them, seconds of forward and backward)."""
     network = load_network(model)
     known = network.shapes(parse_shapes(shapes), batch)
-    contexts = parse_devices(device)
+    try:
+        contexts = parse_devices(device)
+    except click.BadParameter as error:
+        error.param_hint = "--device"
+        raise
     wanted = parameters_only(network.symbol, known)
     sized = size_symbol(network.symbol, known, grad_req=wanted, context=contexts[0])
     program = sized.program

@@ -7,6 +7,7 @@ on which Ctrl-C ends the run after the batch at hand.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,6 +158,7 @@ def command(
     for name, value in (("--resume", resume), ("--every", every)):
         if value and checkpoint is None:
             raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
+    _warn_alone(kvstore)
     if kvstore == "none" and len(devices) > 1:
         raise click.UsageError(
             f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
@@ -164,7 +166,7 @@ def command(
         )
     store = create_store(kvstore) if kvstore != "none" else None
     first = store is None or store.rank == 0  # of several processes only one speaks
-    console = Console(stderr=as_json, quiet=as_json or not first)
+    console = Console(stderr=as_json, quiet=as_json or not first, highlight=False)
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
         try:
@@ -205,6 +207,17 @@ class _Wishes:
     resume: bool
     patience: int | None
     report: Path | None
+
+
+def _warn_alone(kvstore: str) -> None:
+    """Say it where processes of one job would each train a network of their own."""
+    processes = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
+    if processes != "1" and not kvstore.startswith("dist") and os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+        click.echo(
+            f"warning: --kvstore {kvstore} exchanges nothing between the {processes} processes of this job, so each "
+            f"trains a network of its own; use --kvstore dist_sync",
+            err=True,
+        )
 
 
 def _seeded(seed: int) -> int:

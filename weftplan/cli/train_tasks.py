@@ -81,7 +81,7 @@ def digits(
         epochs=25,
         optimizer="sgd",
         optimizer_params={"learning_rate": 0.05 if lr is None else lr, "momentum": 0.9, "wd": 1e-4},
-        described=f"{len(split.train_labels)} training and {len(split.test_labels)} test images",
+        described=f"{len(split.train_labels):,} training and {len(split.test_labels):,} test images",
         unit="images",
     )
 
@@ -119,7 +119,7 @@ def characters(
         epochs=8,
         optimizer="adam",
         optimizer_params={"learning_rate": 0.005 if lr is None else lr, "clip_gradient": 5.0},
-        described=f"{len(text.train)} training and {len(text.test)} test lines of Python's help, "
+        described=f"{len(text.train):,} training and {len(text.test):,} test lines of Python's help, "
         f"{len(text.characters)} characters",
         unit="lines",
         facts={"characters": len(text.characters), "unigram_bits_per_character": frequency_bits(text)},

@@ -22,9 +22,12 @@ PERIOD = 0.1
 
 
 def width_of(stream: Any) -> int | None:
-    """Columns of the terminal behind a stream; None for a pipe or a file. ``COLUMNS`` wins, as it does elsewhere."""
+    """Columns of the terminal behind a stream; None for a pipe, a file, or a terminal that writes nothing twice.
+
+    ``COLUMNS`` wins, as it does elsewhere. ``TERM=dumb`` says that a line cannot be written again.
+    """
     try:
-        if not stream.isatty():
+        if not stream.isatty() or os.environ.get("TERM") == "dumb":
             return None
         given = os.environ.get("COLUMNS", "")
         return int(given) if given.isdigit() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
