@@ -65,8 +65,6 @@ REFERENCE = (
     "callback",
 )
 """Namespaces of ``mx`` that the API reference describes."""
-TABLES = ".md-typeset table:not([class]) code { white-space: nowrap }\n"
-"""Names in tables stay whole on a phone, where a table can be moved sideways."""
 SHORT = {"nd", "sym"}
 """Namespaces with hundreds of functions: one line for each."""
 
@@ -80,7 +78,6 @@ def stage(folder: Path) -> None:
         target = folder / page.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_for_the_site(page, names), encoding="utf-8")
-    (folder / "tables.css").write_text(TABLES, encoding="utf-8")
     for kind in ("images", "plans"):
         shutil.copytree(ROOT / "docs" / kind, folder / "docs" / kind)
     for name in REFERENCE:
@@ -161,7 +158,6 @@ def configuration(source: Path, site: Path) -> str:
         "nav": nav({**GUIDES, "API": api}),
         "not_in_nav": "*",
         "validation": {"links": {"anchors": "ignore", "unrecognized_links": "ignore"}},
-        "extra_css": ["tables.css"],
         "theme": {
             "name": "material",
             "font": False,

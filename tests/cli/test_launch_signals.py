@@ -25,7 +25,7 @@ COMMAND = """
 import sys
 from weftplan.cli import launch
 launch.mpiexec_command = lambda *_, **__: [sys.executable, "-c", sys.argv[1]]
-launch.command(["-n", "2", "--restarts", "2", "script.py"])
+launch.command(["-n", "2", "--restarts", "2", "weftplan"])
 """
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -140,8 +140,8 @@ def _check_there(name: str) -> None:
             raise click.BadParameter(f"there is no script {name!r} in {os.getcwd()}", param_hint="PROGRAM")
     elif name != "weftplan" and shutil.which(name) is None:
         raise click.BadParameter(
-            f"there is no program {name!r}; expected a Python script, whose name ends in .py, `weftplan` with a command, "
-            f"or a program on the PATH",
+            f"there is no program {name!r}; expected a Python script (*.py), `weftplan` with a command, or a program "
+            f"on the PATH",
             param_hint="PROGRAM",
         )
 
