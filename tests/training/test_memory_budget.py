@@ -21,13 +21,20 @@ def batches() -> mx.io.NDArrayIter:
     return mx.io.NDArrayIter(rng.random(SHAPES["data"], dtype=np.float32), rng.integers(0, 10, BATCH), BATCH)
 
 
+def flat(state: Any) -> list[mx.nd.NDArray]:
+    """The arrays of a state of an optimizer."""
+    if isinstance(state, tuple):
+        return [array for part in state for array in flat(part)]
+    return [] if state is None else [state]
+
+
 def held(module: Any) -> int:
     """Bytes of everything that a trained Module holds, counted array by array."""
     executors = module.group.executors
     arrays = [a for e in executors for a in (*e.arg_arrays, *e.grad_arrays, *e.aux_arrays) if a is not None]
     arrays += [*module._arg_params.values(), *module._aux_params.values()]
     states = module._states_holder().states.values()
-    arrays += [a for s in states for a in (s if isinstance(s, tuple) else (s,)) if a is not None]
+    arrays += [a for s in states for a in flat(s)]
     store = 0 if module._kvstore is None else sum(v for k, v in module._kvstore.statistics().items() if k != "keys")
     return sum(a.nbytes for a in arrays) + store + sum(e.allocated_bytes for e in executors)
 
@@ -73,6 +80,26 @@ def test_buffers_of_compression_are_planned(devices: str, kind: str) -> None:
     module.fit(batches(), num_epoch=1, kvstore=store)
     assert buffers(planned) == counted(store)
     assert planned.total == held(module)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "dcasgd", "lamb", "test"])
+@pytest.mark.parametrize("devices", ["cpu", "sim sim"])
+def test_copies_of_weights_in_float32_are_planned(devices: str, name: str) -> None:
+    """With ``multi_precision`` an optimizer also keeps a float32 copy of each float16 weight."""
+    contexts = [mx.Context(kind, i) for i, kind in enumerate(devices.split())]
+    net = mx.sym.Cast(mx.sym.Variable("data"), dtype="float16")
+    net = mx.sym.FullyConnected(mx.sym.FullyConnected(net, num_hidden=7), num_hidden=5, no_bias=True)
+    net = mx.sym.SoftmaxOutput(mx.sym.Cast(net, dtype="float32"), name="softmax")
+    optimizer = mx.optimizer.create(name, multi_precision=True)
+    shapes = {"data": (4, 6), "softmax_label": (4,)}
+    planned = net.plan(shapes, context=contexts, kvstore="device", optimizer=optimizer)
+    module = mx.mod.Module(net, context=contexts)
+    module.fit(
+        mx.io.NDArrayIter(np.ones((4, 6), "f4"), np.zeros(4), 4), kvstore="device", optimizer=optimizer, num_epoch=1
+    )
+    assert planned.total == held(module)
+    half, wide = np.dtype("float16"), np.dtype("float32")
+    assert optimizer.kept_bytes((7, 6), half) == optimizer.kept_bytes((7, 6), wide) + 7 * 6 * 4
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu cpu", "sim sim"])

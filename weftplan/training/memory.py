@@ -175,9 +175,10 @@ def executor_budget(
     facts = zip(
         (*names, *aux_names), (*(found or ()), *(states or ())), (*(types or ()), *(state_types or ())), strict=True
     )
-    sizes = {name: (prod(shape), prod(shape) * np.dtype(dtype).itemsize) for name, shape, dtype in facts}
+    known = {name: (shape, np.dtype(dtype)) for name, shape, dtype in facts}
+    sizes = {name: (prod(shape), prod(shape) * dtype.itemsize) for name, (shape, dtype) in known.items()}
     besides = besides_executors(
-        {name: (*sizes[name], 0 if optimizer is None else optimizer.state_bytes(sizes[name][1])) for name in trained},
+        {name: (*sizes[name], 0 if optimizer is None else optimizer.kept_bytes(*known[name])) for name in trained},
         sum(sizes[name][1] for name in (*params, *aux_names)),
         contexts=contexts,
         kvstore=kvstore,

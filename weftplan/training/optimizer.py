@@ -159,6 +159,9 @@ class Test(Optimizer):
         weight += grad * self.rescale_grad
         state[:] = weight
 
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return weight_nbytes
+
 
 def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
     """The optimizer of that name (any case): ``create("sgd", learning_rate=0.1, momentum=0.9)``.

@@ -7,6 +7,7 @@ Updates are pushed and return at once. One thread at a time uses an optimizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from weftplan.errors import ParameterError, ScheduledRateError
 from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import is_half
+from weftplan.ops.schema import DType, Shape
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.lr_scheduler import LRScheduler
@@ -213,6 +215,17 @@ class Optimizer(Constructed):
     def _in_float32(self, weight: NDArray) -> bool:
         return self.multi_precision and is_half(weight.dtype)
 
+    def kept_bytes(self, shape: Shape, dtype: DType) -> int:
+        """Bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and dtype."""
+        if not (self.multi_precision and is_half(dtype)):
+            return self._shaped_state_bytes(shape, dtype)
+        wide = np.dtype(np.float32)
+        return prod(shape) * wide.itemsize + self._shaped_state_bytes(shape, wide)
+
+    def _shaped_state_bytes(self, shape: Shape, dtype: DType) -> int:
+        """Of :meth:`create_state`: for states whose size follows from more than the bytes of the weight."""
+        return self.state_bytes(prod(shape) * dtype.itemsize)
+
     def state_bytes(self, weight_nbytes: int) -> int:
-        """Bytes of state that a weight of that many bytes gets (for memory reports), without ``multi_precision``."""
+        """Bytes that :meth:`create_state` makes for a weight of that many bytes, where that is all it depends on."""
         return 0

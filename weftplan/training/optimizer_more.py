@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.ops.schema import DType, Shape
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizer_base import Optimizer, State
 
@@ -95,6 +96,9 @@ class GroupAdaGrad(Optimizer):
         if len(weight.shape) != 2:
             raise ShapeError(f"GroupAdaGrad: weight {index!r} must have two dimensions, got shape {weight.shape}")
         return nd.zeros((weight.shape[0], 1), ctx=weight.context, dtype=weight.dtype)
+
+    def _shaped_state_bytes(self, shape: Shape, dtype: DType) -> int:
+        return shape[0] * dtype.itemsize
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)

@@ -13,7 +13,7 @@ from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import PlanError, did_you_mean
 from weftplan.ops.params import p_dtype
-from weftplan.ops.schema import Req, Shape
+from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner.batch import with_batch
 from weftplan.planner.budget import plan_within
 from weftplan.planner.hooks import hook
@@ -28,8 +28,8 @@ ORDERS = {"given": False, "best": True}
 class HasStates(Protocol):
     """An optimizer, as far as memory is concerned."""
 
-    def state_bytes(self, weight_nbytes: int) -> int:
-        """Bytes of state of a weight that has this many bytes."""
+    def kept_bytes(self, shape: Shape, dtype: DType) -> int:
+        """Bytes of everything that it keeps for a weight of this shape and dtype."""
         ...
 
 
@@ -268,7 +268,7 @@ def trained_sizes(
 ) -> dict[str, tuple[int, int, int]]:
     """(elements, bytes, bytes of optimizer state) of each parameter that has a gradient."""
     if isinstance(optimizer, bool) or not (
-        optimizer is None or (isinstance(optimizer, int) and optimizer >= 0) or hasattr(optimizer, "state_bytes")
+        optimizer is None or (isinstance(optimizer, int) and optimizer >= 0) or hasattr(optimizer, "kept_bytes")
     ):
         raise PlanError(
             f"optimizer must be a name, an optimizer or a number of arrays per parameter, got {optimizer!r}"
@@ -281,6 +281,7 @@ def trained_sizes(
         if optimizer is None:
             state = 0
         else:
-            state = optimizer * nbytes if isinstance(optimizer, int) else optimizer.state_bytes(nbytes)
+            facts = planned.shapes[e], planned.dtypes[e]
+            state = optimizer * nbytes if isinstance(optimizer, int) else optimizer.kept_bytes(*facts)
         found[name] = (prod(planned.shapes[e]), nbytes, state)
     return found
