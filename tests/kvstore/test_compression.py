@@ -128,6 +128,28 @@ def test_switched_on_after_pushes():
     np.testing.assert_array_equal(pushed(kv, gradients, contexts), np.full(8, np.float32(0.05) * 2))
 
 
+@pytest.mark.parametrize("where", [[mx.cpu(0), mx.cpu(1)], [mx.sim(0), mx.sim(1)]])
+@pytest.mark.parametrize(("first", "second"), [("1bit", "2bit"), ("2bit", "1bit")])
+def test_another_kind_after_pushes(first, second, where):
+    """Packed gradients of another kind have another size: residuals go on, and bytes are those of a new plan."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros((21,), ctx=where[0]))
+    gradient = np.linspace(-3, 3, 21, dtype=np.float32)
+    for kind in (first, second):
+        kv.set_gradient_compression({"type": kind, "threshold": 0.5})
+        found = pushed(kv, [gradient] * 2, where)
+    codec, residual = Compression(0.5, first), np.zeros(21, np.float32)
+    for kind in (first, second):
+        codec = Compression(0.5, kind)
+        packed, sent = np.empty(codec.packed_size(21), np.uint8), np.empty(21, np.float32)
+        codec.pack(gradient, residual, packed)
+        codec.unpack_sum([packed] * 2, sent)
+    np.testing.assert_array_equal(found, sent)
+    planned = kv.buffer_bytes([(21, 84)], where, updates=False)
+    kept = kv.statistics()
+    assert {name: kept[f"{name}_bytes"] for name in planned} == planned
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

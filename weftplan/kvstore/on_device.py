@@ -65,6 +65,7 @@ class KVStoreDevice(KVStoreLocal):
         with self._turn:
             self._compression = chosen
             self._staging.clear()  # copies of what is not packed
+            self._packed.clear()  # with another kind they have another size
             self._between.forget()
 
     def statistics(self) -> dict[str, int]:
