@@ -89,3 +89,9 @@ def test_device_store_balances_merge_buffers():
     assert [str(kv._merged[key].context) for key in range(4)] == ["cpu(0)", "cpu(1)", "cpu(0)", "cpu(1)"]
     assert repr(kv) == "<KVStoreDevice 'device': 4 keys>"
     assert kv.statistics() == {"keys": 4, "stored_bytes": 1600, "merged_bytes": 1600, "staging_bytes": 0}
+
+
+def test_commands_to_servers():
+    """One process has none, so nothing happens, as in MXNet."""
+    for name in ("local", "device"):
+        assert mx.kv.create(name)._send_command_to_servers(0, "anything") is None

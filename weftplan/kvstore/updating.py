@@ -36,7 +36,7 @@ class UpdatingStore(KVStoreBase):
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
-        if not callable(getattr(optimizer, "update_multi_precision", None)):
+        if isinstance(optimizer, type) or not callable(getattr(optimizer, "update_multi_precision", None)):
             raise KVStoreError(
                 f"set_optimizer needs an optimizer such as mx.optimizer.create('sgd', learning_rate=0.1), "
                 f"got {optimizer!r}"
@@ -51,6 +51,19 @@ class UpdatingStore(KVStoreBase):
         """
         del compression_params
         raise KVStoreError(f"gradient compression is not for a store {self.type!r}: use mx.kv.create('device')")
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        """Nothing: as in MXNet, one process has no servers that could obey.
+
+        Raises:
+            KVStoreError: a store of several processes, none of which takes commands.
+        """
+        del head, body
+        if "dist" in self.type:
+            raise KVStoreError(
+                f"a store {self.type!r} has no servers that take commands: call set_optimizer or "
+                f"set_gradient_compression on every process, which reach whoever updates"
+            )
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the optimizer's states to ``fname`` (whole or not at all)."""
