@@ -70,6 +70,21 @@ def test_a_store_takes_them_as_dense(kind):
         store.row_sparse_pull("w", out=outs, row_ids=[mx.nd.array([1])] * 3)
 
 
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_one_that_was_pulled_is_left_alone_again(kind):
+    """A pull that did not ignore it is not repeated by one that does."""
+    store, out = mx.kv.create(kind), mx.nd.zeros((4, 2)).tostype("row_sparse")
+    store.init("w", mx.nd.zeros((4, 2)))
+    for value in (1, 2):
+        store.push("w", mx.nd.full((4, 2), value))
+        store.pull("w", out=out, ignore_sparse=False)
+        assert (out.asnumpy() == value).all()
+    store.push("w", mx.nd.full((4, 2), 3))
+    for key, array in (("w", out), ("w", [out]), (["w"], [out])):
+        store.pull(key, out=array)
+        assert (out.asnumpy() == 2).all()
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad"])
 def test_optimizers_take_them_as_dense(name):
     """A step with weight and gradient under that name is the dense step."""

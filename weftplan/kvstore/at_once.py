@@ -66,6 +66,8 @@ class SmallCopies:
             var = target.chunk.var
             if not in_memory(target) or var is own or var in writes:
                 return None
+            if target.__class__ is not NDArray and target.stype != "default":
+                return None  # a later pull may have to leave it alone
             writes.append(var)
         return cls(source, targets, writes)
 
