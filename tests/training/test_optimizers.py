@@ -280,6 +280,28 @@ def test_training_goes_on_elsewhere(before, now, tmp_path, monkeypatch):
         np.testing.assert_allclose(second.get_params()[0][name].asnumpy(), value.asnumpy(), rtol=1e-4, err_msg=name)
 
 
+def test_contexts_that_train_alone_go_on_with_their_own_states(tmp_path):
+    """Without a store each context has a momentum of its own, as in MXNet, and keeps it when states are read."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, no_bias=True, name="fc")
+    net = mx.sym.LinearRegressionOutput(net, name="softmax")
+    batch = mx.io.DataBatch([mx.nd.array([[1.0], [2.0]])], [mx.nd.array([[0.0], [3.0]])])
+    found = []
+    for loads in (False, True):
+        module = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
+        module.bind([("data", (2, 1))], [("softmax_label", (2, 1))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(None, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        for number in range(3):
+            module.forward_backward(batch)
+            module.update()
+            if loads and number == 1:
+                module.save_optimizer_states(tmp_path / "states")
+                module.load_optimizer_states(tmp_path / "states")
+        found.append([executor.arg_dict["fc_weight"].asnumpy().item() for executor in module.group.executors])
+    assert found[0] == found[1]
+    np.testing.assert_allclose(found[0], [0.731375, 1.469], rtol=1e-6)
+
+
 def test_states_that_mxnet_has_written(tmp_path):
     """A pickle that names a function is refused before that is called; the module stays without an optimizer."""
 

@@ -34,10 +34,15 @@ def adopt(updater: Updater, data: bytes, names: Sequence[str], trained: Sequence
     told = other.optimizer
     assert isinstance(told, _Counts)
     owner = _owners({*other.states, *told._index_update_count}, names, trained)
-    states = {owner[key]: state for key, state in reversed(other.states.items())}  # of several contexts the first
+    first = {owner[key]: state for key, state in reversed(other.states.items())}  # of several contexts
     counts = {owner[key]: count for key, count in told._index_update_count.items()}
     # A copy each: contexts that shared an array would each move it on.
-    taken = {key: _copy(states[name]) for key, name in keys.items() if name in states}
+    # One that trains a parameter alone goes on with its own, which may differ from those of the others.
+    taken = {
+        key: _copy(other.states[key] if owner.get(key) == name and key in other.states else first[name])
+        for key, name in keys.items()
+        if name in first
+    }
     updater.replace_states(taken, other.version)
     optimizer: Any = updater.optimizer
     if counts:
