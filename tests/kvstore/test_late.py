@@ -12,6 +12,7 @@ import pytest
 import weftplan as mx
 from tests.kvstore.ranks import run_to_end
 from tests.kvstore.test_shared import shares_memory, two
+from weftplan.engine.edges.shield import PATIENCE_NS
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.late import Late, LateChunk, may_be_late
 from weftplan.ops.compiled.addresses import address
@@ -248,15 +249,19 @@ def test_a_child_has_its_own(tmp_path: Path):
 
 
 @shares_memory
+@pytest.mark.parametrize("patience_ns", [PATIENCE_NS, 100_000])
 @pytest.mark.parametrize("buckets", [1, 2])
-def test_interrupts_at_random_moments(tmp_path: Path, buckets: int):
-    """Ctrl-C leaves an exchange made or not made: what was pushed is summed everywhere and is what is stored, what was
-    not can be pushed again, and nobody waits for ever."""
+def test_interrupts_at_random_moments(tmp_path: Path, buckets: int, patience_ns: int):
+    """Ctrl-C leaves an exchange made or not made, on a busy machine, too, where a step may last as long as Ctrl-C is
+    held back: what was pushed is summed everywhere and is what is stored, what was not can be pushed again, and nobody
+    waits for ever."""
     runs(
         tmp_path,
         2,
         """
         import random, threading
+        from weftplan.engine.edges import shield
+        shield.PATIENCE_NS = int(os.environ["PATIENCE"])
         chance, calm, over, hits, late = random.Random(f"{os.environ['SEED']} {rank}"), True, False, 0, 0
         def interrupted(number, frame):
             global hits
@@ -295,6 +300,7 @@ def test_interrupts_at_random_moments(tmp_path: Path, buckets: int):
         assert hits > 20 and late > 5, (hits, late)
         """,
         SEED=str(buckets),
+        PATIENCE=str(patience_ns),
         FLAGS_fuse_parameter_groups_size=str(3 - buckets),
         STEPS="3000",
     )

@@ -123,6 +123,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
+def unbroken() -> None:
+    """In a shielded block: hold back what comes from here on however long it takes, as on a machine that is busy with
+    other things. Only where no function of a user runs; an inner block that is shielded has its own time."""
+    clock.since = NEVER
+
+
 def shielded() -> AbstractContextManager[None]:
     """``with shielded():`` an interrupt of the main thread comes after the block; nothing on other threads.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.engine.edges import forking
-from weftplan.engine.edges.shield import shielded
+from weftplan.engine.edges.shield import shielded, unbroken
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.shared import SharedMemory
@@ -117,6 +117,7 @@ class Late:
             KVStoreError: the others took this process for lost, and have gone on without it.
         """
         with shielded(), self._lock:
+            unbroken()
             if self._without is None:
                 return
             self._pieces[self._turn]()

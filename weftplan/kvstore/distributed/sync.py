@@ -20,7 +20,7 @@ import numpy as np
 
 from weftplan.device.context import cpu
 from weftplan.engine import get as get_engine
-from weftplan.engine.edges.shield import shielded
+from weftplan.engine.edges.shield import shielded, unbroken
 from weftplan.errors import MXNetError
 from weftplan.kvstore.at_once import pulled_again
 from weftplan.kvstore.buckets import BucketRule
@@ -150,6 +150,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             return True
         rounds = call.rounds(given, arrays, updates=updates)
         with shielded():
+            unbroken()
             call.pushed = call.buckets
             for bucket, round in zip(call.buckets, rounds, strict=True):
                 rows: Sequence[Sequence[NDArray]] = ()
@@ -173,6 +174,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         if not self._group.shares_memory:
             return False
         with shielded():
+            unbroken()
             ticket = begun_together(call, pushed, pulled, self._add)
             if ticket is None:
                 return False
