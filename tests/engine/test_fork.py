@@ -235,6 +235,30 @@ def test_who_waits_at_the_gate(monkeypatch):
     eng.stop()
 
 
+@pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_end_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
+    """A fork waits for asynchronous operations that have begun, so whoever ends one must not wait for the fork."""
+    monkeypatch.setattr(forking, "_GATE_S", 3600)
+    eng = engine.create(kind, cpu_workers=1)
+    var, ends = eng.new_variable(), []
+    if begun:
+        ends.append(eng.begin(lambda done: None, (), (var,), "waits", 0))
+    else:
+        eng.push_async(ends.append, (), (var,))
+        while not ends:
+            time.sleep(0.001)
+    forking.hold_pushes(eng)
+    other = threading.Thread(target=ends[0], daemon=True)
+    other.start()
+    other.join(20)
+    passed = not other.is_alive()
+    forking.let_pushes_go(eng)
+    other.join(20)
+    eng.stop()
+    assert passed
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("lock", [core._delete_lock, factory._lock, streams._lock, blas._lock, failure._note_lock])
 def test_a_lock_that_another_thread_holds(lock):

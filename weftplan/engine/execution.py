@@ -144,7 +144,7 @@ class Execution(Driver):
         """Complete ``op``, which has run on whatever thread."""
         op.failure = failure
         self._region.requests.append(op)
-        self._region.apply(self)
+        self._region.apply(self, past_gate=True)  # of a fork, which waits for the end of this operation
 
     def _obstacle(self, op: OprBlock) -> Failure | None:
         """The failure because of which ``op`` must be skipped, if any. Called by whoever runs it, outside the region:

@@ -193,7 +193,7 @@ class ThreadedBase(Engine):
             requests.append(op)
             if start:
                 self._trace(op, "inline", threading.current_thread().name, start)
-            self._region.apply(self)
+            self._region.apply(self, past_gate=True)  # of a fork, which waits for the end of this operation
 
         # An interrupt counts as the failure of the operation, so that its vars go on. No signal can come between taking
         # it and the inner try, nor between the end of that and the request.
