@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -170,3 +171,24 @@ def test_a_job_that_is_started_again_ends_with_the_same_bits(tmp_path: Path):
     assert done.stderr.count("restart 1 of 1") == 1
     assert done.stdout.count("same bits") == 2
     assert len(list(tmp_path.glob("run-step*.safetensors"))) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_no_process_outlives_the_command(tmp_path: Path):
+    """Open MPI's mpiexec ends before a process that still runs where another one has ended with a status of its own."""
+    need_mpi()
+    script, mark = tmp_path / "uneven.py", tmp_path / "process"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "mark = pathlib.Path(sys.argv[1])\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    while not mark.exists() or not mark.read_text(): time.sleep(0.01)\n"
+        "    sys.exit(4)\n"
+        "mark.write_text(str(os.getpid()))\n"
+        "time.sleep(100)\n"
+    )
+    arguments = [sys.executable, "-m", "weftplan", "launch", "-n", "2", str(script), str(mark)]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4, done.stderr
+    with contextlib.suppress(OSError):  # there is none, of one that has ended and that nobody has asked for
+        assert not Path("/proc", mark.read_text(), "environ").read_bytes()

@@ -127,6 +127,52 @@ def test_module_trains():
     """Module.fit over dist_async learns a separable task on every rank."""
 
 
+@TWO.runs(
+    """
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
+    for key in ("a", "b"):
+        kv.init(key, mx.nd.zeros((3,)))
+    says(lambda: kv.init("bad", mx.nd.zeros((3 + rank,))), "do not do the same")
+    says(lambda: kv.push("bad", mx.nd.ones((3 + rank,))), "Did you init?")
+    number = kv._keys.number("a")
+    part = kv._server._ranges.pop(number, None)
+    kv.barrier()
+    kv.push("a", mx.nd.ones((3,)))
+    says(lambda: value("a"), "which is not here")
+    kv.barrier()
+    if part is not None:
+        kv._server._ranges[number] = part
+    kv.barrier()
+    for key in ("a", "b"):
+        kv.push(key, mx.nd.ones((3,)) * 2)
+    kv.barrier()
+    assert value("a").tolist() == value("b").tolist() == [-4, -4, -4]
+    says(kv.recover, "start again from a checkpoint")
+    kv.barrier()
+    """,
+    STORE="dist_async",
+)
+def test_what_is_behind_a_push_that_was_refused_is_dropped():
+    """Its gradient must not be taken for that of the next push."""
+
+
+@TWO.runs(
+    """
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
+    kv.init("w", mx.nd.zeros((3,)))
+    grad, out = mx.nd.ones((3,)), mx.nd.zeros((3,))
+    mx.engine.get().push(lambda: time.sleep(0.2), mutable_vars=[grad.var])
+    kv.push("w", grad)
+    kv.pull("w", out)
+    kv.close()
+    assert out.asnumpy()[0] in (-1, -2)
+    """,
+    STORE="dist_async",
+)
+def test_what_was_pushed_before_the_end_is_applied():
+    """A push whose sum takes a while is queued when that is there: closing the store waits for it."""
+
+
 @given(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 9), st.integers(1, 1000))
 def test_ranges_cover_a_value_once(number: int, size: int, servers: int, bound: int):
     """The ranges of a value follow each other from 0 to its size, on different servers."""

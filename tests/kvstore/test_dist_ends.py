@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kvstore.ranks import Job, run_ranks
-from weftplan.kvstore.distributed import mpi
+from weftplan.kvstore.distributed import ends
 
 TWO = Job(2)
 
@@ -82,8 +82,8 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
             kv._group.timeout_s = 1  # from here on: to start may take longer
             kv.push("w", mx.nd.ones((3,)))
             says(lambda: value("w"), "waited", "rank 1", "sum 'w' (3,)", "gave up")
-            from weftplan.kvstore.distributed import mpi
-            assert mpi._lost    # who has given up waits for nobody at its end either: MPI_Finalize would
+            from weftplan.kvstore.distributed import ends
+            assert ends.lost()    # who has given up waits for nobody at its end either: MPI_Finalize would
             open(over, "w").close()
         while not os.path.exists(over):
             time.sleep(0.01)
@@ -119,9 +119,9 @@ def test_who_left_early_does_not_wait_for_the_dead(monkeypatch: pytest.MonkeyPat
     fake = types.SimpleNamespace(
         COMM_WORLD=world, Exception=RuntimeError, Is_finalized=lambda: False, Finalize=lambda: ended.append("MPI")
     )
-    monkeypatch.setattr(mpi, "_own", [(fake, os.getpid())])
-    monkeypatch.setattr(mpi, "_lost", [])
-    mpi._end()
+    monkeypatch.setattr(ends, "_own", [(fake, os.getpid())])
+    monkeypatch.setattr(ends, "_lost", [])
+    ends._end()
     assert len(looks) == 3
     assert ended == ([] if dies else ["MPI"])
 

@@ -6,11 +6,14 @@ that is killed, or gets a second signal within five seconds, leaves them running
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -75,6 +78,9 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
     raise click.exceptions.Exit(status)
 
 
+_GRACE_S = 2.0
+"""Seconds that a process which is told to end has for it."""
+
 _ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -99,10 +105,43 @@ def _run(arguments: Sequence[str]) -> tuple[int, int]:
         job = started
         if received:  # while it was started
             job.send_signal(received[0])
-        return started.wait(), received[0] if received else 0
+        status = started.wait()
+        _end_who_is_left(started.pid)
+        return status, received[0] if received else 0
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _end_who_is_left(mpiexec: int) -> None:
+    """End the processes of a job on this machine whose mpiexec, with this number, has ended before them.
+
+    One that ends with another status than 0 without ending MPI counts as two (Open MPI 5.0.11), so mpiexec may end
+    while others run. Nobody takes what they print any more, and a restart would meet them.
+    """
+    left, begun = _processes_of(mpiexec), time.monotonic()
+    number: int = signal.SIGTERM
+    while left:
+        for process in left:
+            with contextlib.suppress(OSError):
+                os.kill(process, number)
+                os.kill(process, signal.SIGCONT)
+        time.sleep(0.05)
+        left = _processes_of(mpiexec)
+        if time.monotonic() - begun > _GRACE_S:
+            number = signal.SIGKILL
+        if time.monotonic() - begun > 2 * _GRACE_S:
+            return
+
+
+def _processes_of(mpiexec: int) -> list[int]:
+    """Processes on this machine that are of a job, by the name that PMIx gives it: ``prterun-HOST-NUMBER@1``."""
+    found, name = [], re.compile(rb"(?:^|\0)PMIX_NAMESPACE=[^\0]*-%d@" % mpiexec)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # of somebody else, or ended meanwhile
+            if name.search((folder / "environ").read_bytes()):
+                found.append(int(folder.name))
+    return found
 
 
 def mpiexec_command(

@@ -13,19 +13,21 @@ A push and a pull of one key happen in the order of the program. After the death
 from __future__ import annotations
 
 import copy as copies
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.device.context import cpu
-from weftplan.engine import Var
+from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import copy_to_all
+from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
 from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.member import KVStoreDist
+from weftplan.kvstore.distributed.member import EXIT_S, KVStoreDist
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
@@ -40,7 +42,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
     def __init__(self, name: str = "dist_async") -> None:
         super().__init__(name)
-        self._comm = self._mpi.COMM_WORLD.Dup()
+        self._comm = mpi.communicator(self._mpi)
         self._server = Server(self._mpi, self._comm)
         self._versions: dict[Key, list[int]] = {}
         """Of each range of a key, the version that this worker saw last."""
@@ -57,9 +59,13 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         with self._turn:
             made = self._new_values(key, value)
             super().init(key, value)
-            for k, _ in made:
-                stored = self._stored[k]
-                flat = stored.asnumpy().reshape(-1)
+            try:
+                values = {k: self._stored[k].asnumpy().reshape(-1) for k, _ in made}
+            except BaseException:
+                for k, _ in made:  # no server has it
+                    self._stored.pop(k, None)
+                raise
+            for k, flat in values.items():
                 for server, first, end in self._ranges(k):
                     if server == self.rank:
                         self._server.add(self._keys.number(k), k, flat[first:end])
@@ -165,9 +171,24 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             "staleness_sum": self._server.staleness_sum,
         }
 
+    def recover(self) -> int:
+        """Not here: the values that were on the server of the process that died are gone.
+
+        Raises:
+            KVStoreError: always.
+        """
+        raise KVStoreError(
+            "dist_async cannot go on after a death, which takes values with it: start again from a checkpoint"
+        )
+
     def _end(self) -> None:
+        written = threading.Event()  # pushes are queued when their sums are there, so they must be over first
+        values = [stored.var for stored in list(self._stored.values())]
+        if not self._sequencer.closed:
+            get_engine().push(written.set, values, (), cpu(0), name="KVStoreEnd", prop=FnProperty.NO_SKIP)
+            written.wait(EXIT_S)
         super()._end()
-        self._server.end(30.0)
+        self._server.end(EXIT_S)
 
 
 def _rate(optimizer: Any) -> float:

@@ -13,7 +13,7 @@ from weftplan import config
 from weftplan.device.context import cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
-from weftplan.engine.edges.shield import shielded
+from weftplan.engine.edges.shield import shielded, unbroken
 from weftplan.engine.waiting import helpers
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST, SMALL, copy
@@ -26,9 +26,11 @@ from weftplan.kvstore.distributed.sequencer import Sequencer, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.updater import Updater
+from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
 
-_EXIT_S = 30.0
+EXIT_S = 30.0
 """Seconds that a process which ends gives its last exchanges."""
 
 OPERATION = "KVStoreExchange"
@@ -46,7 +48,7 @@ class KVStoreDist(KVStoreLocal):
         self._mpi = library
         self._group = Group(
             library,
-            library.COMM_WORLD.Dup(),
+            mpi.communicator(library),
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
             mover=Mover(**self._sharing),
@@ -93,6 +95,7 @@ class KVStoreDist(KVStoreLocal):
             copy(array, wire, priority)
         part = JointPart.of(wire, sources, self._add)
         with shielded():
+            unbroken()
             self._start(part, priority)
         if wire is not array:
             copy(wire, array, priority)
@@ -120,10 +123,16 @@ class KVStoreDist(KVStoreLocal):
 
         self._sequencer.put(Ticket(description, [part], exchange))
 
-    def set_optimizer(self, optimizer: Any) -> None:
-        """Let the store apply ``optimizer`` to what is pushed; raises KVStoreError where ranks give different ones."""
-        super().set_optimizer(optimizer)
-        self._meet(f"use the optimizer {_settings(optimizer)}")
+    def set_updater(self, updater: UpdaterFunction | None) -> None:
+        """As of ``local``. Every rank calls this, or ``set_optimizer``, with one that does the same, and waits here.
+
+        Raises:
+            KVStoreError: ranks give different ones, as far as can be seen. The store has the one that it had before.
+        """
+        self._meet(f"use {_named(updater)}")
+        super().set_updater(updater)
+
+    _set_updater = set_updater
 
     def _meet(self, description: str) -> None:
         """Wait for all processes, and compare what they are about to do."""
@@ -166,7 +175,7 @@ class KVStoreDist(KVStoreLocal):
         self._at_exit()
 
     def _end(self) -> None:
-        self._sequencer.close(_EXIT_S)
+        self._sequencer.close(EXIT_S)
         helpers.remove(self._sequencer.help)
 
     def __repr__(self) -> str:
@@ -203,11 +212,24 @@ def _once_at_exit(end: Any) -> Any:
     return at_exit
 
 
-def _settings(optimizer: Any) -> str:
-    """An optimizer's class and its plain settings."""
-    plain = {
-        name: value
-        for name, value in sorted(vars(optimizer).items())
-        if isinstance(value, (int, float, str, bool, type(None))) and not name.startswith("_")
-    }
-    return f"{type(optimizer).__name__} {json.dumps(plain, sort_keys=True)}"
+def _named(updater: UpdaterFunction | None) -> str:
+    """What of an updater must be the same on all ranks; functions cannot be compared."""
+    if updater is None:
+        return "no updater"
+    if not isinstance(updater, Updater):
+        return "an updater"
+    scheduler = getattr(updater.optimizer, "lr_scheduler", None)
+    words = f"the optimizer {_settings(updater.optimizer)}"
+    return words if scheduler is None else f"{words} with {_settings(scheduler)}"
+
+
+def _settings(settled: Any) -> str:
+    """The class and the plain settings of an optimizer or a schedule, and its multipliers for some keys."""
+    plain, multipliers = {}, {}
+    for name, value in sorted(vars(settled).items()):
+        numbers = isinstance(value, list | tuple) and all(isinstance(one, (int, float)) for one in value)
+        if (numbers or isinstance(value, (int, float, str, bool, type(None)))) and not name.startswith("_"):
+            plain[name] = value
+        elif name in ("lr_mult", "wd_mult") and value:
+            multipliers[name] = {str(key): value[key] for key in value}
+    return f"{type(settled).__name__} {json.dumps(plain | multipliers, sort_keys=True)}"

@@ -24,7 +24,8 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 from weftplan.errors import KVStoreError, WorkerLostError
-from weftplan.kvstore.distributed.mpi import note_loss
+from weftplan.kvstore.distributed.ends import note_loss
+from weftplan.kvstore.distributed.gathering import ended
 from weftplan.kvstore.distributed.wire import View, view_bytes
 
 log = logging.getLogger("weftplan")
@@ -153,7 +154,7 @@ class Members:
         world.Iprobe(source=world.rank)  # lets MPI take in the news
         dead = world.Get_failed()
         ranks = self._mpi.Group.Translate_ranks(dead, list(range(dead.size)), world.group)
-        return sorted(set(ranks) & set(self.members))
+        return sorted(ended().union(ranks) & set(self.members))
 
     def _look_for_losses(self) -> None:
         """Raise MPI's exception where a member has died or another one has noticed that."""

@@ -16,10 +16,13 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.late import Late
 from weftplan.kvstore.distributed.membership import Members, Steps, Watch
 from weftplan.kvstore.distributed.shared import Areas, SharedMemory
-from weftplan.kvstore.distributed.wire import HEADER, SIZE, Kind, Message, clip, decode, digest, encoded
+from weftplan.kvstore.distributed.wire import HEADER, INLINE, SIZE, Kind, Message, clip, decode, digest, encoded
 
 _LOOKS = 8
 """At messages in shared memory before the driver is asked how to wait: some microseconds."""
+
+_PIECE = 64
+"""Letters of a description that are compared at once, to find the first that differ."""
 
 mark_of = lru_cache(1024)(digest)
 """Descriptions come again at every step."""
@@ -226,17 +229,28 @@ class Meeting(Members):
         return found
 
     def _difference(self, description: str) -> Steps[KVStoreError]:
-        """What the members wanted instead of the same."""
-        own = Message(Kind.TEXT, self.sequence, bytes(8), payload=clip(description))
-        texts = [decode(raw, rank).text for rank, raw in (yield from self._named(own, description))]
+        """What the members wanted instead of the same; of what is too long for a message, from where it differs on."""
+        marks = b"".join([digest(description[at : at + _PIECE]) for at in range(0, len(description), _PIECE)])
+        every = yield from self._texts(marks[:INLINE], description)
+        text = description
+        if max(map(len, every)) // 8 * _PIECE > INLINE // 4:  # bytes of a letter at most
+            pieces = zip(*[[found[at : at + 8] for at in range(0, len(found), 8)] for found in every], strict=False)
+            same = next((place for place, found in enumerate(pieces) if len(set(found)) > 1), min(map(len, every)) // 8)
+            text = f"... {description[max(0, same - 1) * _PIECE :]}"
+        own = clip(text)
+        every = yield from self._texts(own, description)
         rank, other = next(
-            ((self.members[p], text) for p, text in enumerate(texts) if text != description),
+            ((self.members[p], found.decode(errors="replace")) for p, found in enumerate(every) if found != own),
             (self.members[0], "arrays of other sizes"),
         )
         return KVStoreError(
-            f"the processes do not do the same: rank {self.rank} wants to {description}, rank {rank} "
+            f"the processes do not do the same: rank {self.rank} wants to {own.decode(errors='replace')}, rank {rank} "
             f"to {other}. Make the same calls of the store, in the same order, on every rank"
         )
+
+    def _texts(self, own: bytes, what: str) -> Steps[list[bytes]]:
+        message = Message(Kind.TEXT, self.sequence, bytes(8), payload=own)
+        return [decode(raw, rank).payload for rank, raw in (yield from self._named(message, what))]
 
     def others(self) -> list[int]:
         """Every other member, beginning behind oneself, so that not everybody sends to the same one first."""

@@ -1,20 +1,31 @@
 """The one place that imports mpi4py: the processes of this job, and the settings that Open MPI needs.
 
-Importing :mod:`mpi4py.MPI` starts MPI, so nothing here does it before a store of several processes is made.
+MPI is started when the first store of several processes is made. It then waits until all processes do so. Whoever
+imports :mod:`mpi4py.MPI` as usual waits within it, out of reach of Ctrl-C, and for ever where one never comes. So here
+it is started on a thread of its own, for which :func:`start` waits no longer than the settings say.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
+import ctypes
 import importlib
+import logging
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
+from weftplan import config
 from weftplan.blas import usable_cpus
-from weftplan.errors import KVStoreError
+from weftplan.engine.edges import forking
+from weftplan.errors import KVStoreError, WorkerLostError
+from weftplan.kvstore.distributed.ends import end_too, failures, lost, note_loss, prepare
+from weftplan.kvstore.distributed.gathering import START, Gathering, begun, ended, gather
+
+log = logging.getLogger("weftplan")
 
 COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
 """Open MPI's collective components that report a dead process. Its defaults, ``han`` and ``adapt`` among them, returned
@@ -38,77 +49,99 @@ def cores_of_this_process() -> int:
     return max(1, usable_cpus() // int(here)) if here.isdecimal() and int(here) else usable_cpus()
 
 
-_lost: list[bool] = []
-_own: list[tuple[Any, int]] = []
-"""MPI and the process that has started it, where this module has: it then ends MPI, too."""
-_ends: list[Any] = []
-"""What is called at exit, once it is."""
+_stores = count(1)
 
 
-def note_loss() -> None:
-    """A process of this job has died or was given up: this one will end without ``MPI_Finalize``.
+def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Callable[[], int]) -> None:
+    """Until all processes are in the same function of MPI, and it is ``done``.
 
-    There Open MPI (5.0.11) waits for all processes, and after a death now and then for ever. One that was given up
-    hears of it and ends in this way, too.
+    Raises:
+        WorkerLostError: one of them has ended, or has not come in time.
     """
-    if not _lost:
-        _lost.append(True)
+    begun, warned, rest_s, looked = time.monotonic(), False, 1e-4, 0.0
+    stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
+    while not done():
+        waited = time.monotonic() - begun
+        if waited - looked > 0.02:
+            looked = waited
+            missing, gone, dead = gathering.missing(), ended(), failed()
+            if gone or dead:
+                note_loss()
+                raise WorkerLostError(f"{what}: {_named(sorted(gone)) if gone else 'a rank'} died meanwhile")
+            late = waited > timeout_s
+            if late or (waited > stall_s and not warned):
+                warned = True
+                who = _named(missing) if missing else "the others"
+                if missing and gathering.here < gathering.size:
+                    who += f" (those of other hosts may have come; {gathering.here} processes are to run on this one)"
+                text = f"rank {gathering.rank} has waited {waited:.0f} s for {who} to {what}"
+                if late:
+                    note_loss()
+                    raise WorkerLostError(f"{text}; gave up")
+                log.warning("%s", text)
+        time.sleep(rest_s)
+        rest_s = min(2 * rest_s, 0.005)
 
 
-def _end() -> None:
-    """At exit, after the stores: end MPI, or nothing where that might not let this process go."""
-    for mpi, process in _own:
-        here = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
-        if not _lost and here and _all_end(mpi):
-            mpi.Finalize()
-        return
-    if not _lost:
-        return
-    # MPI was started elsewhere, and ends when the interpreter does. What the program exits with is not known here.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(1 if hasattr(sys, "last_value") else 0)
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _all_end(mpi: Any) -> bool:
-    """Wait until all processes have come to their end; False: one of them is lost, and MPI might wait for it for ever.
+def communicator(mpi: Any) -> Any:
+    """A communicator of all processes for a store; every process asks for it when it creates the same store.
 
-    One that left before the others hears of their losses nowhere else.
+    Raises:
+        WorkerLostError: a process has died, or does not come in time.
     """
-    world, rest_s = mpi.COMM_WORLD, 1e-4
-    if not hasattr(world, "Get_failed"):
-        return True
+    what, gathering = "create the same store", gather(f"store {next(_stores)}")
     try:
-        request = world.Ibarrier()
-        while not request.Test():
-            failed = world.Get_failed()
-            lost = failed.size
-            failed.Free()
-            if lost:
-                return False
-            time.sleep(rest_s)
-            rest_s = min(2 * rest_s, 0.01)
-    except mpi.Exception:
-        return False
-    return True
+        comm, request = mpi.COMM_WORLD.Idup()
+        _wait(request.Test, gathering, what, lambda: failures(mpi))
+    except mpi.Exception as error:
+        note_loss()
+        raise WorkerLostError(f"{what}: a rank was lost ({error})") from error
+    return comm
 
 
 def _started() -> Any:
     """MPI, which this module is to end unless the program has said otherwise."""
     settings = importlib.import_module("mpi4py").rc
-    ends = settings.finalize is None and settings.initialize is not False
+    starts, before = settings.initialize is not False, (settings.initialize, settings.finalize)
+    ends = starts and settings.finalize is None
+    settings.initialize = False
     if ends:
         settings.finalize = False
     try:
         mpi = importlib.import_module("mpi4py.MPI")
     except BaseException:
-        if ends:
-            settings.finalize = None
+        settings.initialize, settings.finalize = before
         raise
     if ends:
-        _own.append((mpi, os.getpid()))
+        end_too(mpi)
+    if starts and not mpi.Is_initialized():
+        _initialize(mpi)
     return mpi
+
+
+def _initialize(mpi: Any) -> None:
+    """Start MPI on a thread, without the interpreter's lock."""
+    over, error = threading.Event(), ctypes.c_int()
+    begin = ctypes.CDLL(mpi.__file__).MPI_Init_thread
+
+    def run() -> None:
+        error.value = begin(None, None, int(mpi.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
+        over.set()
+
+    threading.Thread(target=run, name="weftplan-start", daemon=True).start()
+    try:
+        _wait(over.is_set, gather(START), "create a store of all processes", lambda: 0)
+    except BaseException:
+        note_loss()
+        raise
+    if error.value:
+        raise RuntimeError(f"MPI_Init_thread returned {error.value}")
+    for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns what is returned into exceptions
 
 
 def start() -> Any:
@@ -116,18 +149,31 @@ def start() -> Any:
 
     Raises:
         KVStoreError: mpi4py or an MPI library is missing, or the library does not allow calls from several threads.
+        WorkerLostError: another process does not come in time.
     """
+    if forking.in_child and begun():
+        raise KVStoreError(
+            "this process was forked from one that shares a store with others, and MPI works in that one only: create "
+            "no store of several processes here"
+        )
     for name, value in environment().items():
         os.environ.setdefault(name, value)
+    prepare()
+    gather(START)
     try:
         mpi = sys.modules.get("mpi4py.MPI") or _started()
+    except KVStoreError:
+        raise
     except (ImportError, RuntimeError) as error:
         raise KVStoreError(
             f"a distributed kvstore needs mpi4py and an MPI library, which could not be loaded ({error}): "
             f"pip install 'weftplan[mpi]'"
         ) from error
-    if not _ends:
-        _ends.append(atexit.register(_end))  # once: what is registered later, as stores are, comes first
+    if not mpi.Is_initialized():
+        if lost():
+            raise WorkerLostError("MPI was not started before, because a process did not come: end this one, too")
+        raise KVStoreError("mpi4py.rc.initialize is False, and nobody has started MPI: call MPI.Init_thread() before")
+    gather(START).missing()  # all of this host have come, and from now on are watched
     if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
         raise KVStoreError(
             "this MPI library was started without MPI_THREAD_MULTIPLE, which a distributed kvstore needs: let weftplan "

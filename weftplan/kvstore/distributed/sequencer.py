@@ -27,18 +27,19 @@ import inspect
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from weftplan.engine.edges.shield import shielded
+from weftplan.engine.edges.shield import shielded, unbroken
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.wire import INLINE
 from weftplan.kvstore.reduce import Array
-from weftplan.locks import Lock
+from weftplan.locks import Lock, members
 
 OnComplete = Callable[..., None]
 Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]
@@ -59,6 +60,9 @@ _HELPING = 500
 
 _POLITE = 60
 """Looks of such a thread before it lets others have the core between them."""
+
+
+_all: weakref.WeakSet[Sequencer] = weakref.WeakSet()
 
 
 class Part:
@@ -193,14 +197,16 @@ class Sequencer:
         """After it the thread ends."""
         self.closed = False
         """True once the thread has ended or is about to."""
+        self._why_closed = "this store was closed: it exchanges nothing any more"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"weftplan-{name}", daemon=True)
         self._thread.start()
+        _all.add(self)
 
     def check(self) -> None:
         """Raise KVStoreError where nothing can be exchanged any more; to be called before any part is pushed."""
         if self.closed:
-            raise KVStoreError("this store was closed: it exchanges nothing any more")
+            raise KVStoreError(self._why_closed)
 
     def put(self, ticket: Ticket) -> None:
         """Put an exchange behind all others: where ranks must agree, in the order of the program."""
@@ -208,6 +214,9 @@ class Sequencer:
         self._items.append(ticket)
         for part in ticket.parts:
             part.ticket = ticket
+        if self.closed:  # looked at behind the queue, as the thread looks at the queue behind it
+            self._refuse()
+            return
         # A program that has put what is ready waits for it next, or pulls it. What becomes ready later, while the
         # program may be asleep, rings.
         if ticket.ready() and not (self._lazy and (self._group.shares_memory or ticket.small)):
@@ -226,6 +235,8 @@ class Sequencer:
         self.check()
         call = _Call(work, repairs=repairs)
         self._items.append(call)
+        if self.closed:
+            self._refuse()
         self._ring()
         while not call.done.wait(1.0):
             if not self._thread.is_alive() and not call.done.is_set():
@@ -281,6 +292,7 @@ class Sequencer:
     def meanwhile(self, change: Callable[..., bool], *args: Any) -> bool:
         """``change(*args)``, while nobody drives; False: somebody does, or what it returns."""
         with shielded():
+            unbroken()
             if not self._driving.acquire(blocking=False):
                 return False
             try:
@@ -291,6 +303,7 @@ class Sequencer:
     def _take_on(self, most: int, *, large: bool) -> None:
         with shielded():
             while True:
+                unbroken()  # an exchange that is made on one side only is never made on the other
                 if not self._driving.acquire(blocking=False):
                     return
                 try:
@@ -328,6 +341,19 @@ class Sequencer:
             self._serve()
         finally:
             self.closed = True
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Tell whatever came behind the end of the store."""
+        while self._items:
+            with contextlib.suppress(IndexError):  # another thread does the same
+                self._items.popleft().tell(KVStoreError(self._why_closed))
+
+    def forked(self) -> None:
+        """In a forked child: exchange nothing, since others would take that for what the parent says."""
+        self.closed = True
+        self._why_closed = "this store belongs to the process from which this one was forked: it exchanges nothing here"
+        self._items.clear()
 
     def _serve(self) -> None:
         idle, lazy, seen = 0, False, None
@@ -415,3 +441,12 @@ def _give_up(item: Ticket | _Call) -> None:
     for part in item.parts if isinstance(item, Ticket) else ():
         if not part.arrived:
             part.arrive((), (), KVStoreError("its process ended before it was computed"), lambda error=None: None)
+
+
+def _forked() -> None:
+    for sequencer in members(_all):
+        sequencer.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -139,6 +139,8 @@ class Server:
 
     def end(self, timeout: float) -> None:
         """Serve until every process has called this, then stop; at once where one has died."""
+        if not self._thread.is_alive():  # in a forked child, too
+            return
         try:
             self._ending = self._comm.Ibarrier()
         except self._mpi.Exception:
@@ -187,11 +189,14 @@ class Server:
             request = Header.decode(raw, client)
             part = self._ranges.get(request.number)
             if part is None:
+                self._drop(request, client)
                 raise KVStoreError(f"rank {client} asks for key number {request.number}, which is not here")
             if request.verb is Verb.PUSH:
                 self._push(part, request, client)
-            else:
+            elif request.verb is Verb.PULL:
                 data = part.weight.asnumpy()
+            else:
+                raise KVStoreError(f"rank {client} asks a server to {request.verb.name}")
             answer = Header(Verb.DONE, request.number, part.version, len(data) and data.nbytes)
         except Exception as error:
             data = f"{type(error).__name__}: {error}".encode()[:TEXT]
@@ -203,9 +208,17 @@ class Server:
         if answer.nbytes:
             self._sending.append((self._comm.Isend([data, byte], dest=client, tag=ANSWER_DATA), data))
 
+    def _drop(self, request: Header, client: int) -> None:
+        """Receive what comes behind a push that is refused: the next one would take it for its own."""
+        if request.verb is Verb.PUSH:
+            status = self._mpi.Status()
+            data = self._comm.Mprobe(source=client, tag=REQUEST_DATA, status=status)
+            data.Recv([bytearray(status.Get_count(self._mpi.BYTE)), self._mpi.BYTE])
+
     def _push(self, part: Range, request: Header, client: int) -> None:
         gradient = np.empty(part.weight.shape, part.weight.dtype)
         if request.nbytes != gradient.nbytes:
+            self._drop(request, client)
             raise KVStoreError(f"{part.key!r} has {gradient.nbytes} bytes here, rank {client} pushes {request.nbytes}")
         self._comm.Recv([gradient.view(np.uint8), self._mpi.BYTE], source=client, tag=REQUEST_DATA)
         if self._update is None:

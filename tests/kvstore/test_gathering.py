@@ -1,0 +1,58 @@
+"""Who has come to the same place on this host, and who has ended, with processes that no MPI has started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from weftplan.kvstore.distributed.gathering import Gathering
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's")
+
+OTHER = """
+import os, sys
+from weftplan.kvstore.distributed.gathering import Gathering
+os.environ["OMPI_COMM_WORLD_RANK"] = sys.argv[1]
+place = Gathering("test")
+print("here", place.missing(), flush=True)
+sys.stdin.readline()
+os._exit(5)
+"""
+
+
+def test_who_is_missing_and_who_has_ended(monkeypatch: pytest.MonkeyPatch):
+    """Ranks that have come are not missing; one that ends with whatever status is found to have, at the second look."""
+    for name, value in (("SIZE", "3"), ("RANK", "0"), ("LOCAL_SIZE", "3")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("PMIX_NAMESPACE", f"test of {time.monotonic_ns()}")
+    here = Gathering("test")
+    assert (here.missing(), here.size, here.here) == ([1, 2], 3, 3)
+    command = [sys.executable, "-c", OTHER, "2"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here [1]\n"
+        elsewhere = Gathering("another place")
+        assert elsewhere.missing() == [1, 2]
+        elsewhere.close()
+        assert here.missing() == [1]
+        assert here.ended() == here.ended() == set()
+        other.stdin.write("\n")
+        other.stdin.close()
+        assert other.wait(timeout=60) == 5
+    assert [here.ended(), here.ended()] == [set(), {2}]
+    here.close()
+    assert (here.missing(), here.ended()) == ([], set())
+
+
+def test_without_a_launcher_nobody_is_known(monkeypatch: pytest.MonkeyPatch):
+    """A process that nothing but itself has started misses nobody."""
+    monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
+    place = Gathering("test")
+    assert (place.missing(), place.ended()) == ([], set())

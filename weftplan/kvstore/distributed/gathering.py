@@ -1,0 +1,118 @@
+"""Processes of a job on this host that have come to the same place of the program, and which of them have ended.
+
+MPI does not say who is missing where it waits for all. Nor does Open MPI (5.0.11) tell the others of a process that
+ends with a status other than 0 without ending MPI, as ``os._exit(1)`` or a library that calls ``exit`` does. So each
+process listens at a name that belongs to it and the place, and the others connect. The kernel closes what a process has
+when it ends, in whatever way, and tells them. The names are in no folder, so none is left behind. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import sys
+
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of whoever listens."""
+
+
+class Gathering:
+    """This process has come to ``place``; only on Linux and under ``weftplan launch`` is anything known of others."""
+
+    def __init__(self, place: str) -> None:
+        self.size, self.rank, self.here = map(_number, ("SIZE", "RANK", "LOCAL_SIZE"))
+        job = os.environ.get("PMIX_NAMESPACE", "")
+        self._name = f"\0weftplan {job} {place} "
+        self._doors: dict[int, socket.socket] = {}
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        self._seen: set[int] = set()
+        self._listening: socket.socket | None = None
+        if not job or sys.platform != "linux" or self._poll is None:
+            self.size = 0
+            return
+        with contextlib.suppress(OSError):
+            listening = self._listening = socket.socket(socket.AF_UNIX)
+            listening.bind(f"{self._name}{self.rank}")
+            listening.listen(max(self.size, 1))
+
+    def missing(self) -> list[int]:
+        """Those of the job that have not come here: on several hosts, those of the others are always among them."""
+        for rank in range(self.size):
+            if rank != self.rank and rank not in self._doors:
+                self._reach(rank)
+        return [rank for rank in range(self.size) if rank != self.rank and rank not in self._doors]
+
+    def _reach(self, rank: int) -> None:
+        door = socket.socket(socket.AF_UNIX)
+        try:
+            door.setblocking(False)
+            door.connect(f"{self._name}{rank}")
+            about = door.getsockopt(socket.SOL_SOCKET, getattr(socket, "SO_PEERCRED", 17), _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(about)[1] != os.getuid():
+                raise OSError("somebody else listens there")
+        except OSError:
+            door.close()
+            return
+        self._doors[rank] = door
+        assert self._poll is not None, "nobody is reached without it"
+        self._poll.register(door, 0)  # which reports the end alone
+
+    def ended(self) -> set[int]:
+        """Those that had come and were found to have ended at this look and at the one before it.
+
+        Who has left says so before it ends: between two looks that is read.
+        """
+        if not self._doors or self._poll is None:
+            return set()
+        found = {file for file, _ in self._poll.poll(0)}
+        ended = {rank for rank, door in self._doors.items() if door.fileno() in found} if found else set()
+        again, self._seen = ended & self._seen, ended
+        return again
+
+    def close(self) -> None:
+        """Forget the others, which find this process no more."""
+        for one in (*self._doors.values(), *([self._listening] if self._listening is not None else [])):
+            one.close()
+        self._doors.clear()
+        self.size = 0
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(f"OMPI_COMM_WORLD_{name}", "")
+    return int(text) if text.isdecimal() else 0
+
+
+START = "start"
+"""Where processes are that have begun to create their first store: whoever came there is watched from then on."""
+_places: dict[str, Gathering] = {}
+
+
+def gather(place: str) -> Gathering:
+    """This process has come to a place, now or before."""
+    found = _places.get(place)
+    if found is None:
+        found = _places[place] = Gathering(place)
+    return found
+
+
+def begun() -> bool:
+    """Whether this process, or the one from which it was forked, has come anywhere."""
+    return bool(_places)
+
+
+def ended() -> set[int]:
+    """Ranks of processes on this host that have ended since they began, in whatever way, where that is known."""
+    return _places[START].ended() if START in _places else set()
+
+
+def _forked() -> None:
+    """In a forked child: what stands for the parent must not live on with the child."""
+    for place in _places.values():
+        place.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
