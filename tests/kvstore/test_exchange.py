@@ -224,6 +224,20 @@ def test_a_store_makes_the_same_sums_on_every_engine(kind, name):
     made.stop()
 
 
+@pytest.mark.parametrize("updates", [False, True])
+def test_values_are_stored_where_they_are_summed(updates):
+    """So a pull begins at the device of the sum, as planned, with an updater and without."""
+    contexts = [mx.sim(i) for i in range(4)]
+    kv = mx.kv.create("device")
+    if updates:
+        kv.set_updater(lambda key, merged, stored: stored.__iadd__(merged))
+    for key in range(4):
+        kv.init(key, mx.nd.zeros((5,)))
+        kv.push(key, [mx.nd.ones((5,), ctx=ctx) for ctx in contexts])
+        assert kv._stored[key].context == kv._merged[key].context == contexts[key]
+        assert kv._stored[key].tolist() == [4] * 5
+
+
 def test_other_links_are_seen_by_a_store_that_has_exchanged():
     """After connect() the next push takes the way that is fastest on the new links, with the room that it needs."""
     contexts = [mx.sim(index) for index in range(8)]

@@ -10,6 +10,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
+from weftplan.device.links import connect, matrix, nvlink_mesh, pcie_tree, ports
 from weftplan.device.simulated import configure
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1), mx.cpu_pinned(0), mx.sim(0), mx.sim(1), mx.sim(2)]
@@ -128,3 +129,59 @@ def test_many_random_programs(driver: engine.Engine) -> None:
     """The same for a thousand seeds."""
     for seed in range(100, 1100):
         run(seed)
+
+
+LINKS = {"none": None, "mesh": nvlink_mesh(), "tree": pcie_tree(), "switch": ports(8, 1e9, 1e-6)}
+SETTINGS = {
+    "MXNET_ENABLE_GPU_P2P": "0",
+    "MXNET_KVSTORE_USETREE": "1",
+    "MXNET_KVSTORE_TREE_ARRAY_BOUND": "100",
+    "MXNET_KVSTORE_BIGARRAY_BOUND": "1000",
+}
+
+
+@pytest.fixture
+def no_links():
+    """Simulated devices as they were, afterwards."""
+    yield
+    connect(None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_stores_keep_what_they_plan(seed: int, no_links: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the byte, with or without an updater, compressed or not, on any devices and links, and sums are right.
+
+    As a Module does, values come from the first device and are pulled once before anything is pushed.
+    """
+    choice, draw = random.Random(seed), np.random.default_rng(seed)
+    for name, value in SETTINGS.items():
+        if choice.random() < 0.3:
+            monkeypatch.setenv(name, value)
+    uneven = matrix([[choice.choice([0, 1e9, 2e10]) for _ in range(8)] for _ in range(8)], 1e-6)
+    connect(choice.choice([uneven, *LINKS.values()]))
+    count = choice.randrange(1, 9)
+    kinds = choice.choice([["cpu"], ["sim"], ["sim"], ["sim"], ["cpu", "sim"]])
+    contexts = [mx.Context(choice.choice(kinds), place) for place in choice.sample(range(8), count)]
+    store, updates = mx.kv.create(choice.choice(["local", "device", "device", "device"])), choice.random() < 0.5
+    compressed = store.type == "device" and choice.random() < 0.3
+    if compressed:
+        store.set_gradient_compression({"type": choice.choice(["1bit", "2bit"])})
+    if updates:
+        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
+    shapes = [choice.choice([(1,), (7,), (7, 24), (8, 301), (64, 64)]) for _ in range(choice.randrange(1, 8))]
+    keys = list(range(len(shapes)))
+    outs = [[mx.nd.empty(shape, ctx=ctx) for ctx in contexts] for shape in shapes]
+    store.init(keys, [mx.nd.zeros(shape, ctx=contexts[0]) for shape in shapes])
+    store.pull(keys, out=outs)
+    values = [draw.integers(-8, 8, (count, *shape)).astype(np.float32) for shape in shapes]
+    for _ in range(2):
+        for key in keys:
+            pushed = [mx.nd.array(value, ctx=ctx) for value, ctx in zip(values[key], contexts, strict=True)]
+            store.pushpull(key, pushed, out=outs[key], priority=-key)
+    sizes = [(int(np.prod(shape)), 4 * int(np.prod(shape))) for shape in shapes]
+    planned = store.buffer_bytes(sizes, contexts, updates=updates)
+    assert {name: store.statistics()[f"{name}_bytes"] for name in planned} == planned
+    for value, some in zip(values, outs, strict=True):
+        for out in some:
+            if not (updates or compressed):
+                np.testing.assert_array_equal(out.asnumpy(), value.sum(axis=0))

@@ -131,7 +131,8 @@ class KVStoreLocal(UpdatingStore):
                 elif self._sums_straight(arrays, stored):
                     self._store_sum(k, arrays, stored, priority)
                 else:
-                    copy(self._reduce(k, arrays, priority), stored, priority, inline=self._inline)
+                    merged = self._reduce(k, arrays, priority)
+                    copy(merged, self._stored_near(k, merged, priority, kept=False), priority, inline=self._inline)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
@@ -282,12 +283,14 @@ class KVStoreLocal(UpdatingStore):
         del contexts, load, nbytes
         return cpu(0)
 
-    def _stored_near(self, key: Key, merged: NDArray, priority: int) -> NDArray:
-        """The stored value, moved for good to the device of the sum if that is another one."""
+    def _stored_near(self, key: Key, merged: NDArray, priority: int, *, kept: bool = True) -> NDArray:
+        """The stored value, moved for good to the device of the sum if that is another one; unless it is ``kept``, it
+        is about to be replaced."""
         stored = self._stored[key]
         if stored.context != merged.context:
             moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
-            copy(stored, moved, priority)
+            if kept:
+                copy(stored, moved, priority)
             stored = self._stored[key] = moved
         return stored
 

@@ -39,6 +39,9 @@ class Between:
         self._runners: dict[tuple[Context, ...], Runner] = {}
         self._room: dict[Key, dict[int, NDArray]] = {}
         """Of each key the inboxes by place, and host memory by -1."""
+        self._home: dict[Key, tuple[Context, bool]] = {}
+        """What the room of each key is for: the place of its sum and True, or that of its stored value and False, as
+        long as nothing has been summed here."""
 
     def plan(self, contexts: Sequence[Context], home: Context, elements: int, itemsize: int) -> Plan | None:
         """How an array of so many elements is exchanged; None where that is not what these contexts need."""
@@ -71,6 +74,7 @@ class Between:
     def forget(self) -> None:
         """Give back all memory in which gradients arrive."""
         self._room.clear()
+        self._home.clear()
 
     @property
     def nbytes(self) -> int:
@@ -93,6 +97,11 @@ class Between:
         if hosted:
             wanted[-1] = hosted, cpu_pinned(0)
         room = self._room.setdefault(key, {})
+        home, summed = self._home.get(key, (like.context, False))
+        if home != like.context and not (summed and contexts is None):
+            room.clear()  # it was for pulls from where the stored value was before the first push
+            home = like.context
+        self._home[key] = home, summed or contexts is not None
         for place, (size, where) in wanted.items():
             known = room.get(place)
             if known is None or known.context != where or known.size < size:
