@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Scripts and weftplan run in this Python; options behind the program are the program's; hosts are passed on."""
+    """Scripts, modules and weftplan run in this Python; options behind the program are its own; hosts are passed on."""
     need_mpi()
     hosts = tmp_path / "hosts"
     hosts.write_text("one\ntwo\n")
@@ -30,6 +30,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert made[-6:] == ["-n", "3", sys.executable, "train.py", "-n", "7"]
     assert made[made.index("--hostfile") + 1] == str(hosts)
     assert mpiexec_command(1, None, ("weftplan", "doctor"))[-4:] == [sys.executable, "-m", "weftplan", "doctor"]
+    module = CliRunner().invoke(command, ["-n", "2", "--dry-run", "-m", "json.tool", "--help"])
+    assert module.output.endswith(f"{sys.executable} -m json.tool --help\n")
     shown = CliRunner().invoke(command, ["-n", "2", "--dry-run", "hostname", "--help"])
     assert shown.exit_code == 0
     assert shown.output.endswith("-n 2 hostname --help\n")

@@ -46,10 +46,11 @@ from weftplan.kvstore.distributed.mpi import environment
 def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, program: tuple[str, ...]) -> None:
     """Run PROGRAM in several processes that share a kvstore 'dist_sync'.
 
-    PROGRAM is a Python script with its arguments, or `weftplan` with a command of its own:
+    PROGRAM is a Python script with its arguments, `-m` with a module, or `weftplan` with a command of its own:
 
     \b
         weftplan launch -n 4 train.py --epochs 3
+        weftplan launch -n 4 -m package.train --epochs 3
         weftplan launch -n 4 weftplan train --kvstore dist_sync
 
     More processes than cores are allowed. When a process dies, the others go on. What they do then is theirs to decide
@@ -177,17 +178,17 @@ def _check_there(name: str) -> None:
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise click.BadParameter(f"there is no script {name!r} in {os.getcwd()}", param_hint="PROGRAM")
-    elif name != "weftplan" and shutil.which(name) is None:
+    elif name not in ("weftplan", "-m") and shutil.which(name) is None:
         raise click.BadParameter(
-            f"there is no program {name!r}; expected a Python script (*.py), `weftplan` with a command, or a program "
-            f"on the PATH",
+            f"there is no program {name!r}; expected a Python script (*.py), -m with a module, `weftplan` with a "
+            f"command, or a program on the PATH",
             param_hint="PROGRAM",
         )
 
 
 def _interpreted(program: tuple[str, ...]) -> list[str]:
-    """A script runs in this Python, and so does this package's own command; anything else runs as it is."""
-    if program[0].endswith(".py"):
+    """A script or a module runs in this Python, and so does this package's command; anything else runs as it is."""
+    if program[0].endswith(".py") or program[0] == "-m":
         return [sys.executable, *program]
     if program[0] == "weftplan":
         return [sys.executable, "-m", "weftplan", *program[1:]]
