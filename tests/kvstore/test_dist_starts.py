@@ -117,7 +117,6 @@ def test_who_gave_up_is_not_waited_for_at_the_end(tmp_path: Path):
 
 @TWO.runs(
     """
-    import gc
     kv.init("w", mx.nd.zeros((3,)))
     kv.push("w", mx.nd.ones((3,)))
     assert value("w").tolist() == [2, 2, 2]
@@ -151,7 +150,7 @@ def test_a_forked_child_exchanges_nothing():
 
 @TWO.runs(
     """
-    from weftplan.kvstore.distributed.sequencer import Part, Ticket
+    from weftplan.kvstore.distributed.tickets import Part, Ticket
     kv.barrier()
     kv.close()
     told, part = [], Part()
@@ -170,6 +169,7 @@ def test_what_comes_behind_the_end_of_a_store_is_told():
         return mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0, **more)
 
     kv.init("w", mx.nd.zeros((3,)))
+    says(lambda: kv._send_command_to_servers(0, "stop"), "has no servers that take commands")
     says(lambda: kv.set_updater(None if rank else lambda key, merged, stored: None), "use an updater", "use no updater")
     schedule = mx.lr_scheduler.FactorScheduler(step=10, factor=0.5 + 0.1 * rank)
     says(lambda: kv.set_optimizer(sgd(lr_scheduler=schedule)), '"factor": 0.5', '"factor": 0.6')

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from weftplan.kvstore.distributed import sequencer as module
-from weftplan.kvstore.distributed.sequencer import Part, Sequencer, Ticket
+from weftplan.kvstore.distributed.sequencer import Sequencer
+from weftplan.kvstore.distributed.tickets import Part, Ticket
 
 SMALL, LARGE = 4, 1 << 20
 

@@ -53,17 +53,8 @@ class UpdatingStore(KVStoreBase):
         raise KVStoreError(f"gradient compression is not for a store {self.type!r}: use mx.kv.create('device')")
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        """Nothing: as in MXNet, one process has no servers that could obey.
-
-        Raises:
-            KVStoreError: a store of several processes, none of which takes commands.
-        """
+        """Nothing: as in MXNet, one process has no servers that could obey."""
         del head, body
-        if "dist" in self.type:
-            raise KVStoreError(
-                f"a store {self.type!r} has no servers that take commands: call set_optimizer or "
-                f"set_gradient_compression on every process, which reach whoever updates"
-            )
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the optimizer's states to ``fname`` (whole or not at all)."""

@@ -29,8 +29,8 @@ from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.member import EXIT_S, KVStoreDist
 from weftplan.kvstore.distributed.membership import Steps
-from weftplan.kvstore.distributed.sequencer import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
+from weftplan.kvstore.distributed.tickets import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater

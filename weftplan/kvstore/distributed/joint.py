@@ -12,7 +12,7 @@ from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.moving import Known
 from weftplan.kvstore.distributed.rounds import Given, Round
-from weftplan.kvstore.distributed.sequencer import OnComplete, Part
+from weftplan.kvstore.distributed.tickets import OnComplete, Part
 from weftplan.kvstore.distributed.wire import Kind
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, pushing

@@ -22,7 +22,8 @@ from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.joint import JointPart
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.moving import Mover
-from weftplan.kvstore.distributed.sequencer import Sequencer, Ticket
+from weftplan.kvstore.distributed.sequencer import Sequencer
+from weftplan.kvstore.distributed.tickets import Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import Array
@@ -133,6 +134,14 @@ class KVStoreDist(KVStoreLocal):
         super().set_updater(updater)
 
     _set_updater = set_updater
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        """Raises KVStoreError: no process takes commands."""
+        del head, body
+        raise KVStoreError(
+            f"a store {self.type!r} has no servers that take commands: call set_optimizer or set_gradient_compression "
+            f"on every process, which reach whoever updates"
+        )
 
     def _meet(self, description: str) -> None:
         """Wait for all processes, and compare what they are about to do."""

@@ -58,10 +58,10 @@ def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Cal
     Raises:
         WorkerLostError: one of them has ended, or has not come in time.
     """
-    begun, warned, rest_s, looked = time.monotonic(), False, 1e-4, 0.0
+    since, warned, rest_s, looked = time.monotonic(), False, 1e-4, 0.0
     stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
     while not done():
-        waited = time.monotonic() - begun
+        waited = time.monotonic() - since
         if waited - looked > 0.02:
             looked = waited
             missing, gone, dead = gathering.missing(), ended(), failed()

@@ -15,38 +15,25 @@ every few milliseconds whether something is left of which nobody has told: two l
 It does not wait for the end of an exchange that another thread makes. It would be next, before the program could look
 at what it has, put one more and come to make it; so both would take turns, and each would wait to be woken by the
 other. The lock ``driving`` is held by whoever drives, so MPI is called by one thread at a time.
-
-A :class:`Ticket` has one *part* for each operation that waits for it. ``Part.arrive`` is called from the engine (any
-thread) when its arrays are ready; the driver answers by calling ``on_complete`` of the operation.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from weftplan.engine.edges.shield import shielded, unbroken
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.membership import Steps
-from weftplan.kvstore.distributed.wire import INLINE
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.distributed.tickets import Call, Ticket, give_up
 from weftplan.locks import Lock, members
-
-OnComplete = Callable[..., None]
-Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]
-"""Called as (group, contiguous shares, contiguous arrays for results, description, failure or None) by the driver, who
-waits at each step until there is none left."""
-
-_nbytes = attrgetter("nbytes")
 
 _SPINS = 2000
 """Looks at what is to come before the store's thread sleeps between them."""
@@ -65,122 +52,12 @@ _POLITE = 60
 _all: weakref.WeakSet[Sequencer] = weakref.WeakSet()
 
 
-class Part:
-    """Arrays of a ticket, and the engine's operation that waits for them.
-
-    Attributes:
-        shares: what this process has; none where it failed.
-        arrays: where the results go; may be ``shares`` themselves.
-    """
-
-    __slots__ = ("_complete", "arrays", "arrived", "failure", "shares", "ticket")
-
-    def __init__(self) -> None:
-        self.arrived = False
-        self._complete: OnComplete | None = None
-        self.shares: Sequence[Array] = ()
-        self.arrays: Sequence[Array] = ()
-        self.failure: BaseException | None = None
-        self.ticket: Ticket | None = None
-
-    def arrive(
-        self, shares: Sequence[Array], arrays: Sequence[Array], failure: BaseException | None, on_complete: OnComplete
-    ) -> None:
-        """The arrays may be exchanged now, or ``failure`` says why there are none; called once, by the engine."""
-        self.shares, self.arrays, self.failure, self._complete = shares, arrays, failure, on_complete
-        self.arrived = True
-        ticket = self.ticket  # looked at behind `arrived`, as `put` looks at `arrived` behind it: one sees the other
-        if ticket is not None and ticket.ready():
-            ticket.ring()
-
-    @property
-    def nbytes(self) -> int:
-        """Of what this process has."""
-        return sum(map(_nbytes, self.shares))
-
-    def complete(self, error: BaseException | None) -> None:
-        """Tell the engine; arrays that had failed before keep their own error."""
-        complete, self._complete = self._complete, None
-        self.shares = self.arrays = ()
-        if complete is not None:
-            complete(self.failure or error)
-
-
-class Ticket:
-    """One exchange: what is exchanged, and how."""
-
-    repairs = False
-
-    def __init__(self, description: str, parts: Sequence[Part], exchange: Exchange) -> None:
-        self.description = description
-        self.parts = tuple(parts)
-        self.exchange = exchange
-        self.ring: Callable[[], None] = _nothing
-        self._nbytes = -1
-
-    def ready(self) -> bool:
-        """All arrays are there, or have failed."""
-        for part in self.parts:  # noqa: SIM110  # a generator costs more than the rest
-            if not part.arrived:
-                return False
-        return True
-
-    @property
-    def small(self) -> bool:
-        """Its arrays, which have arrived, travel within messages."""
-        if self._nbytes < 0:
-            nbytes = 0
-            for part in self.parts:
-                nbytes += part.nbytes
-            self._nbytes = nbytes
-        return self._nbytes <= INLINE
-
-    def steps(self, group: Group) -> Iterable[None]:
-        """Exchange the arrays of all parts as one."""
-        part = self.parts[0]
-        if len(self.parts) == 1 and part.failure is None:
-            return self.exchange(group, part.shares, part.arrays, self.description, None)
-        failed = next((part.failure for part in self.parts if part.failure is not None), None)
-        failure = None if failed is None else f"{type(failed).__name__}: {failed}"
-        shares = [share for part in self.parts for share in part.shares]
-        arrays = [array for part in self.parts for array in part.arrays]
-        return self.exchange(group, shares, arrays, self.description, failure)
-
-    def tell(self, error: BaseException | None) -> None:
-        """Tell every part's operation."""
-        for part in self.parts:
-            part.complete(error)
-
-
-class _Call:
-    """Work that a thread waits for, behind all exchanges so far."""
-
-    small = False
-
-    def __init__(self, work: Callable[[Group], Any], *, repairs: bool) -> None:
-        self._work, self.repairs = work, repairs
-        self.done = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def ready(self) -> bool:
-        return True
-
-    def steps(self, group: Group) -> Steps[None]:
-        result = self._work(group)
-        self.result = (yield from result) if inspect.isgenerator(result) else result
-
-    def tell(self, error: BaseException | None) -> None:
-        self.error = error
-        self.done.set()
-
-
 class Sequencer:
     """The queue, and the thread behind it."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
-        self._items: deque[Ticket | _Call] = deque()
+        self._items: deque[Ticket | Call] = deque()
         self._driving = Lock()
         self._steps: Iterable[None] | None = None
         """Of the first item, where somebody has begun it; belongs to whoever drives."""
@@ -190,10 +67,10 @@ class Sequencer:
         """A thread that waited has made the last exchange; the store's thread then looks now and then, unasked."""
         self._helped = False
         """Such a thread makes one now."""
-        self._left: Ticket | _Call | None = None
+        self._left: Ticket | Call | None = None
         """What such a thread has begun and left to the store's thread."""
         self._broken: KVStoreError | None = None
-        self._last: _Call | None = None
+        self._last: Call | None = None
         """After it the thread ends."""
         self.closed = False
         """True once the thread has ended or is about to."""
@@ -233,7 +110,7 @@ class Sequencer:
             KVStoreError: the store was closed, or its thread has ended; and whatever ``work`` raises.
         """
         self.check()
-        call = _Call(work, repairs=repairs)
+        call = Call(work, repairs=repairs)
         self._items.append(call)
         if self.closed:
             self._refuse()
@@ -262,7 +139,7 @@ class Sequencer:
                     yield from group.depart()
             group.stop_listening()
 
-        self._last = _Call(leave, repairs=True)
+        self._last = Call(leave, repairs=True)
         self._items.append(self._last)
         self.closed = True
         self._ring()
@@ -366,7 +243,7 @@ class Sequencer:
                 idle += 1
                 lazy = self._lazy = idle < _LAZY_LOOKS
             left, self._left = self._left, None
-            only: Ticket | _Call | None = None
+            only: Ticket | Call | None = None
             if left is None and self._helped:  # not to wait for its end; see above
                 self._lazy = lazy = True
                 seen = None
@@ -387,7 +264,7 @@ class Sequencer:
                     if not item.ready():
                         if not self._ended.is_set():
                             break
-                        _give_up(item)
+                        give_up(item)
                     only = None  # whatever is behind it has been left, too
                     if item is not left:
                         self._lazy = lazy = False
@@ -396,7 +273,7 @@ class Sequencer:
                 if item is self._last:
                     return
 
-    def _drive(self, item: Ticket | _Call, most: int | None) -> tuple[bool, BaseException | None]:
+    def _drive(self, item: Ticket | Call, most: int | None) -> tuple[bool, BaseException | None]:
         """Whether the first item is over, and its error; ``most``: looks after which to leave it."""
         looks = 0
         try:
@@ -431,16 +308,6 @@ def rest(looks: int) -> None:
         os.sched_yield()
     else:
         time.sleep(0.0001 if looks < 2 * _SPINS else 0.001)
-
-
-def _nothing() -> None:
-    """Wake nobody."""
-
-
-def _give_up(item: Ticket | _Call) -> None:
-    for part in item.parts if isinstance(item, Ticket) else ():
-        if not part.arrived:
-            part.arrive((), (), KVStoreError("its process ended before it was computed"), lambda error=None: None)
 
 
 def _forked() -> None:

@@ -34,7 +34,7 @@ from weftplan.kvstore.distributed.late import may_be_late
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.rounds import Arrays
-from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
+from weftplan.kvstore.distributed.tickets import Exchange, Part, Ticket
 from weftplan.kvstore.distributed.together import begun_together
 from weftplan.kvstore.distributed.wire import INLINE
 from weftplan.kvstore.keys import Key

@@ -19,7 +19,7 @@ from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.messages import Apart
 from weftplan.kvstore.distributed.moving import Known
 from weftplan.kvstore.distributed.rounds import Arrays, Round
-from weftplan.kvstore.distributed.sequencer import Ticket
+from weftplan.kvstore.distributed.tickets import Ticket
 from weftplan.kvstore.distributed.wire import Kind
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray
