@@ -16,7 +16,7 @@ import pytest
 import weftplan as mx
 from weftplan import planner
 from weftplan.executor import plan_files
-from weftplan.ops import implementations
+from weftplan.ops.core import implementations
 from weftplan.planner import PlannedGraph, PlanOptions, stopping
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder needs permissions of POSIX")

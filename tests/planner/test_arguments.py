@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.together import together
+from tests.support.together import together
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 POSITIONAL = 2
