@@ -184,6 +184,6 @@ class TestGroup:
         def command() -> None:
             raise ShapeError("fc1: expected (2, 3), got (3, 2)")
 
-        monkeypatch.setattr("weftplan.cli.doctor.command", command)
+        monkeypatch.setattr("weftplan.cli.doctor.command.command", command)
         result = run("doctor")
         assert (result.exit_code, result.output) == (1, "Error: fc1: expected (2, 3), got (3, 2)\n")

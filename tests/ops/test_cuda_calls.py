@@ -1,7 +1,6 @@
 """Kernels in CUDA C as a plan may call them: in place, with outputs that nobody wants, again, and to predict."""
 
 import numpy as np
-import ops_cuda_sources as cuda
 import pytest
 
 from tests.contract.devices import place
@@ -9,6 +8,7 @@ from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.ops.test_cuda_on_host import CASES, of
 from tests.ops.test_on_devices import fetch, put, same
+from tests.support import ops_cuda_sources as cuda
 from tests.support.ops_harness import differentiate, garbage, prepare, spec_of
 from weftplan import device
 from weftplan.ops.core.implementations import choose, provided

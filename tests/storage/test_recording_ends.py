@@ -47,7 +47,7 @@ def test_a_pool_loses_nothing(make, monkeypatch):
 def test_arrays_are_pushed(monkeypatch):
     """Arithmetic, a call by name, a copy to another context, and small arrays from a shelf."""
     lying = Ending("make_room", lambda context, operands: (), pushing)
-    for module in ("arithmetic", "copying", "invoke"):
+    for module in ("arithmetic", "copying", "calls.invoke"):
         monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "pushing", lying)
     monkeypatch.setattr(inline_calls, "recording", Ending("recorder", recording.Recorder(100), recording))
     for size in (3, 100_000):

@@ -126,7 +126,7 @@ def blocks(ctx: Workspace, arrays: Sequence[Any], scratch: Sequence[DType] = ())
 def block_bytes(size: int, scratch: Sequence[DType]) -> int:
     """Workspace bytes of :func:`blocks` over arrays of ``size`` elements.
 
-    >>> block_bytes(10**9, [np.dtype("float32")]) == 4 * grain.block()
+    >>> block_bytes(10**9, [np.dtype("float32")]) == 4 * tiling.block()
     True
     """
     limit = tiling.block()
@@ -206,7 +206,7 @@ def rows_per_block(out: Shape, limit: int | None = None) -> int:
 def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
     """The leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
 
-    >>> list(row_blocks((5, grain.block() // 2)))
+    >>> list(row_blocks((5, tiling.block() // 2)))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     step = rows_per_block(shape, limit)

@@ -49,7 +49,7 @@ def signature(op: Op, array: str, extra: Sequence[str]) -> inspect.Signature:
         array: what its inputs and its result are: ``Symbol`` or ``NDArray``.
         extra: further keywords, whose default is None.
 
-    >>> from weftplan.ops import registry
+    >>> from weftplan.ops.core import registry
     >>> print(signature(registry.get("clip"), "Symbol", ["name"]))
     (data: Symbol | None, a_min: float, a_max: float, *, name: Any = None) -> Symbol
     """
