@@ -31,7 +31,6 @@ EXEMPT = {
     "size_symbol": "the same",
     "symbolic/passes/batch_weight_gradients.py": "a pass over the nodes of a graph, its two maps and the gradients",
     "symbolic/passes/fuse_depthwise.py": "the same",
-    "symbolic/passes/fuse_elementwise.py": "the same",
     "symbolic/passes/fuse_relu.py": "the same",
 }
 """Modules and functions that may take more without names, and why."""
