@@ -122,8 +122,8 @@ def test_sdist_holds_the_repository(sdist: Path):
 
 
 def test_wheel_of_the_sdist_works(sdist: Path, tmp_path: Path):
-    """As packagers do: the wheel is built from the sdist and installed in an environment that has only what it needs; all
-    modules are there, each layer does its work, and so does the command."""
+    """The wheel is built from the sdist, as packagers do, and installed in a clean environment: all modules are there,
+    each layer does its work, and so does the command."""
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     source = tmp_path / sdist.name.removesuffix(".tar.gz")

@@ -94,7 +94,7 @@ ROOMS = {place.partition(":")[0].partition(".")[0] for place in weftplan._LAZY.v
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_missing_room_is_named(room: str, tmp_path: Path):
-    """In a package that lacks a folder, an attribute, an import of its name and one from the package say which it is."""
+    """In a package that lacks a folder, its attribute and both forms of its import say which folder that is."""
     broken = tmp_path / "weftplan"
     broken.mkdir()
     for part in PACKAGE.iterdir():

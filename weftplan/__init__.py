@@ -130,7 +130,7 @@ def _own(module: Any, name: str) -> bool:
     return not name.startswith("_") and getattr(vars(module)[name], "__module__", "") == module.__name__
 
 
-# as in ``from weftplan.io import DataBatch``; a name that is a file of its own needs no finder, nor one if it is missing
+# as in ``from weftplan.io import DataBatch``; names that are files of their own are found without it, or are missing
 _ALIASES = {name for name, place in _LAZY.items() if ":" not in place and place != name}
 sys.meta_path.append(ImportsOfAttributes(__name__, _ALIASES, _ABSENT))
 config.check_environment()
