@@ -43,7 +43,8 @@ LAYERS = (
     {"user_cache"},
     {"keywords"},
     {"_variables"},
-    {"errors", "files", "locks", "depth_first", "collector"},
+    {"files", "locks", "depth_first", "collector"},
+    {"errors"},
 )
 """From top to bottom, as ARCHITECTURE.md lists them: a module imports only from further down, or from its own part."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import click
 from weftplan.cli.plan_inputs import PARAMETERS, Network, load_network, onnx_network
 from weftplan.convert import load_safetensors
 from weftplan.errors import FormatError
+from weftplan.files import unpack_gzip
 from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
 from weftplan.symbol import Symbol
@@ -103,5 +103,4 @@ def _looks_like_params(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    return unpack_gzip(path.read_bytes(), str(path)).decode("utf-8-sig")

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
-from weftplan.files import other_kind, replacing
+from weftplan.files import open_to_read, other_kind, replacing
 from weftplan.ops import registry
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
@@ -320,7 +320,7 @@ def load_json(text: str, where: str = "symbol JSON") -> Symbol:
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
     """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
-    with open(fname, "rb") as file:
+    with open_to_read(fname) as file:
         content = file.read()
     try:
         text = content.decode("utf-8-sig")

@@ -93,7 +93,7 @@ def read_snapshot(path: Path) -> Saved:
     try:
         facts = json.loads(text)
         version = facts["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{path}: damaged: its facts are no JSON object with a version ({error!r})") from error
     if version != VERSION:
         raise OtherVersion(

@@ -23,7 +23,7 @@ from weftplan import ndarray as nd
 from weftplan.device import host_memory
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError, ParameterError
-from weftplan.files import replacing
+from weftplan.files import open_to_read, replacing
 from weftplan.late_imports import late_import
 
 Pairs = Sequence[tuple[str, float]]
@@ -257,14 +257,15 @@ def read_events(path: str | os.PathLike[str]) -> list[Event]:
         FormatError: a line that is no event.
     """
     found: list[Event] = []
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    with open_to_read(path) as file:
+        lines = file.read().decode().splitlines()
     for number, line in enumerate(lines):
         if not line.strip():
             continue
         try:
             event = json.loads(line)
             kind = event["event"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             following = next((one for one in lines[number + 1 :] if one.strip()), None)
             if following is None or '"event": "resume"' in following:
                 continue  # the process was killed while it wrote this line

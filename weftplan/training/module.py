@@ -732,4 +732,8 @@ class Module(BaseModule):
         names = sorted(self._numbers, key=self._numbers.__getitem__)
         pairs = zip(self.param_names, self.group.grad_arrays, strict=True)
         trained = [self._numbers[name] for name, grads in pairs if grads is not None]
-        adopt(self._states_holder(), data, names, trained, self._index_names(self._update_on_kvstore))
+        keys = self._index_names(self._update_on_kvstore)
+        arrays = dict(zip(self.param_names, self.group.param_arrays, strict=True))
+        # Without a kvstore a key stands for a parameter on one context, with one for its array on the first.
+        weights = {key: arrays[name][0 if key == name else key % len(self.contexts)] for key, name in keys.items()}
+        adopt(self._states_holder(), data, names, trained, keys, weights)

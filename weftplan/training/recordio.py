@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
-from weftplan.files import other_kind
+from weftplan.files import open_to_read, other_kind, replacing
 from weftplan.locks import Lock
 from weftplan.training.image_files import decode, encode
 
@@ -63,7 +62,7 @@ class MXRecordIO:
 
     def open(self) -> None:
         """Open the file; to write empties it."""
-        self._file = open(self.uri, "wb" if self.writable else "rb")  # noqa: SIM115 - closed by close()
+        self._file = open(self.uri, "wb") if self.writable else open_to_read(self.uri)  # noqa: SIM115 - closed by close()
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -218,23 +217,40 @@ class MXIndexedRecordIO(MXRecordIO):
         self.idx, self.keys = {}, []
         if self.writable:
             return
-        for number, line in enumerate(Path(self.idx_path).read_text(encoding="utf-8").splitlines(), 1):
-            key, tab, place = line.strip().partition("\t")
-            try:
-                if not tab:
-                    raise ValueError
-                self.idx[self.key_type(key)] = int(place)
-            except ValueError:
-                self.close()
-                raise FormatError(
-                    f"{os.fspath(self.idx_path)}: line {number} must be a key, a tab and a place, got {line[:40]!r}"
-                ) from None
+        try:
+            self._read_index(os.fstat(self._opened("read").fileno()).st_size)
+        except BaseException:
+            self.close()
+            raise
         self.keys = list(self.idx)
+
+    def _read_index(self, size: int) -> None:
+        """Fill the index; ``size`` is that of the file of records, in which every place lies."""
+        where = os.fspath(self.idx_path)
+        with open_to_read(self.idx_path) as file:
+            lines = file.read().splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                key, _, place = line.decode().strip().partition("\t")
+                self.idx[self.key_type(key)] = offset = int(place)
+            except ValueError:
+                raise FormatError(
+                    f"{where}: line {number} must be a key, a tab and a place, got {line[:40]!r}"
+                ) from None
+            if not 0 <= offset < size:
+                raise FormatError(
+                    f"{where}: line {number} has the place {place[:40]}, but {os.fspath(self.uri)} has {size:,} "
+                    f"bytes: damaged, or another file's index"
+                )
 
     def close(self) -> None:
         if self.is_open and self.writable:
             lines = [f"{key}\t{place}\n" for key, place in self.idx.items()]
-            Path(self.idx_path).write_text("".join(lines), encoding="utf-8")
+            try:
+                with replacing(self.idx_path) as file:
+                    file.write("".join(lines).encode())
+            finally:
+                super().close()
         super().close()
 
     def seek(self, idx: Any) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError, ShapeError
+from weftplan.files import open_to_read
 from weftplan.ndarray import NDArray
 from weftplan.training.draws import generator
 from weftplan.training.image_files import decode
@@ -78,7 +79,8 @@ def imread(
     """
     path = Path(filename)
     try:
-        content = path.read_bytes()
+        with open_to_read(path) as file:
+            content = file.read()
     except OSError as error:
         raise MXNetError(f"imread: {path} cannot be read: {error.strerror}") from error
     return _decoded(content, flag, to_rgb, out, str(path))

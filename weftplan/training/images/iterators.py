@@ -14,6 +14,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.errors import FormatError, ParameterError, ShapeError
+from weftplan.files import open_to_read
 from weftplan.ndarray import NDArray
 from weftplan.training import recordio
 from weftplan.training.draws import generator
@@ -194,7 +195,8 @@ class ImageIter(DataIter):
 
     def read_image(self, fname: str) -> bytes:
         """The bytes of an image's file."""
-        return Path(self.path_root, fname).read_bytes()
+        with open_to_read(Path(self.path_root, fname)) as file:
+            return file.read()
 
     def augmentation_transform(self, data: NDArray) -> NDArray:
         """The image behind all augmenters."""
@@ -211,7 +213,9 @@ def image_list(path: File | None, given: Sequence[Any] | None, dtype: Any) -> di
     """{key: (label, path)} of a list in a file or in memory; raises FormatError for a line that is none."""
     if path is not None:
         found: dict[Any, tuple[Host, str]] = {}
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        with open_to_read(path) as file:
+            lines = file.read().decode().splitlines()
+        for number, line in enumerate(lines, 1):
             parts = line.strip().split("\t")
             try:
                 if len(parts) < 3:
