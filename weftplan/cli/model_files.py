@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.plan_inputs import PARAMETERS, Network, load_network, onnx_network
+from weftplan.cli.plan.inputs import PARAMETERS, Network, load_network, onnx_network
 from weftplan.convert import load_safetensors
 from weftplan.errors import FormatError
-from weftplan.files import unpack_gzip
 from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
+from weftplan.support.atomic_files import unpack_gzip
 from weftplan.symbol import Symbol
-from weftplan.training.checkpoint import parameter_files, read_params
+from weftplan.training.fit.checkpoint import parameter_files, read_params
 
 Params = dict[str, NDArray]
 

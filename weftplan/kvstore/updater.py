@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from weftplan.errors import FormatError, KVStoreError
-from weftplan.files import check_zip
 from weftplan.kvstore.mxnet_states import read_mxnet_states
 from weftplan.ndarray import NDArray, array
-from weftplan.ops.floats import is_half
+from weftplan.ops.core.floats import is_half
+from weftplan.support.atomic_files import check_zip
 
 State = Any
 """None, an NDArray, or a (nested) tuple of states."""

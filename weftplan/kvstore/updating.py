@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weftplan.errors import FormatError, KVStoreError
-from weftplan.files import open_to_read, replacing
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
+from weftplan.support.atomic_files import open_to_read, replacing
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 

@@ -1,0 +1,155 @@
+"""What is shipped: sdist and wheel are built offline, the sdist's wheel is installed and run."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import weftplan
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the working tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    build("wheel", ROOT, folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def sources() -> set[str]:
+    """The files of the package in the working tree, as the wheel names them."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "weftplan").rglob("*")
+        if path.is_file() and path.suffix in {".py", ".pyi", ".md", ".typed", ".json", ".css", ".js", ".html", ".csv"}
+    }
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
+    """Exactly the package's own files and the metadata: no tests, no root links, no caches."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    info = f"weftplan-{weftplan.__version__}.dist-info"
+    expected = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    assert names == sources() | expected
+    assert {
+        "weftplan/__init__.py",
+        "weftplan/py.typed",
+        "weftplan/cli/doctor/command.py",
+        "weftplan/engine/__init__.py",
+    } <= names
+    assert {name.split("/")[0] for name in names} == {"weftplan", info}
+
+
+def test_metadata(wheel: Path):
+    """Name, version, licence, Python, runtime dependencies, extras and the command."""
+    with zipfile.ZipFile(wheel) as archive:
+        info = f"weftplan-{weftplan.__version__}.dist-info"
+        metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+        commands = archive.read(f"{info}/entry_points.txt").decode()
+        licence = archive.read(f"{info}/licenses/LICENSE").decode()
+    assert metadata["Name"] == "weftplan"
+    assert metadata["Version"] == weftplan.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    required = metadata.get_all("Requires-Dist") or []
+    runtime = {line.split(">")[0].strip() for line in required if "extra ==" not in line}
+    assert runtime == {"numpy", "rich", "click", "threadpoolctl"}
+    extras = {"cuda12", "cuda13", "mpi", "plot", "examples", "fast", "test", "dev"}
+    assert extras <= set(metadata.get_all("Provides-Extra") or [])
+    assert "weftplan = weftplan.cli:main" in commands
+    assert "Apache License" in licence
+    assert "Version 2.0, January 2004" in licence
+
+
+def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):
+    """Imported straight from the wheel, in another folder, the package and its command line work."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(wheel)!r}); import weftplan; "
+        f"assert weftplan.__file__.startswith({str(wheel)!r}), weftplan.__file__; "
+        "from weftplan.cli import main; main(['doctor', '--markdown'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# Environment variables")
+
+
+def tracked() -> set[str]:
+    """The files of the repository, as far as they are files of this working tree."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    if listed.returncode:
+        pytest.skip("this is no checkout, so which files belong to it cannot be said")
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An sdist of the tracked files, among which lie folders and files that do not belong to the project."""
+    tree = tmp_path_factory.mktemp("tree")
+    names = [*tracked(), "engine", "kvstore", "planner"]
+    packed = subprocess.run(
+        ["tar", "-cT-"], cwd=ROOT, input="\n".join(names).encode(), capture_output=True, timeout=100
+    )
+    subprocess.run(["tar", "-x"], cwd=tree, input=packed.stdout, check=True, timeout=100)
+    for name in (".venv2/bin/python", "notes/plan.md", "resnet-0001.params", "mlp-symbol.json"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).touch()
+    folder = tmp_path_factory.mktemp("sdist")
+    build("sdist", tree, folder)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def test_sdist_holds_the_repository(sdist: Path):
+    """The sdist has every tracked file but those of the repository itself, no link, and nothing that lies about."""
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    prefix = f"weftplan-{weftplan.__version__}/"
+    own = {name for name in tracked() if not name.startswith((".ci/", ".github/", ".pre-commit"))}
+    assert {member.name.removeprefix(prefix) for member in members} == own | {"PKG-INFO"}
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+
+
+def test_wheel_of_the_sdist_works(sdist: Path, tmp_path: Path):
+    """The wheel is built from the sdist, as packagers do, and installed in a clean environment: all modules are there,
+    each layer does its work, and so does the command."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    build("wheel", source, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    clean = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", clean)
+    python = clean / "bin/python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    # NumPy and the like come from this environment, after the clean one's own folder; its own .pth files do not count.
+    (place,) = clean.glob("lib/python*/site-packages")
+    (place / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    run(python, "-W", "error", source / "tests/repository/installed_check.py")
+    assert "planned" in run(clean / "bin/weftplan", "plan", "lenet", "--budget", "80%")
+    where = run(python, "-c", "import weftplan; print(weftplan.__file__)")
+    assert where.startswith(str(clean))
+
+
+def build(target: str, tree: Path, folder: Path) -> None:
+    """Build a target of a source tree into a folder, by the backend itself: no network."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder, cwd=tree)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """What a command prints, which must succeed and sees no other package than the installed one."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd or "/", env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

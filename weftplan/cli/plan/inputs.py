@@ -1,0 +1,178 @@
+"""What ``weftplan plan`` is given: a network, shapes of its inputs, dtypes, a batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+import weftplan.ops  # noqa: F401 - registers every operator
+from weftplan import models
+from weftplan.convert.onnx_in import OnnxFile, Params
+from weftplan.errors import FormatError, PlanError, ShapeError, did_you_mean
+from weftplan.planner.batch import with_batch
+from weftplan.report.input_forms import advice
+from weftplan.support.atomic_files import unpack_gzip
+from weftplan.symbol import Symbol, load_json, topological_order
+
+Shapes = Mapping[str, tuple[int, ...]]
+PARAMETERS = (0x112).to_bytes(8, "little")
+"""How a file of parameters begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network and the usual shapes of what is fed to it."""
+
+    name: str
+    symbol: Symbol
+    built_in: bool
+    declared: Shapes = field(default_factory=dict)
+    """Shapes of inputs that the file says."""
+
+    def shapes(self, given: Shapes, batch: int | None) -> dict[str, tuple[int, ...]]:
+        """Shapes of the inputs: for a built-in network its usual ones, then those given, then another batch size.
+
+        Raises:
+            click.UsageError: a batch size, but no shape to put it into.
+        """
+        if batch is None:
+            if not self.built_in:
+                return {**self.declared, **given}
+            # Labels and states follow the batch of the first shape that was given.
+            batch = next((shape[0] for shape in given.values()), 32)
+            return {**models.input_shapes(self.name, batch), **given}
+        usual = models.input_shapes(self.name) if self.built_in else self.declared
+        try:
+            return with_batch({**usual, **given}, batch)
+        except PlanError as error:
+            raise click.UsageError(f"{error}: give --shape NAME=DIMS") from None
+
+
+def load_network(model: str) -> Network:
+    """A built-in network by name, a symbol file (``.json``, also gzipped) or its prefix, or an ONNX file.
+
+    Raises:
+        click.BadParameter: neither; names what is near.
+        FormatError: the file is no symbol.
+    """
+    if model in models.names():
+        return Network(model, _nobodys(models.get(model)), built_in=True)
+    path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
+    if path is None:
+        beside = [str(file).removesuffix("-symbol.json") for file in Path(model).parent.glob("*-symbol.json")]
+        hint = did_you_mean(model, [*models.names(), *beside])
+        raise click.BadParameter(
+            f"there is no file {model!r}, no file '{model}-symbol.json' and no built-in network {model!r}; "
+            f"{hint}built-in networks: {', '.join(models.names())}",
+            param_hint="MODEL",
+        )
+    if path.suffix == ".onnx":
+        return onnx_network(path)[0]
+    try:
+        content = path.read_bytes()
+        if content[:8] == PARAMETERS:
+            raise FormatError(f"{model} holds parameters and no network: give the symbol file, {_beside(path)}")
+        text = unpack_gzip(content, model).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(
+            f"{model}: expected symbol JSON, as Symbol.save writes it; reading failed: {error}"
+        ) from error
+    if text[:100].split()[:2] == ["{", '"format":'] and '"weftplan-plan"' in text[:100]:
+        raise FormatError(
+            f"{model} holds a plan, as --save writes it, and no network; weftplan.planner.MemoryPlan.from_json reads it"
+        )
+    return Network(path.name, load_json(text, model), built_in=False)
+
+
+def onnx_network(path: Path) -> tuple[Network, Params, Params]:
+    """The network in an ONNX file with the shapes that it says, and its parameters."""
+    file = OnnxFile(path)
+    symbol, args, aux = file.read()
+    used = symbol.list_arguments()
+    declared = {key: dims for key, dims in file.declared_shapes()[0].items() if key in used and dims and 0 not in dims}
+    return Network(path.name, _nobodys(symbol), built_in=False, declared=declared), args, aux
+
+
+def _nobodys(symbol: Symbol) -> Symbol:
+    """``symbol``, whose nodes nobody's line has made: the outermost caller is the library that runs commands."""
+    for node in topological_order(symbol.entries):
+        node.created_at = None
+    return symbol
+
+
+def _beside(path: Path) -> str:
+    """What the symbol file of a parameter file is called, if it is there."""
+    symbol = path.with_name(f"{path.stem.rpartition('-')[0]}-symbol.json")
+    return f"{symbol} beside it" if symbol.is_file() else "which ends in -symbol.json"
+
+
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Shapes from ``data=32,3,224,224`` (or ``32x3x224x224``).
+
+    >>> parse_shapes(("data=32,3,8,8", "label=32"))
+    {'data': (32, 3, 8, 8), 'label': (32,)}
+
+    Raises:
+        click.BadParameter: a text of another form, or a name given twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, dims = text.partition("=")
+        parts = dims.strip("()[] ").replace("x", ",").rstrip(",").split(",")
+        try:
+            shape = tuple(int(part) for part in parts)
+        except ValueError:
+            shape = ()
+        if not equals or not name or not shape:
+            raise click.BadParameter(
+                f"expected NAME=DIMS such as data=32,3,224,224; got {text!r}", param_hint="--shape"
+            )
+        if name in shapes:
+            raise click.BadParameter(f"{name!r} is given twice", param_hint="--shape")
+        shapes[name] = shape
+    return shapes
+
+
+def check_names(names: Iterable[str], symbol: Symbol, option: str) -> None:
+    """Raises click.BadParameter where a name is no argument of the network; names what is near."""
+    known = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known).rstrip() or f"it has: {', '.join(known[:8])}"
+            raise click.BadParameter(f"{name!r} is no argument of the network; {hint}", param_hint=option)
+
+
+@contextmanager
+def shape_advice(network: Network, shapes: Shapes, stored: Shapes | None = None) -> Iterator[None]:
+    """Where the shape of an input is missing or has another number of axes, say what to type; ``stored``: shapes of
+    parameters."""
+    try:
+        yield
+    except ShapeError as error:
+        usual = models.input_shapes(network.name, 1) if network.built_in else None
+        typed = advice(network.symbol, shapes, stored, usual)
+        if not typed:
+            raise
+        raise ShapeError(f"{error}; type for example {typed}") from None
+
+
+def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, symbol: Symbol) -> dict[str, str]:
+    """Dtypes by name from ``float16`` (all variables with a shape) or ``data=float16``.
+
+    >>> parse_dtypes(("float16",), {"data": (2, 3)}, models.get("mlp"))
+    {'data': 'float16'}
+
+    Raises:
+        click.BadParameter: a name that is no argument of ``symbol``; names what is near.
+    """
+    dtypes: dict[str, str] = {}
+    for text in texts:
+        name, equals, dtype = text.partition("=")
+        if equals:
+            check_names([name], symbol, "--dtype")
+        dtypes.update({name: dtype} if equals else dict.fromkeys(shapes, text))
+    return dtypes

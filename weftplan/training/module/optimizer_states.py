@@ -1,0 +1,105 @@
+"""Whose optimizer states are whose, when a module loads those of one with other devices or another kvstore.
+
+A store keeps the states of a parameter under its name. Without one every context has its own, under the number
+``index of the parameter * number of contexts + number of the context``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from weftplan.errors import FormatError, listed
+from weftplan.kvstore import Updater
+from weftplan.ndarray import NDArray
+from weftplan.support.atomic_files import open_to_read
+
+
+def adopt(
+    updater: Updater,
+    data: bytes,
+    names: Sequence[str],
+    trained: Sequence[int],
+    keys: Mapping[Any, str],
+    weights: Mapping[Any, NDArray],
+) -> None:
+    """Let ``updater`` take over saved states, whoever saved them.
+
+    Args:
+        updater: of the module that goes on.
+        data: what :meth:`~weftplan.kvstore.Updater.get_states` of some module gave.
+        names: all parameters, in order.
+        trained: indices of those that have a gradient.
+        keys: the key under which ``updater`` keeps a parameter's state -> the parameter's name.
+        weights: the arrays that it updates, by the same keys.
+
+    Raises:
+        FormatError: damaged, or states of other parameters or another optimizer. Nothing is changed then.
+    """
+    other = Updater(_Counts())
+    other.set_states(data)
+    told = other.optimizer
+    assert isinstance(told, _Counts)
+    owner = _owners({*other.states, *told._index_update_count}, names, trained)
+    first = {owner[key]: state for key, state in reversed(other.states.items())}  # of several contexts
+    counts = {owner[key]: count for key, count in told._index_update_count.items()}
+    # A copy each: contexts that shared an array would each move it on.
+    # One that trains a parameter alone goes on with its own, which may differ from those of the others.
+    taken = {
+        key: _copy(other.states[key] if owner.get(key) == name and key in other.states else first[name])
+        for key, name in keys.items()
+        if name in first
+    }
+    updater.replace_states(taken, other.version, weights)
+    optimizer: Any = updater.optimizer
+    if counts:
+        optimizer._index_update_count = {key: counts[name] for key, name in keys.items() if name in counts}
+        optimizer.num_update = max(counts.values())
+
+
+def _copy(state: Any) -> Any:
+    if isinstance(state, NDArray):
+        return state.copy()
+    return tuple(_copy(item) for item in state) if isinstance(state, tuple) else state
+
+
+def read_states(fname: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file of states; raises FormatError when it cannot be read."""
+    try:
+        with open_to_read(fname) as file:
+            return file.read()
+    except OSError as error:
+        raise FormatError(f"cannot read optimizer states from {os.fspath(fname)}: {error}") from error
+
+
+def _owners(found: Iterable[Any], names: Sequence[str], trained: Sequence[int]) -> dict[Any, str]:
+    """Which parameter each key stands for."""
+    keys = list(found)
+    numbers = [key for key in keys if isinstance(key, int)]
+    if not numbers:
+        strange = [key for key in keys if key not in names]
+        if strange:
+            raise FormatError(f"these are optimizer states of {listed(strange)}; the module has {listed(names)}")
+        return {key: key for key in keys}
+    contexts, rest = divmod(len(keys), max(1, len(trained)))
+    if rest or {i * contexts + k for i in trained for k in range(contexts)} != set(keys):
+        raise FormatError(
+            f"these are optimizer states of {len(keys)} parameters or of others; the module trains {len(trained)}: "
+            f"{listed(names[i] for i in trained)}"
+        )
+    return {key: names[key // contexts] for key in numbers}
+
+
+class _Counts:
+    """Stands for an optimizer where only its counts are asked for."""
+
+    def __init__(self) -> None:
+        self._index_update_count: dict[Any, int] = {}
+        self.num_update = 0
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+        raise NotImplementedError
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        raise NotImplementedError
