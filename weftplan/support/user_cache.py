@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import shutil
 import stat
@@ -22,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from weftplan.support.atomic_files import put
+from weftplan.support.package_log import log
 
 KINDS = ("kernels", "plans")
 MOST = 256 << 20
@@ -30,7 +30,6 @@ MOST_FILES = 8192
 _SHARDS = 16
 """Sub-folders of a kind, one for each first digit of a name; each holds its share of both limits."""
 _OURS = "weftplan"
-_log = logging.getLogger("weftplan")
 _MAGIC = b"weftplan cache 1\n"
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe may never have a writer
 
@@ -216,7 +215,7 @@ def _make(place: Path) -> None:
 
 @lru_cache(maxsize=16)
 def _say_once(place: Path, reason: str) -> None:
-    _log.warning("nothing is kept in %s, so every process makes it again: %s", place, reason)
+    log.warning("nothing is kept in %s, so every process makes it again: %s", place, reason)
 
 
 def _files(folder: str | os.PathLike[str]) -> list[tuple[int, int, str]]:

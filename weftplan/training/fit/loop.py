@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftplan.errors import MXNetError
-from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call
+from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call, reports_validation
 from weftplan.training.fit.checkpointing import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.early_stopping import EarlyStopping
@@ -255,8 +255,9 @@ class Fitting(ResumableRun):
         checked: list[tuple[str, float]] = []
         if self._validation is not None:
             checked = self._score(self._validation)
-            for name, value in checked:
-                module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+            if not reports_validation(self._validation.end_callback):
+                for name, value in checked:
+                    module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
         self._display.epoch_end(epoch, trained, checked, time.perf_counter() - start)
         if self._events is not None:
             self._events.epoch(self.step, epoch, trained, checked, time.perf_counter() - start)

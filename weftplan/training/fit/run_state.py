@@ -65,7 +65,7 @@ def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -
     else:
         found["optimizer.lr_scheduler"] = type(scheduler).__name__
         for name, value in sorted(vars(scheduler).items()):
-            if isinstance(value, (bool, int, float, str, list)):
+            if isinstance(value, (bool, int, float, str, list)) and name != "logged_drops":
                 found[f"lr_scheduler.{name}"] = value
     for table in ("lr_mult", "wd_mult"):
         found[f"optimizer.{table}"] = {str(key): float(value) for key, value in getattr(optimizer, table).items()}

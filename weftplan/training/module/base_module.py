@@ -7,7 +7,6 @@ and a subclass many steps, each of a few lines.
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import Constructed, known_keywords
+from weftplan.support.package_log import log
 from weftplan.symbol import Symbol
 from weftplan.training.data.io import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.fit import microbatch, precision
@@ -31,8 +31,6 @@ from weftplan.training.fit.loop import Fitting, Validation
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.metrics import metric as metrics
-
-log = logging.getLogger("weftplan")
 
 Params = Mapping[str, NDArray]
 

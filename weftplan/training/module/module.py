@@ -19,6 +19,7 @@ from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.package_log import log
 from weftplan.symbol import Symbol
 from weftplan.training.data.io import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
@@ -690,7 +691,9 @@ class Module(BaseModule):
         args, aux = self.get_params()
         path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
         if save_optimizer_states:
-            self.save_optimizer_states(params_path(prefix, epoch).with_suffix(".states"))
+            states = params_path(prefix, epoch).with_suffix(".states")
+            self.save_optimizer_states(states)
+            log.info('Saved optimizer state to "%s"', states)
         return path
 
     @staticmethod
