@@ -155,10 +155,8 @@ class Fitting(ResumableRun):
     def _train_epoch(self) -> None:
         if not self.batches:
             self.metric.reset()
-        batches = iter(self.data)
-        self.skip_seen(batches)
         since = time.perf_counter()
-        for batch in batches:
+        for batch in self.epoch_batches():
             since = self._waited(since)
             if self._monitor is not None:
                 self._monitor.tic()

@@ -221,7 +221,8 @@ class BaseModule(Constructed):
         """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
 
         Args:
-            train_data: batches; also says the shapes to bind.
+            train_data: batches; also says the shapes to bind. It is reset after each epoch, as MXNet does, and before
+                the first one only if it is used up.
             eval_metric: name, metric, list of them, or function of (label, prediction).
             epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
             batch_end_callback: called with a :class:`BatchEndParam`.
@@ -306,8 +307,6 @@ class BaseModule(Constructed):
             epoch_end_callback=epoch_end_callback,
         )
         resumed = bool(resume) and fitting.resume(changed=resume == "changed")
-        if not resumed:
-            fitting.start_over()
         fitting.begin_events(resumed=resumed)
         fitting.run()
 

@@ -18,10 +18,9 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import open_to_read
 from weftplan.training.data import recordio
-from weftplan.training.data.augment_random import generator
 from weftplan.training.data.images.augmenters import Augmenter, CreateAugmenter
 from weftplan.training.data.images.image import imdecode
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, Host
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter, Host, generator, order_key
 
 File = str | os.PathLike[str]
 
@@ -36,7 +35,8 @@ class ImageIter(DataIter):
         path_imglist: a text file with a line ``key<tab>label…<tab>path`` for each image; ``imglist``: the same as a
             list of ``[label…, path]``. With ``path_imgrec`` they give the labels alone.
         path_root: the folder of the paths.
-        shuffle: a new random order in each epoch, from the sequence of ``mx.random``.
+        shuffle: a new random order in each epoch, which the seed of ``np.random`` decides if the program
+            has set it, else that of ``mx.random``.
         part_index, num_parts: this iterator has that part of the images.
         aug_list: augmenters; by default those of :func:`CreateAugmenter`, to which other keywords go.
         dtype: of the labels.
@@ -98,7 +98,7 @@ class ImageIter(DataIter):
 
     def reset(self) -> None:
         if self.shuffle:
-            self.seq = [self.seq[k] for k in generator().permutation(len(self.seq))]
+            self.seq = [self.seq[k] for k in generator(order_key()).permutation(len(self.seq))]
         self.cur = 0
         self._ended = False
 
