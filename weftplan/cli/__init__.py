@@ -82,7 +82,11 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader has gone: click ends quietly
-            raise _fitted(click.ClickException(str(error))) from error  # a full disk behind stdout, for one
+            reason = error.strerror or error
+            text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
+            if error.errno in _WRITING and error.filename is not None:
+                text = f"cannot write {error.filename}: {reason}"
+            raise _fitted(click.ClickException(text)) from error
 
 
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
@@ -127,6 +131,8 @@ def _fitted(error: click.ClickException) -> click.ClickException:
     return error
 
 
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What the system says only of files that are written."""
 PREFIX = "Error: "
 """What click writes before a message."""
 

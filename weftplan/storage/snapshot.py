@@ -19,7 +19,7 @@ from weftplan.storage import registry
 from weftplan.storage.base import Segment, Statistics
 from weftplan.storage.recording import Event, Record, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
-from weftplan.support.atomic_files import replacing
+from weftplan.support.atomic_files import replacing, write_text
 from weftplan.support.lazy_import import late_import
 
 _page: Callable[[Snapshot], str] | None = None
@@ -90,8 +90,7 @@ class Snapshot:
             raise MXNetError("a snapshot has no page: weftplan.report did not register it")
         text = _page(self)
         if path is not None:
-            with replacing(path) as file:
-                file.write(text.encode())
+            write_text(path, text)
         return text
 
 

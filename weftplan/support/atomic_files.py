@@ -127,7 +127,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError:
         before = None
     if before is not None and not stat.S_ISREG(before.st_mode):
-        with open(path, "wb") as file:
+        with naming(path), open(path, "wb") as file:
             yield file
         return
     if before is not None and not os.access(target, os.W_OK):
@@ -139,7 +139,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError as error:
         raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -154,6 +154,23 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text, whole or not at all, as :func:`replacing` says."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in errors of the system that name none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
+
+
 def put(path: str, content: bytes) -> None:
     """Let a file for this user alone take the place of ``path``, whatever is there, in few calls of the system; a loss
     of power soon after may damage it.
@@ -165,7 +182,8 @@ def put(path: str, content: bytes) -> None:
     handle = os.open(temporary, _NEW, 0o600)
     try:
         try:
-            written = os.write(handle, content)
+            with naming(path):
+                written = os.write(handle, content)
         finally:
             os.close(handle)
         if written < len(content):

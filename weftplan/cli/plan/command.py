@@ -30,6 +30,7 @@ from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
+from weftplan.support.atomic_files import write_text
 from weftplan.training.optimizers import optimizer as optimizers
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -360,9 +361,9 @@ def _write(
 ) -> None:
     """Write the files that were asked for."""
     writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
-        (html_path, lambda path: path.write_text(found.to_html(title=title), encoding="utf-8")),
+        (html_path, lambda path: write_text(path, found.to_html(title=title))),
         (picture, lambda path: found.plot(path, title=title)),
-        (save, lambda path: path.write_text(found.to_json(), encoding="utf-8")),
+        (save, lambda path: write_text(path, found.to_json())),
     )
     for path, write in writers:
         if path is None:

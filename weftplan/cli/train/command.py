@@ -181,15 +181,13 @@ def command(
                 lr=lr,
                 budget=budget,
             )
-            result = _run(network, task, devices, store, wishes, console)
+            result = _run(network, task, devices, store, wishes, console, as_json=as_json and first)
         except MXNetError as error:
             raise click.ClickException(str(error)) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:
         chosen.stop()
-    if as_json and first:
-        click.echo(json.dumps(result))
     if result.get("interrupted"):
         raise click.exceptions.Exit(INTERRUPTED)
 
@@ -240,7 +238,10 @@ def _run(
     store: KVStoreBase | None,
     wishes: _Wishes,
     console: Console,
+    *,
+    as_json: bool,
 ) -> dict[str, Any]:
+    """Train, print the result, and only then write what stays, since a disk may be full."""
     rank, workers = (store.rank, store.num_workers) if store is not None else (0, 1)
     module, epochs = task.module, wishes.epochs or task.epochs
     report = wishes.report if rank == 0 else None
@@ -283,16 +284,6 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
     display.clear()
-    if rank == 0:
-        _save(
-            module,
-            network,
-            wishes,
-            display.epoch if interrupted else epochs,
-            console,
-            interrupted=interrupted,
-            alone=workers == 1,
-        )
     lanes = ""
     if report is not None:
         profiler.set_state("stop")
@@ -319,6 +310,18 @@ def _run(
     }
     rows = result_rows(result)
     print_result(rows, console)
+    if as_json:
+        click.echo(json.dumps(result))
+    if rank == 0:
+        _save(
+            module,
+            network,
+            wishes,
+            display.epoch if interrupted else epochs,
+            console,
+            interrupted=interrupted,
+            alone=workers == 1,
+        )
     if events is not None and report is not None:
         write_report(report, network, plans[0], events, lanes, result, rows)
         console.print(f"report: {report / 'index.html'}")

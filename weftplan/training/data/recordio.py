@@ -16,7 +16,8 @@ import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.locks import Lock
-from weftplan.support.atomic_files import open_to_read, other_kind, replacing
+from weftplan.support.atomic_files import naming, open_to_read, other_kind, replacing
+from weftplan.support.package_log import log
 from weftplan.training.data.image_files import decode, encode
 
 __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
@@ -68,8 +69,9 @@ class MXRecordIO:
     def close(self) -> None:
         """Close the file; a second time does nothing."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with naming(self.uri):
+                file.close()
 
     def reset(self) -> None:
         """Close and open again: read from the beginning, or write anew."""
@@ -78,7 +80,10 @@ class MXRecordIO:
 
     def __del__(self) -> None:
         if getattr(self, "_file", None) is not None:
-            self.close()
+            try:
+                self.close()
+            except OSError as error:  # nobody can be told otherwise
+                log.warning("%s was not closed: %s", os.fspath(self.uri), error)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.writable:
@@ -111,7 +116,8 @@ class MXRecordIO:
         parts = _cut(buf)
         for k, part in enumerate(parts):
             kind = _WHOLE if len(parts) == 1 else _FIRST if k == 0 else _LAST if k == len(parts) - 1 else _MIDDLE
-            file.write(_MAGIC + struct.pack("<I", kind << 29 | len(part)) + part + bytes(-len(part) % 4))
+            with naming(self.uri):
+                file.write(_MAGIC + struct.pack("<I", kind << 29 | len(part)) + part + bytes(-len(part) % 4))
 
     def read(self) -> bytes | None:
         """The next record, None at the end.

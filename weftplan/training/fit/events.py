@@ -15,6 +15,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,8 +24,9 @@ from weftplan import ndarray as nd
 from weftplan.device import host_memory
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError, ParameterError
-from weftplan.support.atomic_files import open_to_read, replacing
+from weftplan.support.atomic_files import open_to_read, write_text
 from weftplan.support.lazy_import import late_import
+from weftplan.support.package_log import log
 
 Pairs = Sequence[tuple[str, float]]
 Event = dict[str, Any]
@@ -127,6 +129,8 @@ class Events:
         self._start = time.perf_counter()
         self._line_at = 0.0
         self._page_at = -math.inf
+        self._full = False
+        """Whether the folder has refused a line."""
         self._contexts: list[Context] = []
 
     # -- what fit tells -------------------------------------------------------------------------------------------
@@ -182,17 +186,18 @@ class Events:
         self._scalars("epoch/train/", dict(train), step)
         self._scalars("epoch/validation/", dict(validation), step)
         if self.page and time.perf_counter() - self._page_at > 10:
-            self.write_page()
+            self._try_page()
 
     def end(self, facts: Mapping[str, Any]) -> None:
         """The run has ended, for whatever reason."""
         if self._file is None:
             return
         self._write("end", facts)
-        self._file.close()
-        self._file = None
+        file, self._file = self._file, None
+        with suppress(OSError):  # of a full disk, which a line has told
+            file.close()
         if self.page:
-            self.write_page()
+            self._try_page()
         if self._closes_writer:
             self._writer.close()
 
@@ -202,20 +207,36 @@ class Events:
             late_import("weftplan.report.training_html")
         path = self.folder / PAGE
         text = _page[0](read_events(self.folder / NAME), **{"title": self.title, **settings})
-        with replacing(path) as file:
-            file.write(text.encode())
+        write_text(path, text)
         self._page_at = time.perf_counter()
         return path
 
     # -- how ------------------------------------------------------------------------------------------------------
 
+    def _try_page(self) -> None:
+        try:
+            self.write_page()
+        except OSError as error:
+            self._say_full(error)
+
+    def _say_full(self, error: OSError) -> None:
+        """Log, once, that the folder takes no more; training goes on without its events."""
+        if not self._full:
+            reason = error.strerror or error
+            log.warning("events are no longer written to %s: %s; training goes on", self.folder, reason)
+        self._full = True
+
     def _write(self, kind: str, facts: Mapping[str, Any]) -> Event:
         assert self._file is not None
-        while self._told:
-            self._file.write(_line(self._told.popleft()))
         event = {"event": kind, "time": round(time.time(), 3), **facts}
-        self._file.write(_line(event))
-        self._file.flush()
+        told = [self._told.popleft() for _ in range(len(self._told))]
+        lines = "".join(map(_line, (*told, event)))
+        if not self._full:
+            try:
+                self._file.write(lines)
+                self._file.flush()
+            except OSError as error:
+                self._say_full(error)
         return event
 
     def _machine(self) -> Event:
