@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-KEPT = {"hooks.py: _hooks", "stopping.py: _asked", "options.py: _read", "packing/hard/compiled.py: search"}
+KEPT = {"stopping.py: _asked", "options.py: _read", "packing/hard/compiled.py: search"}
 """What modules keep: who makes reports, who ends a search, options of an environment, the compiled kernel."""
 CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "remove", "clear", "discard"}
 
