@@ -22,6 +22,8 @@ if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
     os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
+os.environ.setdefault("WEFTPLAN_PROGRESS", "0")  # on a busy machine a loop of a child could take long enough to tell
+
 settings.register_profile(
     "weftplan", deadline=None, derandomize=not FRESH, suppress_health_check=[HealthCheck.too_slow]
 )

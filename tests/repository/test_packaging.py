@@ -86,8 +86,14 @@ def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):
 
 
 def tracked() -> set[str]:
-    """The files of the repository, as far as they are files of this working tree."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    """The files of the repository, new ones included, as far as they are files of this working tree."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     if listed.returncode:
         pytest.skip("this is no checkout, so which files belong to it cannot be said")
     return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}

@@ -19,8 +19,9 @@ from typing import Any
 import click
 
 from weftplan import __version__
+from weftplan.cli.chatter import chatter_options
 from weftplan.errors import MXNetError, did_you_mean
-from weftplan.training.fit.display import width_of
+from weftplan.support.progress import width_of
 
 _COMMANDS = {
     "train": "Train a network on handwritten digits, through every layer.",
@@ -53,6 +54,8 @@ class LazyGroup(click.Group):
         except ImportError as error:
             return _unavailable(cmd_name, error)
         command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
+        if not any(option.name == "quiet" for option in command.params):  # a module is imported once, asked for often
+            command.params += chatter_options()
         return command
 
     def resolve_command(

@@ -24,6 +24,7 @@ from weftplan.ops.core.rules import is_known
 from weftplan.report.input_forms import form_of, is_label, usual_shape
 from weftplan.report.inspection import input_names
 from weftplan.support.atomic_files import check_zip, open_to_read, other_kind, replacing
+from weftplan.support.progress import watching
 from weftplan.symbol import Symbol, topological_order
 from weftplan.training.data.image_files import decode, pillow
 
@@ -101,7 +102,8 @@ def command(
     if loaded.args is None:
         raise click.UsageError("give the parameters behind the model: a file, or the number of an epoch")
     fed = _feeds(loaded, inputs, mean, std, resize)
-    results = predict(loaded, fed)
+    with watching(f"running {loaded.name}"):
+        results = predict(loaded, fed)
     names = None if labels is None else labels.read_text(encoding="utf-8").splitlines()
     for name, value in results.items():
         _print(name, value, top, names)

@@ -8,9 +8,31 @@ when a level lets messages below a warning through and no other handler would ge
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 log = logging.getLogger("weftplan")
 """The one logger of the package."""
+
+
+def handlers() -> Iterator[logging.Handler]:
+    """The handlers that get the messages of the package, but for the one here."""
+    logger: logging.Logger | None = log
+    while logger is not None:
+        yield from (handler for handler in logger.handlers if not isinstance(handler, _Setup))
+        logger = logger.parent if logger.propagate else None
+
+
+def is_on_screen() -> bool:
+    """Whether messages that are no warnings are shown on a screen, or will be when the first one comes."""
+    if not log.isEnabledFor(logging.INFO):
+        return False
+    reached = list(handlers())
+    return not reached or any(
+        isinstance(handler, logging.StreamHandler)
+        and not isinstance(handler, logging.FileHandler)
+        and handler.level <= logging.INFO
+        for handler in reached
+    )
 
 
 class _Setup(logging.Handler):
@@ -23,19 +45,11 @@ class _Setup(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Install a handler at the root, or show a warning as Python does when there is none."""
-        if self._is_alone():
+        if next(handlers(), None) is None:
             if log.isEnabledFor(logging.INFO):
                 logging.basicConfig()
             elif logging.lastResort is not None and record.levelno >= logging.lastResort.level:
                 logging.lastResort.handle(record)
-
-    def _is_alone(self) -> bool:
-        logger: logging.Logger | None = log
-        while logger is not None:
-            if any(handler is not self for handler in logger.handlers):
-                return False
-            logger = logger.parent if logger.propagate else None
-        return True
 
 
 log.addHandler(_Setup())

@@ -21,7 +21,6 @@ from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan.compare import Row, compare, curve
 from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
-from weftplan.cli.progress import Progress
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
@@ -31,6 +30,7 @@ from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.support.atomic_files import write_text
+from weftplan.support.progress import Progress
 from weftplan.training.optimizers import optimizer as optimizers
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -194,7 +194,7 @@ def command(
     width = output_width()
     doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
     advice = _advice(network, shapes, None if batch_max else budget)
-    with Progress(doing) as progress, advice, _best_so_far(as_needed) as stopped:
+    with Progress(doing, watch=True) as progress, advice, _best_so_far(as_needed) as stopped:
         if batch_max:
             assert limit is not None
             again_fits = recompute == "budget" and train
@@ -346,7 +346,7 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
 def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
     """All rows, or those before Ctrl-C; whether it came."""
     found: list[Row] = []
-    with Progress(what) as progress:
+    with Progress(what, watch=True) as progress:
         try:
             for row in rows:
                 found.append(row)

@@ -29,6 +29,7 @@ from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import random
+from weftplan.support.progress import is_shown
 from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
 from weftplan.training.fit.checkpointing import Checkpoints
 from weftplan.training.fit.display import Display
@@ -246,7 +247,9 @@ def _run(
     module, epochs = task.module, wishes.epochs or task.epochs
     report = wishes.report if rank == 0 else None
     stop = StopAtBatchEnd()
-    display = Display(epochs, task.batches, memory=lambda: _memory(devices)[0], silent=console.quiet)
+    display = Display(
+        epochs, task.batches, memory=lambda: _memory(devices)[0], silent=console.quiet or not is_shown(True)
+    )
     start = time.perf_counter()
     interrupted = False
     events = None if report is None else Events(report, page=False)

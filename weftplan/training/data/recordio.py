@@ -18,6 +18,7 @@ from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.locks import Lock
 from weftplan.support.atomic_files import naming, open_to_read, other_kind, replacing
 from weftplan.support.package_log import log
+from weftplan.support.progress import Progress
 from weftplan.training.data.image_files import decode, encode
 
 __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
@@ -167,21 +168,24 @@ class MXRecordIO:
         file = self._opened("read")
         size = os.fstat(file.fileno()).st_size
         found, place = [], 0
-        while place < size:
-            file.seek(place)
-            head = file.read(8)
-            kind, length = _WHOLE, 0
-            if len(head) == 8 and head[:4] == _MAGIC:
-                (word,) = struct.unpack("<I", head[4:])
-                kind, length = word >> 29, word & _LENGTH
-            end = place + 8 + length + -length % 4
-            if len(head) < 8 or head[:4] != _MAGIC or end > size:
-                raise FormatError(
-                    f"{os.fspath(self.uri)}: no whole record at byte {place:,}: truncated, damaged, or no record file"
-                )
-            if kind in (_WHOLE, _FIRST):
-                found.append(place)
-            place = end
+        with Progress(f"looking for the records of {os.fspath(self.uri)}", size >> 20, unit="MiB") as progress:
+            while place < size:
+                file.seek(place)
+                head = file.read(8)
+                kind, length = _WHOLE, 0
+                if len(head) == 8 and head[:4] == _MAGIC:
+                    (word,) = struct.unpack("<I", head[4:])
+                    kind, length = word >> 29, word & _LENGTH
+                end = place + 8 + length + -length % 4
+                if len(head) < 8 or head[:4] != _MAGIC or end > size:
+                    raise FormatError(
+                        f"{os.fspath(self.uri)}: no whole record at byte {place:,}: truncated, damaged, or no record "
+                        f"file"
+                    )
+                if kind in (_WHOLE, _FIRST):
+                    found.append(place)
+                progress.step((end >> 20) - (place >> 20))
+                place = end
         file.seek(0)
         return found
 

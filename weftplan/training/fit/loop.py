@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftplan.errors import MXNetError
+from weftplan.support.progress import hidden
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call, reports_validation
 from weftplan.training.fit.checkpointing import Checkpoints
 from weftplan.training.fit.display import Display
@@ -123,6 +124,7 @@ class Fitting(ResumableRun):
             why = type(error).__name__
             raise
         finally:
+            self._display.clear()
             if self._checkpoints is not None:
                 self._checkpoints.wait()
             if self._events is not None:
@@ -277,13 +279,14 @@ class Fitting(ResumableRun):
         data = how.data
         if self._micro_batches > 1 and _samples(data.provide_data) > self._samples:
             data = MicroBatchIter(data, self._samples)  # a whole batch would need the memory that pieces save
-        pairs: list[tuple[str, float]] = self.module.score(
-            data,
-            how.metric,
-            score_end_callback=how.end_callback,
-            batch_end_callback=how.batch_end_callback,
-            epoch=self.epoch,
-        )
+        with hidden():
+            pairs: list[tuple[str, float]] = self.module.score(
+                data,
+                how.metric,
+                score_end_callback=how.end_callback,
+                batch_end_callback=how.batch_end_callback,
+                epoch=self.epoch,
+            )
         return pairs
 
     def _save(self) -> None:

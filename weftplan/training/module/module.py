@@ -20,6 +20,7 @@ from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.package_log import log
+from weftplan.support.progress import watching
 from weftplan.symbol import Symbol
 from weftplan.training.data.io import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
@@ -234,19 +235,20 @@ class Module(BaseModule):
             self.params_initialized = True
 
     def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
-        return ExecutorGroup(
-            self.symbol if self._precision is None else lowered(self.symbol, self._precision),
-            self.contexts,
-            data,
-            label,
-            self.param_names,
-            fixed_param_names=self.fixed_param_names,
-            shared_group=shared,
-            group2ctxs=self._group2ctxs,
-            share=self._share(data, label),
-            state_names=self.state_names,
-            **self._bind_options,
-        )
+        with watching("planning within the memory budget", long=self.memory_budget is not None):
+            return ExecutorGroup(
+                self.symbol if self._precision is None else lowered(self.symbol, self._precision),
+                self.contexts,
+                data,
+                label,
+                self.param_names,
+                fixed_param_names=self.fixed_param_names,
+                shared_group=shared,
+                group2ctxs=self._group2ctxs,
+                share=self._share(data, label),
+                state_names=self.state_names,
+                **self._bind_options,
+            )
 
     def _expect(
         self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
