@@ -10,6 +10,7 @@ import pytest
 import weftplan as mx
 from weftplan.ops.compiled.target import host
 from weftplan.ops.depthwise_block import BLOCK, BLOCK_GRADIENT
+from weftplan.ops.schema import Req
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.validation import validate
 
@@ -119,11 +120,14 @@ def test_a_shared_weight_keeps_its_block_apart() -> None:
     assert BLOCK.name not in operators(net)
 
 
-def values(net: Any, monkeypatch: pytest.MonkeyPatch, fusion: bool, grad_req: Any = "write") -> dict[str, bytes]:
+def values(
+    net: Any, monkeypatch: pytest.MonkeyPatch, fusion: bool, grad_req: Any = "write", recompute: str = "off"
+) -> dict[str, bytes]:
     """Outputs, gradients and states after three training steps and a run outside training."""
     monkeypatch.setenv("MXNET_USE_FUSION", str(int(fusion)))
     rng = np.random.default_rng(5)
-    executor = net.simple_bind(mx.cpu(), grad_req=grad_req, data=SHAPE)
+    options = PlanOptions.from_environment(recompute=recompute)
+    executor = net.simple_bind(mx.cpu(), grad_req=grad_req, plan_options=options, data=SHAPE)
     for array in (*executor.arg_dict.values(), *executor.aux_dict.values()):
         array[:] = rng.uniform(0.2, 1, array.shape)
     for array in executor.grad_dict.values():
@@ -156,6 +160,26 @@ def test_some_gradients_may_be_unwanted(monkeypatch: pytest.MonkeyPatch) -> None
     }
     assert BLOCK_GRADIENT.name in operators(net, grad_req=wanted)
     assert values(net, monkeypatch, True, wanted) == values(net, monkeypatch, False, wanted)
+
+
+def stack(count: int) -> Any:
+    """Blocks that follow one another, as in the network that they are for."""
+    net = mx.sym.Variable("data")
+    for number in range(count):
+        net = norm(pointwise(net, f"p{number}"), f"n{number}")
+        net = norm(depthwise(net, f"d{number}"), f"m{number}")
+    return mx.sym.LinearRegressionOutput(mx.sym.sum(net, axis=(2, 3)), mx.sym.Variable("label"))
+
+
+@pytest.mark.parametrize("recompute", ["sqrt", "cheap"])
+def test_same_bits_where_outputs_of_blocks_are_dropped(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are computed again lose outputs the first time: training has the bits of the plan without that."""
+    net = stack(8)
+    planned = plan_symbol(net, {"data": SHAPE}, grad_req="write", options=PlanOptions(recompute=recompute))
+    graph = planned.graph
+    blocks = [nid for nid, node in enumerate(graph.nodes) if node.op is BLOCK]
+    assert any(planned.requests[e] == Req.NULL for nid in blocks for e in range(graph.row[nid], graph.row[nid + 1]))
+    assert values(net, monkeypatch, True, recompute=recompute) == values(net, monkeypatch, True)
 
 
 def test_the_optimized_symbol_has_the_nodes_of_a_block(tmp_path: Any) -> None:

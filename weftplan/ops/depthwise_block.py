@@ -58,6 +58,12 @@ def _spec(array: Any) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
+def memory_of_inner(ctx: OpContext, data: Any, outputs: Arrays) -> Any:
+    """Return memory for the result of the convolution, over which the second batch norm may write the block's."""
+    out, inner = outputs[:2]
+    return out if inner is None and out is not None else ctx.memory_of(outputs, 1, data.dtype)
+
+
 def _forward_room(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpec) -> int:
     data, gamma, beta, mean, var, weight, *second = inputs
     return max(
@@ -69,7 +75,8 @@ def _forward_room(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpe
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data, weight, beta = inputs[0], inputs[5], inputs[2]
-    out, inner, *kept = outputs
+    out, _, *kept = outputs
+    inner = memory_of_inner(ctx, inputs[0], outputs)
     between = ctx.take(data.shape, data.dtype)
     # A gamma that counts as 1 is not there, and has the form of beta.
     specs = [_spec(beta if array is None else array) for array in inputs]
@@ -98,7 +105,8 @@ def _backward_room(params: Params, inputs: Sequence[TensorSpec]) -> int:
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, inner, data, weight, *vectors = inputs
     first, second = vectors[:4], vectors[4:]
-    dgrad, *of_first, wgrad, second_ggrad, second_bgrad = outputs
+    _, *of_first, wgrad, second_ggrad, second_bgrad = outputs
+    dgrad = ctx.memory_of(outputs, 0, data.dtype)
     relu = params[RELU]
     between, igrad = ctx.take(data.shape, data.dtype), ctx.take(inner.shape, inner.dtype)
     scale, shift = (ctx.take(first[1].shape, data.dtype) for _ in range(2))

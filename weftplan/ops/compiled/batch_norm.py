@@ -107,13 +107,18 @@ class Pass:
     behind: Call
 
 
+def moves_statistics(ctx: OpContext, params: Params) -> bool:
+    """Return whether a call changes the moving statistics."""
+    return ctx.is_train and not params["use_global_stats"] and not ctx.recompute
+
+
 def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Pass:
     """What computes a BatchNorm, with ``relu`` the same with a relu behind it; ``outputs[0]`` may be the data."""
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
     given = not ctx.is_train or params["use_global_stats"]
-    moves = not given and not ctx.recompute
+    moves = moves_statistics(ctx, params)
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
     nbytes = plane * data.itemsize
     words = {
