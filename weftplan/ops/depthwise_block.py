@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from weftplan.ops import joined, registry
+from weftplan.ops.normalize import normalized
 from weftplan.ops.registry import register_planner_op
 from weftplan.ops.rules import pass_dtype, pass_shape
 from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec, aligned
-from weftplan.ops.unary import relu_step
 
 NAME = "BatchNorm+depthwise+BatchNorm"
 BEFORE, LAYER, BEHIND, RELU = "before", "layer", "behind", "relu"
@@ -114,26 +114,10 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     room = _room(ctx, _backward_room(params, specs))
     given = _of_norm(relu, ograd, inner, second)
     _run(ctx, norm_gradient(relu), params[BEHIND], given, [igrad, second_ggrad, second_bgrad], room=room)
-    _normalize_again(ctx.xp, params, data, first, scale, shift, between)
+    fixed = params[BEFORE]["fix_gamma"]
+    normalized(ctx.xp, data, first, between, scale, shift, fixed=fixed, relu=True)
     _run(ctx, _CONVOLUTION_GRADIENT, params[LAYER], [igrad, between, weight], [dgrad, wgrad], room=room)
     _run(ctx, norm_gradient(True), params[BEFORE], _of_norm(True, dgrad, data, first), [dgrad, *of_first], room=room)
-
-
-def _normalize_again(
-    xp: Any, params: Params, data: Any, vectors: Sequence[Any], scale: Any, shift: Any, out: Any
-) -> None:
-    """What the first batch norm and its relu made, to the last bit."""
-    gamma, beta, mean, inverse = vectors
-    if params[BEFORE]["fix_gamma"]:
-        scale[...] = inverse
-    else:
-        xp.multiply(inverse, gamma, out=scale)
-    xp.multiply(mean, scale, out=shift)
-    xp.subtract(beta, shift, out=shift)
-    along = (-1, *[1] * (data.ndim - 2))
-    xp.multiply(data, scale.reshape(along), out=out)
-    xp.add(out, shift.reshape(along), out=out)
-    relu_step(xp, params, out, out)
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

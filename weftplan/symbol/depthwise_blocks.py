@@ -18,6 +18,7 @@ from typing import Any
 
 from weftplan.ops import registry
 from weftplan.ops.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU, norm, norm_gradient
+from weftplan.ops.normalize import NORMALIZE
 from weftplan.symbol.joining import ALIKE, alike
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Key, Rewritten, followed, redirect, rewired, topological_order
@@ -66,11 +67,18 @@ class Block:
 
 
 def with_blocks(
-    entries: Sequence[Entry], order: Sequence[Node], fits: Callable[[Block], bool], given: Container[Node]
+    entries: Sequence[Entry],
+    order: Sequence[Node],
+    fits: Callable[[Block], bool],
+    given: Container[Node],
+    *,
+    num_forward: int | None = None,
 ) -> Rewritten:
     """The graph with such nodes joined.
 
     Args:
+        num_forward: if given, the nodes of ``order`` that are the forward part: those after it read the result of a
+            block from a node of their own, which makes it again from what the gradient of the block keeps.
         order: the depth-first order of ``entries``.
         fits: whether nodes that may become one are worth it.
         given: nodes that must not change.
@@ -89,7 +97,25 @@ def with_blocks(
         now = at.get((entry[0], entry[1]))
         return followed(entry, moved) if now is None else now
 
-    for node in order:
+    repeated: dict[Key, Entry] = {}
+
+    def again(entry: Entry) -> Entry:
+        """What the backward part reads for a given entry."""
+        key = entry[0], entry[1]
+        if key not in repeated:
+            block = last.get(entry[0])
+            if block is None or entry[0] is not block.behind or entry[1]:
+                return there(entry)
+            again_params = known.setdefault(
+                ("again", id(block.behind.params), block.has_relu),
+                {"fix_gamma": block.behind.params["fix_gamma"], "relu": block.has_relu},
+            )
+            made_again = _repeated(block, again_params, there)
+            made[made_again] = [key]
+            repeated[key] = Entry(made_again)
+        return repeated[key]
+
+    for place, node in enumerate(order):
         block = last.get(node)
         if block is not None:
             key = (*(id(one.params) for one in block.forward), block.has_relu)
@@ -100,7 +126,11 @@ def with_blocks(
             at.update((old, Entry(one, number)) for number, old in enumerate(like))
             moved.update(dict.fromkeys(block.forward if is_forward else block.backward, one))
         elif node not in inner and node.op is not None:
-            inputs = [there(entry) for entry in node.inputs]
+            is_backward = num_forward is not None and place >= num_forward
+            inputs = [
+                again(entry) if is_backward and _reads(node, slot) else there(entry)
+                for slot, entry in enumerate(node.inputs)
+            ]
             if inputs != node.inputs or not moved.keys().isdisjoint(node.control_deps):
                 redirect(node, inputs, moved, given)
     copies = {new: old for old, new in moved.items() if new not in made}
@@ -219,6 +249,19 @@ def _backward(block: Block, params: dict[str, Any], there: There, moved: dict[No
         created_at=gradient.created_at,
     )
     return node, [(first, 0), (first, 1), (first, 2), (gradient, 1), (last, 1), (last, 2)]
+
+
+def _repeated(block: Block, params: dict[str, Any], there: There) -> Node:
+    """A node that makes the result of a block again."""
+    behind = block.behind
+    return Node(
+        NORMALIZE,
+        f"{behind.name}_again",
+        attrs={key: behind.attrs[key] for key in ALIKE if key in behind.attrs},
+        params=params,
+        inputs=[there(Entry(block.layer)), *map(there, behind.inputs[1:3]), *(there(Entry(behind, k)) for k in (1, 2))],
+        created_at=behind.created_at,
+    )
 
 
 def members(node: Node) -> list[tuple[str, dict[str, str]]]:

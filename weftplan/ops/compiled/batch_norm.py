@@ -19,6 +19,7 @@ from weftplan.ops.compiled.batch_norm_kernels import (
     BACKWARD,
     EARLY,
     FORWARD,
+    KNOWN,
     LATE,
     LINE,
     SCALES,
@@ -33,6 +34,7 @@ from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, n
 from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.normalize import NORMALIZE
 from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec
 
@@ -148,6 +150,23 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
     return Pass(words, constants, before, holding(behind, data, outputs, gamma, beta))
 
 
+def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    """What writes the result of a batch norm again, whose statistics are known."""
+    data, gamma, beta, mean, inverse = inputs
+    images, channels, plane = _extents({"axis": 1}, data.shape)
+    nbytes = plane * data.itemsize
+    constants = np.zeros(2, data.dtype)
+    words = {
+        "x": address(data), "y": address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
+        "beta": address(beta), "mean": address(mean), "inverse": address(inverse), "images": images,
+        "channels": channels, "plane": plane, "given": KNOWN, "relu": int(params["relu"]),
+        "constants": address(constants),
+        **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
+    }  # fmt: skip
+    call = _on_channels("forward", FORWARD, data, Pass(words, constants, nothing, nothing))
+    return holding(call, data, gamma, beta, mean, inverse, outputs)
+
+
 def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
     """The call of :func:`forward_pass`."""
     return _on_channels("forward", FORWARD, inputs[0], forward_pass(ctx, params, inputs, outputs, relu=relu))
@@ -211,6 +230,15 @@ def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
     provide(op, Implementation(name="native", kernel=RepeatedKernel(make), workspace=workspace, refusal=refused))
 
 
+provide(
+    NORMALIZE.name,
+    Implementation(
+        name="native",
+        kernel=RepeatedKernel(_normalize),
+        workspace=lambda params, inputs, outputs: 0,
+        refusal=lambda params, inputs, outputs: refusal({"axis": 1}, inputs[0], inputs[2].dtype),
+    ),
+)
 _provide("BatchNorm", normalization, data=0, vector=2, count=3)
 _provide("_backward_BatchNorm", _backward, data=1, vector=3, count=2)
 _provide("BatchNorm+relu", partial(normalization, relu=True), data=0, vector=2, count=3)

@@ -14,10 +14,11 @@ from weftplan.errors import PlanError
 from weftplan.ops import chains
 from weftplan.ops.depthwise_block import BLOCK
 from weftplan.ops.implementations import choose
+from weftplan.ops.normalize import NORMALIZE
 from weftplan.ops.schema import DType, Shape, TensorSpec
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import depthwise_blocks, joined_chains
+from weftplan.planner.symbolic.passes import depthwise_blocks, joined_chains, rematerialized
 from weftplan.symbol.chaining import chained
 from weftplan.symbol.depthwise_blocks import Block, with_blocks
 from weftplan.symbol.joining import alike
@@ -63,7 +64,7 @@ def with_chains(
 
 
 def with_depthwise_blocks(
-    found: Differentiated, *, shapes: list[Shape], dtypes: list[DType], mode: str
+    found: Differentiated, *, shapes: list[Shape], dtypes: list[DType], mode: str, rematerializes: bool
 ) -> tuple[Differentiated, list[Shape], list[DType]]:
     """The same with such blocks joined that have a kernel of their own under ``mode`` (:attr:`PlanOptions.kernels`),
     and shapes and dtypes of its entries."""
@@ -87,8 +88,11 @@ def with_depthwise_blocks(
         outs = [behind[1][0], layer[1][0], *before[1][1:], *behind[1][1:]]
         return choose(BLOCK, block.params, ins, outs, mode).implementation.name != "numpy"
 
-    blocks = with_blocks(graph.entries, graph.nodes, fits, found.given)
+    forward = max(graph.entry_node[e] for e in found.outputs) + 1
+    blocks = with_blocks(graph.entries, graph.nodes, fits, found.given, num_forward=forward if rematerializes else None)
     found.passes.append(depthwise_blocks(blocks.count))
+    if rematerializes:
+        found.passes.append(rematerialized(sum(node.op is NORMALIZE for node in blocks.made)))
     if not blocks.count:
         return found, shapes, dtypes
     made = {node: [row[nid[old]] + index for old, index in keys] for node, keys in blocks.made.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import registry
-from weftplan.ops.schema import DType, Req, Shape
+from weftplan.ops.schema import DType, Op, Req, Shape
 from weftplan.planner.labels import Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.gathering import Forward, gather
@@ -54,6 +54,10 @@ class Differentiated:
     """The nodes of the symbol: all others in the graph are new, and nobody else has them."""
     forward: tuple[list[Shape], list[DType]] | None
     """Shapes and dtypes of the entries of the forward part, where they are found already."""
+
+    def has(self, op: Op) -> bool:
+        """Return whether an operator has nodes in the graph."""
+        return any(node.op is op for node in self.graph.nodes)
 
     @property
     def outputs(self) -> list[int]:

@@ -54,6 +54,12 @@ def depthwise_blocks(count: int) -> Pass:
     return Pass("depthwise blocks joined", changed, _FUSION)
 
 
+def rematerialized(count: int) -> Pass:
+    """So many results of fused blocks are made again in the backward part."""
+    changed = f"made {counted(count, 'result')} of blocks again from what their gradients keep" if count else ""
+    return Pass("block results rematerialized", changed, "MXNET_BACKWARD_DO_MIRROR")
+
+
 def gathered_gradients(count: int) -> Pass:
     """The gradients of so many layers were gathered in fewer nodes."""
     changed = f"gathered gradients of {counted(count, 'layer')} with shared weights" if count else ""

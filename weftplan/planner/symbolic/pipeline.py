@@ -7,7 +7,7 @@ is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
@@ -15,6 +15,7 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
+from weftplan.ops.depthwise_block import BLOCK
 from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts
@@ -22,6 +23,8 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
+from weftplan.planner.recompute import Cost
+from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.chaining import with_chains, with_depthwise_blocks
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
@@ -31,6 +34,14 @@ from weftplan.planner.symbolic.kernels import operator_choices
 from weftplan.planner.symbolic.passes import dropped, notes_of
 from weftplan.planner.symbolic.realise import realised
 from weftplan.symbol.traversal import Order
+
+RULES = ("mxnet", "echo")
+"""Values of :attr:`PlanOptions.recompute` that name operators to repeat."""
+RULE_SHARE = 0.025
+"""In a graph with fused blocks such a rule spends at most this part of a step's modelled time on repeating, beside the
+results that are made again: MobileNet then keeps 0.95 of its speed and more."""
+WORTH_A_FORM = 0.99
+"""Another form of a graph is used if its plan is below this part of the smallest plan so far."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,23 +128,30 @@ def size_symbol(
         context=context or Context("cpu", 0), group2ctx=group2ctx or {}, variable_contexts=variable_contexts or {},
         order=order,
     )  # fmt: skip
-    return _size(differentiated, PlanOptions.from_environment() if options is None else options, shapes, dtypes or {})
+    size = partial(_size, differentiated, shapes=shapes, dtypes=dtypes or {})
+    options = PlanOptions.from_environment() if options is None else options
+    sized = size(options)
+    if sized.differentiated.has(BLOCK):
+        sized.variants.append(partial(size, options, rematerializes=True))
+    if sized.differentiated.joined:
+        sized.variants.append(partial(size, options.replace(fusion=False)))
+    return sized
 
 
 def _size(
     differentiated: Callable[[PlanOptions], Differentiated],
     options: PlanOptions,
+    *,
     shapes: Mapping[str, Shape],
     dtypes: Mapping[str, Any],
+    rematerializes: bool = False,
 ) -> SizedGraph:
-    found, program, choices = _sized(differentiated(options), shapes, dtypes, options=options)
+    found, program, choices = _sized(
+        differentiated(options), shapes, dtypes, options=options, rematerializes=rematerializes
+    )
     if options.compat == "paddle":
         program = program.in_order(breadth_first(program))
-
-    def apart() -> SizedGraph:
-        return _size(differentiated, options.replace(fusion=False), shapes, dtypes)
-
-    return SizedGraph(found, program, options, choices, apart if found.joined else None)
+    return SizedGraph(found, program, options, choices, rematerializes)
 
 
 @dataclass(eq=False)
@@ -147,8 +165,11 @@ class SizedGraph:
     """How to plan."""
     choices: dict[int, Choice]
     """Who computes each node."""
-    size_apart: Callable[[], SizedGraph] | None
-    """Makes the same without joined nodes (:attr:`PlanOptions.fusion`); None where none are."""
+    rematerializes: bool = False
+    """Whether the backward part makes results of fused blocks again from what their gradients keep."""
+    variants: list[Callable[[], SizedGraph]] = field(default_factory=list)
+    """Each sizes the same symbol in another form, from which recomputation may start: with results of fused blocks
+    made again, and without fused nodes, of which a part can then be repeated."""
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
         """The graph with its plan; ``seconds`` as for :func:`plan_symbol`.
@@ -160,22 +181,25 @@ class SizedGraph:
         if chosen.peers:  # what computes is no home
             here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
-        if self.size_apart is None or not self._searches(chosen):
-            return self._planned(chosen, seconds)
-        if chosen.budget is None:
-            both = self._planned(chosen, seconds), self._apart.plan(chosen, seconds=seconds)
-            return min(both, key=lambda planned: planned.memory.peak)
-        try:
-            return self._apart.plan(chosen, seconds=seconds)
-        except BudgetError as error:
-            try:
-                return self._planned(chosen, seconds)
-            except BudgetError as other:
-                raise min(error, other, key=lambda raised: raised.smallest or inf) from None
+        cost = partial(node_seconds, measured=seconds)
+        if not self.variants or not self._searches(chosen):
+            return self._planned(self._draft(chosen, cost), chosen)
+        forms = [self, *self._variants]
+        best = _smallest if chosen.budget is None else _fastest
+        form, draft = best(forms, chosen, cost)
+        if form is not self:
+            usual = sum(cost(self.program))
+            draft = draft.slowed(sum(cost(draft.program)) / usual - 1.0 if usual else 0.0)
+        return form._planned(draft, chosen)
 
-    def _planned(self, chosen: PlanOptions, seconds: Mapping[str, float] | None) -> PlannedGraph:
-        """The plan of this graph, with the pairs of nodes that it has joined."""
-        draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
+    def _draft(self, chosen: PlanOptions, cost: Cost) -> Draft:
+        """The plan of this form of the graph."""
+        # Rules name operators, not parts of fused ones: what they would repeat of a block is made again already.
+        most_time = RULE_SHARE if self.rematerializes and chosen.recompute in RULES else None
+        return self._drafts.plan(chosen, cost=cost, most_time=most_time)
+
+    def _planned(self, draft: Draft, chosen: PlanOptions) -> PlannedGraph:
+        """A draft of this form of the graph, with everything that an executor needs."""
         found = self.differentiated
         graph = realised(found.graph, draft.program.graph)
         outputs = graph.outputs[: found.num_outputs]
@@ -218,13 +242,51 @@ class SizedGraph:
         return Drafts(self.program)
 
     @cached_property
-    def _apart(self) -> SizedGraph:
-        assert self.size_apart is not None
-        return self.size_apart()
+    def _variants(self) -> list[SizedGraph]:
+        return [size() for size in self.variants]
+
+
+def _smallest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> tuple[SizedGraph, Draft]:
+    """The form with the smallest plan. One further down the list, which costs more time, must be worth it."""
+    drafts = [form._draft(options, cost) for form in forms]
+    best = 0
+    for place, draft in enumerate(drafts):
+        if draft.memory.peak < WORTH_A_FORM * drafts[best].memory.peak:
+            best = place
+    return forms[best], drafts[best]
+
+
+def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> tuple[SizedGraph, Draft]:
+    """The form whose plan fits the budget in the least modelled time.
+
+    Raises:
+        BudgetError: none fits; the message names the smallest budget found that works.
+    """
+    assert options.budget is not None
+    found: list[tuple[float, int, Draft]] = []
+    errors: list[BudgetError] = []
+    for place, form in enumerate(forms):
+        if form.rematerializes and form._drafts.plain(options).memory.peak <= options.budget:
+            return form, form._draft(options, cost)  # one sweep for each block, less than any search finds
+        try:
+            draft = form._draft(options, cost)
+        except BudgetError as error:
+            errors.append(error)
+        else:
+            found.append((sum(cost(draft.program)), place, draft))
+    if not found:
+        raise min(errors, key=lambda error: error.smallest or inf)
+    _, place, draft = min(found, key=lambda one: one[:2])
+    return forms[place], draft
 
 
 def _sized(
-    found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, options: PlanOptions
+    found: Differentiated,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any],
+    *,
+    options: PlanOptions,
+    rematerializes: bool,
 ) -> tuple[Differentiated, Program, dict[int, Choice]]:
     """The graph with chains of large elementwise nodes as one, sizes and what operators declare, and who computes each
     node."""
@@ -232,7 +294,9 @@ def _sized(
         found.graph, found.outputs, head_grads=found.head_grads, shapes=shapes, dtypes=dtypes, begun=found.forward
     )
     if options.fusion and options.compat == "none":
-        found, inferred, types = with_depthwise_blocks(found, shapes=inferred, dtypes=types, mode=options.kernels)
+        found, inferred, types = with_depthwise_blocks(
+            found, shapes=inferred, dtypes=types, mode=options.kernels, rematerializes=rematerializes
+        )
         found, inferred, types = with_chains(found, shapes=inferred, dtypes=types)
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
