@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_harness import Call, check_unwanted, differentiate, prepare, subsets
-from ops_nn_cases import CASES as NN_CASES
-from ops_nn_cases import narrowed
-from ops_tensor_cases import CASES as TENSOR_CASES
-from ops_tensor_cases import UPDATES
 
 import weftplan as mx
 from tests.ops.test_golden import CASES as GOLDEN
 from tests.ops.test_golden import inputs as golden
-from weftplan.ops import joined, registry
-from weftplan.ops.depthwise_block import BLOCK, BLOCK_GRADIENT
-from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
-from weftplan.ops.schema import Op, TensorSpec
+from tests.support.ops_harness import Call, check_unwanted, differentiate, prepare, subsets
+from tests.support.ops_nn_cases import CASES as NN_CASES
+from tests.support.ops_nn_cases import narrowed
+from tests.support.ops_tensor_cases import CASES as TENSOR_CASES
+from tests.support.ops_tensor_cases import UPDATES
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op, TensorSpec
+from weftplan.ops.fusion import relu as joined
+from weftplan.ops.fusion.depthwise_block import BLOCK, BLOCK_GRADIENT
+from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions
 
 MOST_CALLS = 6

@@ -10,9 +10,9 @@ import pytest
 
 import weftplan as mx
 from weftplan.ops.compiled.target import host
-from weftplan.ops.depthwise_block import BLOCK, BLOCK_GRADIENT
-from weftplan.ops.normalize import NORMALIZE
-from weftplan.ops.schema import Req
+from weftplan.ops.core.schema import Req
+from weftplan.ops.fusion.depthwise_block import BLOCK, BLOCK_GRADIENT
+from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.validation import validate
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.planner.plain_steps import Step, plan_steps
-from tests.together import together
+from tests.support.together import together
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, validate
@@ -18,7 +18,7 @@ from weftplan.planner.inplace import Kind
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 WORDS = {"DType", "InplacePair", "Req", "Shape", "aligned", "dtype_of"}
 """What the core may take from ``weftplan.ops``: words for data, of ``schema.py`` and ``floats.py``."""
-CHOICES = {"options.py": {"MODES", "keep_objects", "tuning"}}
+CHOICES = {"options.py": {"MODES", "keep_objects", "cuda_tuning"}}
 """What a user may choose names the kernels that there are, and hands on the settings that they have."""
 
 
@@ -57,14 +57,15 @@ def test_the_rule_can_fail(tmp_path: Path) -> None:
     """The check sees symbols, operators, the front end, and a word that is none of the core's."""
     path = tmp_path / "module.py"
     path.write_text(
-        "from weftplan.symbol.node import Node\nimport weftplan.ops.registry\nfrom weftplan.ops import registry\n"
-        "from weftplan.planner.symbolic.cost import node_seconds\nfrom weftplan.ops.schema import Req, Op\n"
+        "from weftplan.symbol.node import Node\nimport weftplan.ops.core.registry\n"
+        "from weftplan.ops.core import registry\n"
+        "from weftplan.planner.symbolic.cost import node_seconds\nfrom weftplan.ops.core.schema import Req, Op\n"
         "from weftplan.planner import symbolic\n"
     )
     assert sorted(strangers(path)) == [
-        "weftplan.ops.registry",
-        "weftplan.ops.registry",
-        "weftplan.ops.schema.Op",
+        "weftplan.ops.core.registry",
+        "weftplan.ops.core.registry",
+        "weftplan.ops.core.schema.Op",
         "weftplan.planner.symbolic",
         "weftplan.planner.symbolic.cost",
         "weftplan.symbol.node",

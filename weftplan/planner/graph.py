@@ -14,7 +14,7 @@ from itertools import accumulate, chain, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.ops.schema import InplacePair
+from weftplan.ops.core.schema import InplacePair
 
 IntArray = NDArray[np.int64]
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from weftplan.ops.schema import DType, Shape
+from weftplan.ops.core.schema import DType, Shape
 from weftplan.planner.graph import Graph
 
 CALLER = "(caller)"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weftplan.device.context import Context
-from weftplan.ops.schema import DType, Req, Shape
+from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan

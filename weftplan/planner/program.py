@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops.schema import DType, InplacePair, Shape, aligned
+from weftplan.ops.core.schema import DType, InplacePair, Shape, aligned
 from weftplan.planner.graph import Graph
 
 

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from weftplan.errors import PlanError
-from weftplan.ops.schema import Req
+from weftplan.ops.core.schema import Req
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps

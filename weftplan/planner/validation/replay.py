@@ -8,7 +8,7 @@ lifetimes, devices, alignment, requests, order edges, totals) is recomputed from
 from __future__ import annotations
 
 from weftplan.errors import PlanError
-from weftplan.ops.schema import Req
+from weftplan.ops.core.schema import Req
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
