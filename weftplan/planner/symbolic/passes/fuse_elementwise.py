@@ -1,87 +1,86 @@
-"""Elementwise nodes that follow one another become one, so that no array between them is written.
+"""Fuse elementwise nodes that follow one another, so that no array between them is written.
 
-A node joins the one behind it when nobody else reads what it makes, when nothing is computed between the two but what
-joins as well, and when both are on one device and are recomputed both or neither. So a chain is computed where its last
-node was, at a moment when all it reads was there anyway: joining never needs more memory. It has the name of its last
-node, whose output it makes. :func:`chained` runs when sizes are known; :func:`members` and :func:`apart` undo it for
-readers. Nothing is kept, and no node of others is changed; any thread may call them.
+A node is fused with the one after it when nothing else reads what it makes, when nothing is computed between the two
+but nodes of the same chain, and when both are on one host and are recomputed both or neither. So a chain is computed
+where its last node was, at a moment when all it reads was there anyway: fusing never needs more memory. It has the name
+of its last node, whose output it makes. Small arrays stay in the cache between two nodes anyway, and a graph of them is
+bound in less time as it is, so the pass runs when sizes are known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Sequence
+from math import prod
 
+from weftplan.device.amounts import counted
+from weftplan.ops.core.schema import TensorSpec
+from weftplan.ops.fusion import elementwise
 from weftplan.ops.fusion.elementwise import ELEMENTWISE, Chain, Link
+from weftplan.planner.symbolic.network import Edit, Network, alike
+from weftplan.planner.symbolic.passes.graph_pass import FUSION, SIZES, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import all_followed, redirect
 
 MEMBERS = "__members__"
 """The attribute of a chain that names its nodes, in the order in which they run."""
 MOST_LINKS = 16
 """Longer chains gain no more: their inputs would leave the registers."""
-Eligible = Callable[[Node], bool]
-Together = Callable[[Node, Node], bool]
+LEAST = 1 << 14
+"""Elements of an array: smaller ones are not worth fusing."""
 
 
-def chained(
-    entries: Sequence[Entry],
-    order: Sequence[Node],
-    eligible: Eligible,
-    together: Together,
-    given: Container[Node],
-) -> tuple[list[Entry], dict[Node, Node]]:
-    """(entries of a graph in which chains are one node, the new node of every node that has one).
-
-    Args:
-        order: the depth-first order of ``entries``.
-        given: nodes that must not change.
-        eligible: whether a node is elementwise and worth joining.
-        together: whether two such nodes may be one.
-    """
-    chains = _chains(entries, order, eligible, together)
+def fuse_elementwise(network: Network, settings: Settings) -> tuple[Network, str]:
+    """Fuse chains of nodes on large arrays of a host."""
+    chains = _chains(network)
     if not chains:
-        return list(entries), {}
-    whole = {chain[-1]: chain for chain in chains}
-    inner = {node for chain in chains for node in chain[:-1]}
-    moved: dict[Node, Node] = {}
+        return network, ""
+    edit = Edit(network)
     known: dict[object, dict[str, object]] = {}  # equal chains have one dictionary of parameters
-    for node in order:
-        if node.op is None or node in inner:
-            continue
-        chain = whole.get(node)
-        if chain is not None:
-            made = _joined(chain, moved, known)
-            moved.update(dict.fromkeys(chain, made))
-            continue
-        if not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
-            redirect(node, all_followed(node.inputs, moved), moved, given)
-    return all_followed(entries, moved), moved
+    for chain in chains:
+        _fuse(edit, chain, known)
+    count = sum(map(len, chains)) - len(chains)
+    return edit.done(), f"joined {counted(count, 'elementwise node')} with those behind them"
 
 
-def _chains(
-    entries: Sequence[Entry], order: Sequence[Node], eligible: Eligible, together: Together
-) -> list[list[Node]]:
-    steps = [node for node in order if node.op is not None]
-    fit = {node for node in steps if eligible(node)}
+def _is_large(network: Network, nid: int) -> bool:
+    graph, shapes, dtypes = network.graph, network.shapes, network.dtypes
+    node, row = graph.nodes[nid], graph.row
+    if not elementwise.is_elementwise(node.op):
+        return False
+    if not network.devices[nid].is_host or prod(shapes[row[nid]]) < LEAST:
+        return False
+    ins = [TensorSpec(shapes[e], dtypes[e]) for e in graph.inputs[nid]]
+    outs = [TensorSpec(shapes[e], dtypes[e]) for e in range(row[nid], row[nid + 1])]
+    assert node.op is not None
+    return elementwise.may_be_link(node.op, node.params, ins, outs)
+
+
+def _chains(network: Network) -> list[list[int]]:
+    """The chains, each in the order in which it runs."""
+    graph, devices = network.graph, network.devices
+    nodes, makers = graph.nodes, graph.entry_node
+    steps = [nid for nid, variable in enumerate(graph.is_variable) if not variable]
+    fit = {nid for nid in steps if _is_large(network, nid)}
     if len(fit) < 2:
         return []
-    uses = Counter([entry[0] for node in steps for entry in node.inputs if entry[0] in fit])
-    uses.update(entry[0] for entry in entries if entry[0] in fit)
-    begins: dict[Node, int] = {}  # last node of a chain -> place of its first
-    for place, node in enumerate(steps):
-        if node not in fit:
+    uses = Counter([makers[e] for nid in steps for e in graph.inputs[nid] if makers[e] in fit])
+    uses.update(makers[e] for e in graph.outputs if makers[e] in fit)
+    begins: dict[int, int] = {}  # last node of a chain -> place of its first
+    for place, nid in enumerate(steps):
+        if nid not in fit:
             continue
         begin = place
-        before = {entry[0] for entry in node.inputs}
+        before = {makers[e] for e in graph.inputs[nid]}
         while begin:
             other = steps[begin - 1]
-            if other not in before or other not in fit or uses[other] != 1 or not together(other, node):
+            if other not in before or other not in fit or uses[other] != 1:
+                break
+            if devices[other] != devices[nid] or not alike(nodes[other], nodes[nid]):
                 break
             if place - begins[other] >= MOST_LINKS:
                 break
             begin = begins[other]
-        begins[node] = begin
+        begins[nid] = begin
     found = []
     place = len(steps) - 1
     while place >= 0:
@@ -92,48 +91,52 @@ def _chains(
     return found
 
 
-def _joined(chain: Sequence[Node], moved: Mapping[Node, Node], known: dict[object, dict[str, object]]) -> Node:
-    inside = {node: k for k, node in enumerate(chain)}
-    inputs = [entry for node in chain for entry in node.inputs if entry[0] not in inside]
+def _fuse(edit: Edit, chain: Sequence[int], known: dict[object, dict[str, object]]) -> None:
+    graph = edit.network.graph
+    makers, row, nodes = graph.entry_node, graph.row, graph.nodes
+    inside = {nid: k for k, nid in enumerate(chain)}
+    inputs = [e for nid in chain for e in graph.inputs[nid] if makers[e] not in inside]
     links, taken = [], 0
-    for node in chain:
+    for nid in chain:
         operands = []
-        for entry in node.inputs:
-            if entry[0] in inside:
-                operands.append(len(inputs) + inside[entry[0]])
+        for e in graph.inputs[nid]:
+            if makers[e] in inside:
+                operands.append(len(inputs) + inside[makers[e]])
             else:
                 operands.append(taken)
                 taken += 1
-        assert node.op is not None
-        links.append(Link(node.op, node.params, tuple(operands)))
+        op = nodes[nid].op
+        assert op is not None
+        links.append(Link(op, nodes[nid].params, tuple(operands)))
     key = len(inputs), tuple((id(link.op), id(link.params), link.operands) for link in links)
     params = known.get(key)
     if params is None:
         params = known[key] = {"chain": Chain(len(inputs), tuple(links))}
     last = chain[-1]
-    controls = dict.fromkeys(moved.get(dep, dep) for node in chain for dep in node.control_deps if dep not in inside)
-    return Node(
+    made = edit.add(
         ELEMENTWISE,
-        last.name,
-        attrs={**last.attrs, MEMBERS: ",".join(node.name for node in chain)},
+        nodes[last].name,
+        inputs=inputs,
+        main=last,
         params=params,
-        inputs=all_followed(inputs, moved),
-        control_deps=list(controls),
-        created_at=last.created_at,
+        attrs={**nodes[last].attrs, MEMBERS: ",".join(nodes[nid].name for nid in chain)},
+        controls=[dep for nid in chain for dep in graph.controls[nid] if dep not in inside],
+        like=[row[last]],
     )
+    edit.fuse(chain, {row[last]: made})
 
 
 def members(node: Node) -> list[str]:
-    """Names of the nodes of a chain, in the order in which they run; none for another node."""
-    return node.attrs[MEMBERS].split(",") if node.op is ELEMENTWISE else []
+    """Return the names of the nodes of a chain whose results it does not make."""
+    return node.attrs[MEMBERS].split(",")[:-1]
 
 
-def apart(node: Node, inputs: Sequence[Entry]) -> Node:
-    """The last of the nodes that have become this one, reading ``inputs``."""
+def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
+    """Return the result of the last of the nodes that have become this one."""
     chain: Chain = node.params["chain"]
     attrs = {key: text for key, text in node.attrs.items() if key.startswith("__") and key != MEMBERS}
     values = list(inputs)
-    for link, name in zip(chain.links, members(node), strict=True):
+    for link, name in zip(chain.links, node.attrs[MEMBERS].split(","), strict=True):
         own = {one.name: str(link.params[one.name]) for one in link.op.params if one.name in link.params}
         made = Node(
             link.op,
@@ -144,4 +147,16 @@ def apart(node: Node, inputs: Sequence[Entry]) -> Node:
             created_at=node.created_at,
         )
         values.append(Entry(made))
-    return made
+    return values[-1:]
+
+
+PASS = GraphPass(
+    name="chains joined",
+    switch=FUSION,
+    enabled=lambda settings: settings.fuses,
+    run=fuse_elementwise,
+    needs=frozenset((SIZES,)),
+    fused=(ELEMENTWISE,),
+    unfuse=unfuse,
+    members=members,
+)
