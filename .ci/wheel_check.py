@@ -8,7 +8,7 @@ import numpy as np
 import weftplan as mx
 from weftplan import engine
 
-OPTIONAL = {"cupy", "mpi4py", "onnx", "onnxruntime", "safetensors", "llvmlite", "numba", "PIL", "matplotlib", "sklearn"}
+OPTIONAL = {"cupy", "mpi4py", "onnx", "onnxruntime", "safetensors", "llvmlite", "PIL", "matplotlib", "sklearn"}
 
 for module in pkgutil.walk_packages(mx.__path__, "weftplan."):
     if module.name.endswith("__main__"):

@@ -12,7 +12,7 @@ from tests.support.together import together
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 POSITIONAL = 2
 EXEMPT = {
-    "packing/hard/kernel.py": "numba compiles it, and calls with names are slower there",
+    "packing/hard/kernel.py": "calls with names are slower in its inner loops",
     "check_packing": "the columns of one table, as `pack` takes them",
     "judged": "the columns of one table, as `pack` takes them",
     "reuse_edges": "the columns of one table, as `pack` takes them",

@@ -18,7 +18,6 @@ from weftplan.planner.symbolic.passes import (
     batch_weight_gradients,
     common_subexpressions,
     fuse_depthwise,
-    fuse_elementwise,
     fuse_relu,
     gradients,
     placement,
@@ -35,7 +34,6 @@ PASSES: list[GraphPass] = [
     sizes.PASS,
     fuse_depthwise.PASS,
     fuse_depthwise.REMATERIALIZE,
-    fuse_elementwise.PASS,
 ]
 """In the order in which they run."""
 
