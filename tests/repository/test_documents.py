@@ -145,7 +145,7 @@ def test_the_operator_of_the_contributing_guide():
 
     from weftplan.ops.core.schema import OpContext
 
-    (block,) = examples((ROOT / "CONTRIBUTING.md").read_text())
+    block, _ = examples((ROOT / "CONTRIBUTING.md").read_text())
     seen: dict[str, object] = {}
     exec(block.split("register(\n")[0], seen)
     x = np.arange(3.0)

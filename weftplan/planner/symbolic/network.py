@@ -17,7 +17,6 @@ from weftplan.ops.core.schema import DType, Op, Params, Req, Shape
 from weftplan.planner.graph import Work
 from weftplan.planner.labels import Pass
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, work_of
-from weftplan.support.post_order import post_order
 from weftplan.symbol.node import Node
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
@@ -109,8 +108,7 @@ class Edit:
         self.makers = list(graph.entry_node)
         self.devices = list(network.devices)
         self.heads = list(graph.outputs)
-        self.changed = False
-        self._like = list(range(graph.num_entries))
+        self._like: dict[int, int] = {}
         self._entries: dict[int, int] = {}
         self._nodes: dict[int, int | None] = {}
 
@@ -142,7 +140,8 @@ class Edit:
         node = Node(op, name, attrs=attrs, params={} if params is None else dict_of(params), created_at=created_at)
         work, count = work_of(node)
         device = self.devices[max(main, 0)]
-        return self.append(node, work, inputs=inputs, controls=controls, count=count, device=device, like=like)
+        waits = dict.fromkeys(controls)
+        return self.append(node, work, inputs=inputs, controls=waits, count=count, device=device, like=like)
 
     def append(
         self,
@@ -160,18 +159,17 @@ class Edit:
         self.nodes.append(node)
         self.works.append(work)
         self.inputs.append(list(inputs))
-        self.controls.append(list(dict.fromkeys(controls)))
+        self.controls.append(list(controls))
         self.row.append(first)
         self.makers += [nid] * count
-        self._like += [-1] * count if like is None else like
+        if like is not None:
+            self._like.update(zip(range(first, first + count), like, strict=True))
         self.devices.append(device)
-        self.changed = True
         return first
 
     def stand_for(self, entry: int, new: int) -> None:
         """Let everything that reads ``entry`` read ``new``."""
         self._entries[entry] = new
-        self.changed = True
 
     def node_stands_for(self, nid: int, new: int | None) -> None:
         """Let everything that waits for a node wait for another one, or for none."""
@@ -213,38 +211,74 @@ class Edit:
                 found[now] = None
         return list(found)
 
+    def _begun(self, inputs: Sequence[list[int]], controls: Sequence[list[int]]) -> int:
+        """How many nodes keep their numbers: those of the forward part, if nothing in it changes, else none."""
+        given = self.network
+        graph, count = given.graph, given.num_forward
+        same = inputs[:count] == graph.inputs[:count] and controls[:count] == graph.controls[:count]
+        return count if same and self.heads[: given.num_outputs] == given.outputs else 0
+
+    def _order(self, inputs: Sequence[list[int]], controls: Sequence[list[int]], begun: int) -> list[int]:
+        """The nodes that are needed, depth first from the heads; the first ``begun`` are known."""
+        makers = self.makers
+        order = list(range(begun))
+        state = bytearray(begun) + bytearray(len(self.nodes) - begun)
+        state[:begun] = b"\2" * begun  # 0: not met, 1: on the way, 2: in the order
+        for head in self.heads:
+            stack = [makers[self.at(head)]]
+            while stack:
+                nid = stack[-1]
+                if state[nid]:
+                    stack.pop()
+                    if state[nid] == 1:
+                        state[nid] = 2
+                        order.append(nid)
+                    continue
+                state[nid] = 1
+                if controls[nid]:
+                    stack += [dep for dep in reversed(controls[nid]) if not state[dep]]
+                stack += [maker for e in reversed(inputs[nid]) if not state[maker := makers[e]]]
+        return order
+
     def done(self, **changes: Any) -> Network:
         """Return the network without what nothing needs any more, numbered depth first from its heads.
 
         ``changes`` are fields of the network; nodes in them have the numbers of this edit.
         """
         given = self.network
-        if not self.changed and not changes:
-            return given
         inputs, controls = self._resolved()
-        heads = [self.at(e) for e in self.heads]
-        makers, row, nodes = self.makers, self.row, self.nodes
-        ends = [*row[1:], len(makers)]
-        needs = [[makers[e] for e in ins] + deps for ins, deps in zip(inputs, controls, strict=True)]
-        kept = post_order([makers[e] for e in heads], needs)
-        number = [-1] * len(nodes)
-        entry = [-1] * len(makers)
-        source: list[int] = []
-        for nid, was in enumerate(kept):
+        begun = self._begun(inputs, controls)
+        kept = self._order(inputs, controls, begun)
+        row, nodes = self.row, self.nodes
+        ends = [*row[1:], len(self.makers)]
+        rest = kept[begun:]
+        count = ends[begun - 1] if begun else 0
+        number = [*range(begun), *[-1] * (len(nodes) - begun)]
+        entry = [*range(count), *[-1] * (len(self.makers) - count)]
+        source = list(range(count))
+        for nid, was in enumerate(rest, begun):
             number[was] = nid
-            for e in range(row[was], ends[was]):
-                entry[e] = len(source)
-                source.append(self._like[e])
+            first, end = row[was], ends[was]
+            if end - first == 1:
+                entry[first] = count
+            else:
+                entry[first:end] = range(count, count + end - first)
+            source += range(first, end)
+            count += end - first
         graph = IndexedGraph(
             [nodes[was] for was in kept],
             works=[self.works[was] for was in kept],
-            inputs=[[entry[e] for e in inputs[was]] for was in kept],
-            controls=[[number[dep] for dep in controls[was]] if controls[was] else [] for was in kept],
+            inputs=inputs[:begun] + [[entry[e] for e in inputs[was]] for was in rest],
+            controls=controls[:begun]
+            + [[number[dep] for dep in controls[was]] if controls[was] else [] for was in rest],
             counts=[ends[was] - row[was] for was in kept],
-            heads=[entry[e] for e in heads],
+            heads=[entry[self.at(e)] for e in self.heads],
         )
-        sized = len(given.shapes) == given.graph.num_entries
         network = replace(given, **changes)
+        if len(given.shapes) == given.graph.num_entries:
+            like = [self._like.get(e, e) for e in source]
+            shapes, dtypes = [given.shapes[e] for e in like], [given.dtypes[e] for e in like]
+            network = replace(network, shapes=shapes, dtypes=dtypes)
         return replace(
             network,
             graph=graph,
@@ -252,8 +286,6 @@ class Edit:
             arguments={name: number[nid] if nid >= 0 else -1 for name, nid in network.arguments.items()},
             states={name: number[nid] if nid >= 0 else -1 for name, nid in network.states.items()},
             head_grads=tuple(number[nid] if nid >= 0 else -1 for nid in network.head_grads),
-            shapes=[given.shapes[e] for e in source] if sized else network.shapes,
-            dtypes=[given.dtypes[e] for e in source] if sized else network.dtypes,
         )
 
 

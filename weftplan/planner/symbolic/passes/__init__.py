@@ -71,7 +71,7 @@ def run_passes(
             try:
                 network.check()
             except PlanError as error:
-                raise PlanError(f"behind pass {one.name!r}: {error}") from None
+                raise PlanError(f"after pass {one.name!r}: {error}") from None
     return network
 
 

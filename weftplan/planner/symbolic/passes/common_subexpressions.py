@@ -16,14 +16,17 @@ from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
 
 def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, str]:
     """Merge nodes that compute the same. Two outputs that become one entry stay distinct through a ``_copy`` node."""
-    graph, edit = network.graph, Edit(network)
+    graph = network.graph
+    makers, row = graph.entry_node, graph.row
     kept: dict[int, int] = {}  # node -> the node that stays
     table: dict[tuple[object, ...], int] = {}
     for nid, node in enumerate(graph.nodes):
         op = node.op
         if op is None or not graph.inputs[nid] or op.random or op.aux or op.loss:
             continue
-        reads = [edit.at(e) for e in graph.inputs[nid]] if kept else graph.inputs[nid]
+        reads = graph.inputs[nid]
+        if kept:
+            reads = [e if makers[e] not in kept else e - row[makers[e]] + row[kept[makers[e]]] for e in reads]
         key: tuple[object, ...] = (op.name, *reads)
         other = table.setdefault(key, nid)
         # Few nodes read what another one of their kind reads: only they are asked for the rest.
@@ -35,11 +38,11 @@ def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, st
                 other = table.setdefault(key, nid)
         if other != nid:
             kept[nid] = other
-            edit.node_stands_for(nid, other)
-            for k in range(graph.row[nid + 1] - graph.row[nid]):
-                edit.stand_for(graph.row[nid] + k, graph.row[other] + k)
     if not kept:
         return network, ""
+    edit = Edit(network)
+    for nid, other in kept.items():
+        edit.fuse((nid,), {row[nid] + k: row[other] + k for k in range(row[nid + 1] - row[nid])})
     owner: dict[int, int] = {}
     copy = registry.get("_copy")
     for k, entry in enumerate(edit.heads):

@@ -71,7 +71,6 @@ def place(network: Network, settings: Settings) -> tuple[Network, str]:
             edit.devices[edit.makers[adder]] = edit.devices[maker]
             head = adder
         edit.heads[k] = head
-    edit.changed = True
     return edit.done(), ""
 
 
