@@ -156,9 +156,10 @@ class Execution(Driver):
             failure = var.failure
             if failure is not None:
                 return failure
+        inherits = getattr(op.fn, "inherits", ())  # a function may say which old values it reads, or leaves in part
         for var in op.writes:
             failure = var.failure
-            if failure is not None and failure.blocks(op.seq):
+            if failure is not None and (failure.blocks(op.seq) or var in inherits):
                 return failure
         return None
 

@@ -25,6 +25,9 @@ class Waiting(Execution):
     def _before_wait(self, var: Var | None = None) -> None:
         """Before a wait for ``var`` (None: all) blocks: a driver may run operations here."""
 
+    def _drive(self, var: Var) -> None:
+        """Before a wait for ``var`` that suspends no thread: a driver without threads runs operations here."""
+
     def _forbid_wait(self, what: str, *, would_block: bool = False) -> None:
         """Raise if this thread runs an operation of this engine (on an inline engine: if the wait would not end)."""
         if self in running.engines and (would_block or not self._inline):
@@ -95,7 +98,6 @@ class Waiting(Execution):
         if self._bulking:
             self._flush_bulk()
         self._region.apply(self)
-        self._before_wait()
         self._wait_idle()
         for stream in list(self._streams):
             stream.drain(self)
@@ -120,7 +122,6 @@ class Waiting(Execution):
         if self._bulking:
             self._flush_bulk()
         self._region.apply(self)
-        self._before_wait()
         idle = self._wait_idle(timeout)
         if idle:
             for stream in list(self._streams):
@@ -137,6 +138,7 @@ class Waiting(Execution):
 
     def _wait_idle(self, timeout: float = -1, few: int = 0) -> bool:
         """Wait until no more than ``few`` are pending; False when ``timeout`` seconds were not enough."""
+        self._before_wait()
         while True:
             ample_room(6)
             self._region.apply(self)
@@ -201,6 +203,7 @@ class Waiting(Execution):
         if self._bulking:
             self._flush_bulk()
         self._submit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
+        self._drive(var)
         return result
 
     def _await(self, var: Var) -> Generator[Any, None, Var]:

@@ -7,19 +7,31 @@ methods. A task that nobody has begun is claimed by taking the one item of ``_cl
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import operator
 import queue
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import CancelledError
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextvars import Context, copy_context
+from types import CoroutineType
+from typing import Any, Generic, NoReturn, TypeVar
 
-from weftplan.engine.operation import Waiter
+import numpy as np
+
+from weftplan.engine.execution import report
+from weftplan.engine.operation import FnProperty, FutureBlock, Waiter
+from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
+T = TypeVar("T")
+_NO_FUTURE = ("_condition", "_waiters", "_state", "set_result", "set_exception", "get_loop")
+"""What ``concurrent.futures`` and ``asyncio`` ask of their own futures alone."""
 
-class Task:
+
+class Task(Generic[T]):
     """A call that was submitted. Made by :func:`weftplan.engine.submit` only.
 
     Attributes:
@@ -28,12 +40,39 @@ class Task:
         var: written when the task is over; whatever takes arrays as ``reads`` takes a task, too.
     """
 
-    __slots__ = ("__weakref__", "_args", "_call", "_claim", "_kwargs", "_value", "array", "name", "var")
+    __slots__ = (
+        "__weakref__",
+        "_args",
+        "_call",
+        "_callbacks",
+        "_claim",
+        "_context",
+        "_kwargs",
+        "_nout",
+        "_value",
+        "array",
+        "inherits",
+        "name",
+        "var",
+    )
 
     def __init__(
-        self, var: Var, call: Callable[..., Any], args: Any, kwargs: dict[str, Any], array: Any, name: str
+        self,
+        var: Var,
+        call: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        array: Any,
+        name: str,
+        nout: int | None = None,
+        inherits: Sequence[Var] = (),
     ) -> None:
         self.var = var
+        self._context: Context | None = copy_context()
+        self._callbacks: list[Callable[[Task[T]], object]] | None = None
+        self._nout = nout
+        self.inherits = inherits
+        """Vars that it writes without overwriting all that failed there: it is skipped for that failure."""
         self._call: Any = call
         self._args = args
         self._kwargs: Any = kwargs
@@ -48,9 +87,17 @@ class Task:
             del self._claim[0]
         except IndexError:
             raise CancelledError(f"task {self.name!r} was cancelled") from None
-        call, args, kwargs = self._call, self._args, self._kwargs
-        self._call = self._args = self._kwargs = None  # what they hold goes with the task, not with the handle
-        self._value = call(*args, **kwargs) if kwargs else call(*args)
+        call, args, kwargs, context = self._call, self._args, self._kwargs, self._context
+        # What they hold goes with the task, not with the handle.
+        self._call = self._args = self._kwargs = self._context = None
+        value = context.run(call, *args, **kwargs) if kwargs else context.run(call, *args)  # type: ignore[union-attr]
+        if type(value) is CoroutineType:
+            value.close()
+            raise EngineError(
+                f"task {self.name!r} returned a coroutine, so none of its work has run; submit a plain function, or "
+                f"call asyncio.run(...) inside it"
+            )
+        self._value = value
 
     def done(self) -> bool:
         """True when it has run, failed, or been skipped or cancelled."""
@@ -71,7 +118,7 @@ class Task:
             del self._claim[0]
         except IndexError:
             return self.cancelled()
-        self._call, self._args, self._kwargs = _cancelled, None, None
+        self._call, self._args, self._kwargs, self._context = _cancelled, None, None, None
         self.var.engine.future(self.var)  # the failure counts as told
         return True
 
@@ -93,7 +140,7 @@ class Task:
         """
         return _wait(self.var, timeout)
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """What the function returned, waiting for it.
 
         Raises:
@@ -104,8 +151,12 @@ class Task:
         """
         if timeout is not None and not _wait(self.var, timeout):
             raise TimeoutError(f"task {self.name!r} was not over after {timeout} seconds")
-        self.var.engine.wait_for_var(self.var)
-        return self._value
+        try:
+            self.var.engine.wait_for_var(self.var)
+        except BaseException:
+            del self  # the traceback, which the task's error holds, must not hold the task
+            raise
+        return self._value  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What :meth:`result` would raise because the task failed, or None. Raises TimeoutError, as that does."""
@@ -125,10 +176,95 @@ class Task:
         failure = self.var.failure
         return None if failure is None else failure.exception()
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def future(self) -> Future[T]:
+        """A ``concurrent.futures.Future`` of the result, for functions that accept no other handle.
+
+        ``concurrent.futures.wait([task.future()])``, ``asyncio.wrap_future(task.future())``.
+        """
+        result: Future[T] = Future()
+        result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, so that settling cannot fail
+
+        def settle(done: Future[Var]) -> None:
+            error = done.exception()
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(self._value)
+
+        self.var.engine.future(self.var).add_done_callback(settle)
+        return result
+
+    def add_done_callback(self, fn: Callable[[Task[T]], object]) -> None:
+        """Have ``fn(task)`` called when the task is over; at once if it is.
+
+        In a coroutine its event loop calls ``fn``, elsewhere a worker thread. An error of ``fn`` is reported on stderr.
+        """
+        if not callable(fn):
+            raise EngineError(f"add_done_callback: expected a function of the task, got {type(fn).__name__}")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(fn)
+
+        def call() -> None:
+            if self._callbacks and fn in self._callbacks:
+                self._callbacks.remove(fn)
+                try:
+                    fn(self)
+                except BaseException as error:
+                    report(error)
+
+        settle = call if loop is None else functools.partial(loop.call_soon_threadsafe, call)
+        engine = self.var.engine
+        engine._flush_bulk()
+        engine._submit(FutureBlock(settle, (self.var,), (), "callback", push_site(), prop=FnProperty.NO_SKIP))
+        engine._drive(self.var)
+
+    def remove_done_callback(self, fn: Callable[[Task[T]], object]) -> int:
+        """Forget all calls of ``fn`` that are due; returns how many there were."""
+        before = self._callbacks or []
+        self._callbacks = [one for one in before if one != fn]
+        return len(before) - len(self._callbacks)
+
+    def __await__(self) -> Generator[Any, None, T]:
         """``await task`` in a coroutine: :meth:`result` without blocking the event loop."""
         yield from self.var.__await__()
-        return self._value
+        return self._value  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: Any) -> Task[Any]:
+        """The task of one item of the result, which fails as this one does."""
+        if self._nout is not None and isinstance(index, int) and not -self._nout <= index < self._nout:
+            raise IndexError(f"task {self.name!r} has {self._nout} results, so none at {index}")
+        engine = self.var.engine
+        var = engine.new_variable()
+        item: Task[Any] = Task(var, _item, (self, index), {}, None, f"{self.name}[{index!r}]")
+        engine.push(item, (self.var,), (var,), prop=FnProperty.TASK, name=item.name)
+        return item
+
+    def __iter__(self) -> Iterator[Task[Any]]:
+        """The tasks of the items, as many as ``nout`` says."""
+        if self._nout is None:
+            raise EngineError(
+                f"task {self.name!r} cannot be unpacked before it has run: say how many results it has, as in "
+                f"a, b = engine.submit(fn, nout=2)"
+            )
+        return iter([self[index] for index in range(self._nout)])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """``np.asarray(task)``: the result as an array, waiting for it."""
+        result = np.asarray(self.result(), dtype=dtype)
+        return result.copy() if copy else result
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _NO_FUTURE:
+            raise AttributeError(
+                f"task {self.name!r} is no future: use engine.wait(tasks) or engine.as_completed(tasks), await it, or "
+                f"pass task.future() where a concurrent.futures.Future is needed"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         state = (
@@ -145,19 +281,23 @@ class Task:
         return f"<Task {self.name!r}: {state}>"
 
 
+def _item(task: Task[Any], index: Any) -> Any:
+    return operator.getitem(task._value, index)
+
+
 def _cancelled() -> None:
     """Stands for the function of a task that was cancelled."""
 
 
 def _wait(var: Var, timeout: float | None) -> bool:
     """Until ``var`` is readable, failed or not; False when ``timeout`` seconds were not enough."""
-    if timeout is not None and timeout < 0:
+    if timeout is not None and not timeout >= 0:
         raise EngineError(f"timeout must be at least 0 seconds, got {timeout!r}")
     written: bool = var.engine.wait_until_written(var, timeout)
     return written
 
 
-def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterator[Task]:
+def as_completed(tasks: Iterable[Task[T]], timeout: float | None = None) -> Iterator[Task[T]]:
     """Tasks in the order in which they end, each once; a failed, skipped or cancelled one counts as ended.
 
     Args:
@@ -173,7 +313,7 @@ def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterato
     [1, 2, 4]
     """
     waiting = dict.fromkeys(tasks)
-    ended: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Task[T]] = queue.SimpleQueue()
     for task in waiting:
         if type(task) is not Task:
             raise EngineError(f"as_completed: expected what engine.submit() returned, got {type(task).__name__}")
@@ -187,7 +327,9 @@ def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterato
     return _in_turn(waiting, ended, None if timeout is None else time.monotonic() + timeout)
 
 
-def _in_turn(waiting: dict[Task, None], ended: queue.SimpleQueue[Task], end: float | None) -> Iterator[Task]:
+def _in_turn(
+    waiting: dict[Task[T], None], ended: queue.SimpleQueue[Task[T]], end: float | None
+) -> Iterator[Task[T]]:
     count = len(waiting)
     while waiting:
         if ended.empty():
@@ -202,7 +344,7 @@ def _in_turn(waiting: dict[Task, None], ended: queue.SimpleQueue[Task], end: flo
             yield task
 
 
-def results(tasks: list[Task], timeout: float | None) -> Iterator[Any]:
+def results(tasks: list[Task[T]], timeout: float | None) -> Iterator[T]:
     """Results in the order of ``tasks``; what has not begun is cancelled when one fails, is late, or nobody goes on."""
     end = None if timeout is None else time.monotonic() + timeout
     tasks.reverse()
