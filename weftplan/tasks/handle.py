@@ -12,6 +12,7 @@ import functools
 import operator
 import queue
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextvars import Context, copy_context
@@ -27,8 +28,8 @@ from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
 T = TypeVar("T")
-_NO_FUTURE = ("_condition", "_waiters", "_state", "set_result", "set_exception", "get_loop")
-"""What ``concurrent.futures`` and ``asyncio`` ask of their own futures alone."""
+_callbacks: weakref.WeakKeyDictionary[Task[Any], list[Callable[[Any], object]]] = weakref.WeakKeyDictionary()
+"""Calls that are due when a task is over."""
 
 
 class Task(Generic[T]):
@@ -44,7 +45,6 @@ class Task(Generic[T]):
         "__weakref__",
         "_args",
         "_call",
-        "_callbacks",
         "_claim",
         "_context",
         "_kwargs",
@@ -69,7 +69,6 @@ class Task(Generic[T]):
     ) -> None:
         self.var = var
         self._context: Context | None = copy_context()
-        self._callbacks: list[Callable[[Task[T]], object]] | None = None
         self._nout = nout
         self.inherits = inherits
         """Vars that it writes without overwriting all that failed there: it is skipped for that failure."""
@@ -205,13 +204,12 @@ class Task(Generic[T]):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-        if self._callbacks is None:
-            self._callbacks = []
-        self._callbacks.append(fn)
+        due = _callbacks.setdefault(self, [])
+        due.append(fn)
 
         def call() -> None:
-            if self._callbacks and fn in self._callbacks:
-                self._callbacks.remove(fn)
+            if fn in due:
+                due.remove(fn)
                 try:
                     fn(self)
                 except BaseException as error:
@@ -225,9 +223,10 @@ class Task(Generic[T]):
 
     def remove_done_callback(self, fn: Callable[[Task[T]], object]) -> int:
         """Forget all calls of ``fn`` that are due; returns how many there were."""
-        before = self._callbacks or []
-        self._callbacks = [one for one in before if one != fn]
-        return len(before) - len(self._callbacks)
+        due = _callbacks.get(self, [])
+        before = len(due)
+        due[:] = [one for one in due if one != fn]
+        return before - len(due)
 
     def __await__(self) -> Generator[Any, None, T]:
         """``await task`` in a coroutine: :meth:`result` without blocking the event loop."""
@@ -258,13 +257,13 @@ class Task(Generic[T]):
         result = np.asarray(self.result(), dtype=dtype)
         return result.copy() if copy else result
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in _NO_FUTURE:
-            raise AttributeError(
-                f"task {self.name!r} is no future: use engine.wait(tasks) or engine.as_completed(tasks), await it, or "
-                f"pass task.future() where a concurrent.futures.Future is needed"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    @property
+    def _condition(self) -> NoReturn:
+        """``concurrent.futures.wait`` and ``as_completed`` ask their own futures for it."""
+        raise AttributeError(
+            f"task {self.name!r} is no future: use engine.wait(tasks) or engine.as_completed(tasks), await it, or pass "
+            f"task.future() to a function that needs a concurrent.futures.Future"
+        )
 
     def __repr__(self) -> str:
         state = (

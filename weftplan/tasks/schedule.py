@@ -317,7 +317,7 @@ def _schedule(
         raise EngineError(f"expected a function, got {type(fn).__name__}{hint}")
     engine = get()
     label = label_of(fn, name)
-    overwritten: Sequence[Any] = () if out is None or "where" in kwargs else out if type(out) in (tuple, list) else (out,)
+    overwritten: Sequence[Any] | None = None
     if type(fn) is np.ufunc:
         if len(args) > fn.nin:  # outputs by position
             written = [*written, *arrays_in(args[fn.nin :])]
@@ -347,7 +347,9 @@ def _schedule(
             else:
                 reads, writes = dedupe(read_vars, write_vars)
             if engine._any_failure:
-                inherits = inherited(read_vars, written, overwritten, engine)
+                if overwritten is None and out is not None and "where" not in kwargs:
+                    overwritten = out if isinstance(out, (tuple, list)) else (out,)
+                inherits = inherited(read_vars, written, overwritten or (), engine)
             if engine._debug:
                 changing = frozenset(writes)
                 work = functools.partial(call_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
