@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import Failure, traceback_of
+from weftplan.engine.failure import MOST_UNTOLD, Failure, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.shield import shielded
@@ -66,6 +66,9 @@ class Execution(Driver):
 
     def __init__(self) -> None:
         self._unobserved: dict[Failure, None] = {}
+        """The first failures that no wait has raised."""
+        self._untold_more = 0
+        """How many others there were."""
         self._failed_vars: MutableSet[Any] = weakref.WeakSet()
         """Vars that hold a failure."""
         self._any_failure = False
@@ -156,22 +159,23 @@ class Execution(Driver):
             failure = var.failure
             if failure is not None:
                 return failure
-        inherits = getattr(op.fn, "inherits", ())  # a function may say which old values it reads, or leaves in part
         for var in op.writes:
             failure = var.failure
-            if failure is not None and (failure.blocks(op.seq) or var in inherits):
+            if failure is not None and failure.blocks(op.seq, var, op.fn):
                 return failure
         return None
 
     def _execute(self, op: OprBlock) -> Any:
         """Run a dispatched synchronous operation; returns its failure, a mapping of failures (bulk), or None."""
-        if self._careful:
-            return self._execute_carefully(op)
         try:
+            if self._careful:
+                return self._execute_carefully(op)
             result = op.fn()
+            return result if type(op.fn) is BulkRun else None
         except BaseException as error:
-            return Failure.of(op, error)
-        return result if type(op.fn) is BulkRun else None
+            return Failure.of(op, error, keep_locals=self._inline)
+        finally:
+            del op  # frames of a traceback hold this one, and the operation holds the error
 
     def _execute_carefully(self, op: OprBlock, *, on_stream: bool = False) -> Any:
         """The same where something has failed, an asynchronous device is in use, or in debug mode or shutdown.
@@ -190,10 +194,14 @@ class Execution(Driver):
         try:
             result = op.fn()
         except BaseException as error:
-            return Failure.of(op, undeclared_write(op.label, error) if self._debug else error)
+            if self._debug:
+                error = undeclared_write(op.label, error)
+            return Failure.of(op, error, keep_locals=self._inline or self._debug)
+        else:
+            return result if type(op.fn) is BulkRun else None
         finally:
             self._running_on.pop(op.seq, None)
-        return result if type(op.fn) is BulkRun else None
+            del op  # as in _execute
 
     def _hold_back(self, op: OprBlock, on_stream: bool) -> Failure | None:
         """Wait for streams if need be; returns the failure because of which ``op`` must be skipped."""
@@ -237,7 +245,14 @@ class Execution(Driver):
     def _add_unobserved(self, failure: Failure) -> None:
         """Inside the region: note a failure that is on no var."""
         self._failed += 1
+        self._untold_more += not self._keep_untold(failure)
+
+    def _keep_untold(self, failure: Failure) -> bool:
+        """Inside the region: keep a failure that no wait has raised; False when there are too many. May be repeated."""
+        if failure not in self._unobserved and len(self._unobserved) >= MOST_UNTOLD:
+            return False
         self._unobserved[failure] = None
+        return True
 
     def _hold(self, var: Var, failure: Failure) -> None:
         """Inside the region: ``var`` lacks what ``failure`` should have written. May be repeated."""
@@ -258,7 +273,7 @@ class Execution(Driver):
 
         Returns the failures that are replaced, to be dropped outside: an error may own anything.
         """
-        failed = skipped = 0
+        failed = skipped = untold = 0
         failure = op.failure
         if isinstance(failure, BaseException):  # noted by whoever ran it, who may have had no room for more
             failure = op.failure = Failure(failure, op.name, op.site, op.seq, op.fn)
@@ -273,8 +288,8 @@ class Execution(Driver):
                 skipped += 1
             fresh = op.fn.failures if mapping is not None else [failure]
             for one in fresh:
-                if one is not None and one.observed_seq is None:
-                    self._unobserved[one] = None
+                if one is not None and one.observed_seq is None and not self._keep_untold(one) and one.seq == op.seq:
+                    untold += 1
                 if one is not None and one.seq == op.seq:
                     failed += 1
         replaced = [var.failure for var in op.writes]
@@ -296,6 +311,7 @@ class Execution(Driver):
             self._all_well()
         if self._counted != op.seq:  # the first time; no call in between, so no interrupt
             self._failed += failed
+            self._untold_more += untold
             self._skipped += skipped
             self._counted = op.seq
         return replaced

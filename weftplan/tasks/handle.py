@@ -166,9 +166,10 @@ class Task(Generic[T]):
                 raise
             return self._failure()
         except BaseException as error:
-            if self._failure() is None:  # not the task's: an interrupt, or a wait inside a task
+            failure = self.var.failure
+            if failure is None:  # not the task's: an interrupt, or a wait inside a task
                 raise
-            return error
+            return BaseException.with_traceback(error, failure.traceback)  # without this frame, which holds the task
         return None
 
     def _failure(self) -> BaseException | None:
@@ -230,7 +231,11 @@ class Task(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """``await task`` in a coroutine: :meth:`result` without blocking the event loop."""
-        yield from self.var.__await__()
+        try:
+            yield from self.var.__await__()
+        except BaseException:
+            del self  # as in result
+            raise
         return self._value  # type: ignore[no-any-return]
 
     def __getitem__(self, index: Any) -> Task[Any]:
@@ -352,5 +357,5 @@ def results(tasks: list[Task[T]], timeout: float | None) -> Iterator[T]:
             yield tasks[-1].result(None if end is None else max(0.0, end - time.monotonic()))
             tasks.pop()
     finally:
-        for task in tasks:
-            task.cancel()
+        while tasks:
+            tasks.pop().cancel()

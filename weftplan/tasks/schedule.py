@@ -249,10 +249,14 @@ def wait(*arrays: Any, readers: bool = False) -> None:
         return
     found = list(dict.fromkeys(var for array in _each(arrays) for var in vars_of(array, get())))
     if readers:
+        for one in found:
+            _engine_of(one).push(_nothing, (), (one,), name="wait")
+    var: Var | None = None
+    try:
         for var in found:
-            _engine_of(var).push(_nothing, (), (var,), name="wait")
-    for var in found:
-        _engine_of(var).wait_for_var(var)
+            _engine_of(var).wait_for_var(var)
+    finally:
+        del arrays, found, var  # the traceback of an error must not hold what holds the error
 
 
 def _each(arrays: Iterable[Any]) -> Iterator[Any]:
