@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, MutableSet
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from weftplan import config
@@ -28,6 +29,7 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support.read_only_views import undeclared_write
 
 T = TypeVar("T")
+_seq = attrgetter("seq")
 Tracer = Callable[..., None]
 
 _CPU0 = cpu(0)
@@ -248,11 +250,13 @@ class Execution(Driver):
         self._untold_more += not self._keep_untold(failure)
 
     def _keep_untold(self, failure: Failure) -> bool:
-        """Inside the region: keep a failure that no wait has raised; False when there are too many. May be repeated."""
-        if failure not in self._unobserved and len(self._unobserved) >= MOST_UNTOLD:
-            return False
+        """Inside the region: keep a failure that no wait has raised; False when that leaves one out, the one pushed
+        last. May be repeated."""
         self._unobserved[failure] = None
-        return True
+        if len(self._unobserved) <= MOST_UNTOLD:
+            return True
+        del self._unobserved[max(self._unobserved, key=_seq)]
+        return False
 
     def _hold(self, var: Var, failure: Failure) -> None:
         """Inside the region: ``var`` lacks what ``failure`` should have written. May be repeated."""
@@ -288,8 +292,8 @@ class Execution(Driver):
                 skipped += 1
             fresh = op.fn.failures if mapping is not None else [failure]
             for one in fresh:
-                if one is not None and one.observed_seq is None and not self._keep_untold(one) and one.seq == op.seq:
-                    untold += 1
+                if one is not None and one.observed_seq is None and (one.seq == op.seq or one in self._unobserved):
+                    untold += not self._keep_untold(one)
                 if one is not None and one.seq == op.seq:
                     failed += 1
         replaced = [var.failure for var in op.writes]

@@ -129,7 +129,7 @@ _context_of = BaseException.__dict__["__context__"].__get__
 _members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
 _note_lock = free_in_children(ReentrantLock())
 """Two operations may fail with one exception object; re-entrant, since ``add_note`` may be the user's."""
-MOST_UNTOLD = 20
+MOST_UNTOLD = 100
 """Failures, which no wait has raised, that an engine keeps; it counts the others."""
 MOST_NOTES = 100
 """One exception object may be raised by any number of operations; it does not grow for ever."""
