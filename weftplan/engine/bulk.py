@@ -109,7 +109,9 @@ class BulkRun:
             if careful or failed:
                 blocked = next((f for v in member.reads if (f := fate.get(v, v.failure)) is not None), None)
                 if blocked is None:
-                    blocked = next((f for v in member.writes if (f := fate[v]) is not None and f.blocks(seq, v, member.fn)), None)
+                    blocked = next(
+                        (f for v in member.writes if (f := fate[v]) is not None and f.blocks(seq, v, member.fn)), None
+                    )
             if blocked is None:
                 try:
                     member.fn()

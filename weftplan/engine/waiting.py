@@ -110,10 +110,10 @@ class Waiting(Execution):
             failures, more = self._exclusively(self._observe_all)
             if failures:
                 first = failures[0].exception()
+                if more > 0:
+                    add_note(first, f"{more} more operations failed than are named here")
                 for other in failures[1:]:
                     add_note(first, f"another operation failed: {other.describe()}")
-                if more > 0:
-                    add_note(first, f"{more} more operations failed")
                 try:
                     raise first
                 finally:

@@ -20,7 +20,9 @@ from weftplan.tasks.arrays import is_array, is_ndarray
 from weftplan.tasks.handle import Task
 from weftplan.tasks.held_arrays import held_arrays
 
-NO_ARRAYS = frozenset({int, float, bool, str, bytes, complex, type(None), FunctionType, np.ufunc, np.float32, np.float64})
+NO_ARRAYS = frozenset(
+    {int, float, bool, str, bytes, complex, type(None), FunctionType, np.ufunc, np.float32, np.float64}
+)
 """Classes of arguments in which no array is looked for."""
 
 

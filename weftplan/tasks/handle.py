@@ -331,9 +331,7 @@ def as_completed(tasks: Iterable[Task[T]], timeout: float | None = None) -> Iter
     return _in_turn(waiting, ended, None if timeout is None else time.monotonic() + timeout)
 
 
-def _in_turn(
-    waiting: dict[Task[T], None], ended: queue.SimpleQueue[Task[T]], end: float | None
-) -> Iterator[Task[T]]:
+def _in_turn(waiting: dict[Task[T], None], ended: queue.SimpleQueue[Task[T]], end: float | None) -> Iterator[Task[T]]:
     count = len(waiting)
     while waiting:
         if ended.empty():

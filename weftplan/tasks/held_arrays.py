@@ -41,8 +41,28 @@ _CONTAINERS = frozenset({"builtins", "collections", "itertools", "functools"})
 """Modules whose objects only pass on other objects."""
 _METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
 _WRITING_METHODS = frozenset(
-    "fill itemset partition put setfield sort __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ "
-    "__ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __imatmul__".split()
+    [
+        "fill",
+        "itemset",
+        "partition",
+        "put",
+        "setfield",
+        "sort",
+        "__setitem__",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+        "__ifloordiv__",
+        "__imod__",
+        "__ipow__",
+        "__iand__",
+        "__ior__",
+        "__ixor__",
+        "__ilshift__",
+        "__irshift__",
+        "__imatmul__",
+    ]
 )
 _WHOLE_METHODS = frozenset({"fill"})
 """Methods that overwrite every element and read none."""
@@ -121,7 +141,7 @@ def held_arrays(thing: Any) -> Iterator[Any]:
 
 def _fresh(items: Any, seen: set[int]) -> list[Any]:
     """The items that may hold arrays and have not been looked at; notes them."""
-    fresh = [item for item in items if item is not None and not isinstance(item, _CLOSED) or type(item) is bytearray]
+    fresh = [item for item in items if (item is not None and not isinstance(item, _CLOSED)) or type(item) is bytearray]
     fresh = [item for item in fresh if id(item) not in seen]
     seen.update(map(id, fresh))
     return fresh

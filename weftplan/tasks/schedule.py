@@ -351,7 +351,8 @@ def _schedule(
             else:
                 reads, writes = dedupe(read_vars, write_vars)
             if engine._any_failure:
-                if overwritten is None and out is not None and "where" not in kwargs:
+                masked = "where" in kwargs or "where" in getattr(fn, "keywords", ())
+                if overwritten is None and out is not None and not masked:
                     overwritten = out if isinstance(out, (tuple, list)) else (out,)
                 inherits = inherited(read_vars, written, overwritten or (), engine)
             if engine._debug:
