@@ -1,5 +1,6 @@
 """What failures keep: no locals of the calls that failed, a bounded number, and one summary at exit."""
 
+import contextlib
 import gc
 import re
 import subprocess
@@ -52,10 +53,8 @@ def failing(alive, number=0):
 
 def told_by_result(alive):
     task = engine.submit(failing, alive)
-    try:
+    with contextlib.suppress(ValueError):
         task.result()
-    except ValueError:
-        pass
     del task
 
 
@@ -65,10 +64,8 @@ def told_by_exception(alive):
 
 def told_by_wait(alive):
     task = engine.submit(failing, alive)
-    try:
+    with contextlib.suppress(ValueError):
         engine.wait(task)
-    except ValueError:
-        pass
     del task
 
 
@@ -86,10 +83,8 @@ def told_of_a_push(alive):
 
     var = engine.get().new_variable()
     engine.get().push(fail, (), (var,))
-    try:
+    with contextlib.suppress(ValueError):
         engine.get().wait_for_var(var)
-    except ValueError:
-        pass
     del fail, local, var
 
 

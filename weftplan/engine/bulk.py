@@ -109,9 +109,8 @@ class BulkRun:
             if careful or failed:
                 blocked = next((f for v in member.reads if (f := fate.get(v, v.failure)) is not None), None)
                 if blocked is None:
-                    blocked = next(
-                        (f for v in member.writes if (f := fate[v]) is not None and f.blocks(seq, v, member.fn)), None
-                    )
+                    fates = [(fate[v], v) for v in member.writes]
+                    blocked = next((f for f, v in fates if f is not None and f.blocks(seq, v, member.fn)), None)
             if blocked is None:
                 try:
                     member.fn()

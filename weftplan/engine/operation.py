@@ -243,7 +243,7 @@ def check_runs(fn: Any, label: str) -> None:
         fn = fn.func
     code = getattr(fn, "__code__", None)
     if code is None:  # an object with a method for its calls
-        code = getattr(getattr(type(fn), "__call__", None), "__code__", None)
+        code = getattr(getattr(type(fn), "__call__", None), "__code__", None)  # noqa: B004
     flags = getattr(code, "co_flags", 0)
     if flags & _RUNS_NOTHING:
         kind = "is a generator function" if flags & CO_GENERATOR else "is declared with async def"

@@ -119,7 +119,7 @@ class _Inheriting:
 
 
 def keep_failures(fn: Callable[..., object], variables: Sequence[Any]) -> Callable[..., object]:
-    """``fn`` for an operation that writes ``variables`` without overwriting all that they hold: it heals none of them."""
+    """``fn`` for an operation that writes ``variables`` without overwriting all of them: it heals none."""
     failed = [var for var in variables if var.failure is not None]
     return _Inheriting(fn, failed) if failed else fn
 

@@ -40,36 +40,19 @@ _CLOSED = (*_LEAVES, FunctionType, FrameType)
 _CONTAINERS = frozenset({"builtins", "collections", "itertools", "functools"})
 """Modules whose objects only pass on other objects."""
 _METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
+_IN_PLACE = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"),
+    *("iand", "ior", "ixor", "ilshift", "irshift", "imatmul"),
+)
+"""Python's operators that write their left side."""
 _WRITING_METHODS = frozenset(
-    [
-        "fill",
-        "itemset",
-        "partition",
-        "put",
-        "setfield",
-        "sort",
-        "__setitem__",
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__itruediv__",
-        "__ifloordiv__",
-        "__imod__",
-        "__ipow__",
-        "__iand__",
-        "__ior__",
-        "__ixor__",
-        "__ilshift__",
-        "__irshift__",
-        "__imatmul__",
-    ]
+    {"fill", "itemset", "partition", "put", "setfield", "sort", "__setitem__", *(f"__{name}__" for name in _IN_PLACE)}
 )
 _WHOLE_METHODS = frozenset({"fill"})
 """Methods that overwrite every element and read none."""
 _WRITING_FUNCTIONS = (
     *(np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis, operator.setitem),
-    *(getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow")),
-    *(getattr(operator, name) for name in ("iand", "ior", "ixor", "ilshift", "irshift", "imatmul")),
+    *(getattr(operator, name) for name in _IN_PLACE),
 )
 """Functions that write their first argument."""
 
@@ -176,7 +159,7 @@ def arrays_of_function(
         return [], [], False
     if isinstance(fn, _METHODS):
         return _arrays_of_method(fn, args, kwargs, written, label)
-    if isinstance(fn, _CLOSED) or isinstance(fn, BuiltinFunctionType):
+    if isinstance(fn, _CLOSED):
         return [], [], False
     return _unless_written(held_arrays(fn), written), [], False
 
