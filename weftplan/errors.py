@@ -94,6 +94,10 @@ class ConfigError(MXNetError, ValueError):
     """An environment variable or option has an illegal value."""
 
 
+class UndeclaredAccessWarning(UserWarning):
+    """Debug mode: a task reaches an array that other tasks use, and has not declared it."""
+
+
 class ConfigWarning(UserWarning):
     """A misspelt environment variable, or one that changed too late to matter."""
 

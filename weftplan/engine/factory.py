@@ -6,6 +6,7 @@ import atexit
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
@@ -27,6 +28,9 @@ from weftplan.support import blas_threads, slots
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 EXIT_PATIENCE_S = 30.0
 """How long the end of the process waits for operations that run; then it names them and goes."""
+
+MOST_KINDS = 5
+"""Kinds of failures that the end of the process tells of."""
 
 _lock = free_in_children(Lock())
 _current: Engine | None = None
@@ -233,10 +237,26 @@ def _end(engines: Sequence[Engine], patience: float) -> None:
                 "wait_for_all() first",
                 file=sys.stderr,
             )
-        for failure in engine.unobserved_failures():
-            print(
-                f"weftplan: an engine operation failed and nobody waited for it: {failure.describe()}", file=sys.stderr
-            )
+        _tell_untold(engine)
+
+
+def _tell_untold(engine: Engine) -> None:
+    """Summarise the failures that no wait has raised: a line for a single one, else their number and the kinds."""
+    failures = engine.unobserved_failures()
+    count = len(failures) + engine._untold_more
+    if count == 1 and failures:
+        print(
+            f"weftplan: an engine operation failed and nobody waited for it: {failures[0].describe()}", file=sys.stderr
+        )
+    elif count:
+        kinds = Counter(line for failure in failures for line in failure.describe().splitlines()[:1])
+        lines = [f"  {number} x {line}" for line, number in kinds.most_common(MOST_KINDS)]
+        left = count - sum(number for _, number in kinds.most_common(MOST_KINDS))
+        lines += [f"  {left} more"] if left else []
+        print(
+            f"weftplan: {count} engine operations failed and nobody waited for them:\n" + "\n".join(lines),
+            file=sys.stderr,
+        )
 
 
 def _close(engine: Engine) -> None:

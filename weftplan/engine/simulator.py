@@ -15,7 +15,7 @@ from typing import Any
 
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import once, running
-from weftplan.engine.operation import OprBlock
+from weftplan.engine.operation import FutureBlock, OprBlock
 from weftplan.engine.var import Var
 
 Choose = Callable[[Sequence[OprBlock]], int]
@@ -97,6 +97,16 @@ class Simulator(Engine):
         self._complete(op, failure)
         self._asynchronous.discard(op.seq)
         self._arrived.release()
+
+    def _drive(self, var: Var) -> None:
+        if self not in running.engines and not self._region.is_inside():
+            self._before_wait(var)
+            while self._futures_due() and self.step():
+                pass
+
+    def _futures_due(self) -> bool:
+        """Whether a future is to be settled by one of the operations that are ready."""
+        return any(type(op) is FutureBlock for op in self._dispatched)
 
     def _before_wait(self, var: Var | None = None) -> None:
         while self._region.requests or (var.write is not None if var is not None else self._region.pending):
