@@ -27,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
 from tests.stress.hosts import emulated  # noqa: E402
-from weftplan.cli.launch import mpiexec_command  # noqa: E402
+from weftplan.cli.launch.mpiexec import mpiexec_command  # noqa: E402
 from weftplan.kvstore.distributed.transport.mpi import environment  # noqa: E402
 from weftplan.kvstore.scaling import Link, Topology, seconds  # noqa: E402
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,8 +89,8 @@ class Updater:
                 f"states of the same optimizer, settings and network, or start without"
             )
 
-    def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """All states as bytes (an ``.npz`` archive with a JSON description of the structure).
+    def get_states(self, dump_optimizer: bool = False, keys: Collection[Any] | None = None) -> bytes:
+        """All states, or those of ``keys``, as bytes (an ``.npz`` archive with a JSON description of the structure).
 
         How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
 
@@ -100,9 +100,10 @@ class Updater:
         if dump_optimizer:
             raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
         arrays: dict[str, Any] = {}
-        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in list(self.states.items())]
+        states, counted = list(self.states.items()), list(getattr(self.optimizer, _COUNTS, {}).items())
+        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in states if keys is None or key in keys]
         buffer = io.BytesIO()
-        counts = [[*_tagged(key), count] for key, count in getattr(self.optimizer, _COUNTS, {}).items()]
+        counts = [[*_tagged(key), count] for key, count in counted if keys is None or key in keys]
         facts = {"__version__": _as_bytes(_VERSION), "__layout__": _as_bytes(layout), "__counts__": _as_bytes(counts)}
         np.savez(buffer, **facts, **arrays)
         return buffer.getvalue()
@@ -121,28 +122,47 @@ class Updater:
             FormatError: damaged, or a pickle that names more than arrays and optimizers. Nothing is changed then.
         """
         if data[:1] == b"\x80":
-            states, counts = read_mxnet_states(data)
-            self._go_on(states, counts, _VERSION)
+            self._go_on(*read_mxnet_states(data), _VERSION)
             return
-        if data[: len(_ARCHIVE)] != _ARCHIVE:
-            raise FormatError(f"optimizer states are truncated or not a states file, it begins {data[:8]!r}")
-        try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
-                layout = json.loads(bytes(archive["__layout__"]))
-                states = {_untagged(key, kind): _unflatten(tree, archive) for key, kind, tree in layout}
-                counts = {}  # files of old have none
-                if "__counts__" in archive:
-                    counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
-        except Exception as error:
-            raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
-        self._go_on(states, counts, version)
+        self._go_on(*read_states(data))
+
+    def add_states(self, data: bytes) -> None:
+        """Take over states of :meth:`get_states` next to those of other keys; raises FormatError."""
+        states, counts, version = read_states(data)
+        self.version = version
+        self.states.update(states)
+        self._unchecked.update(states)
+        if counts and hasattr(self.optimizer, _COUNTS):
+            known = getattr(self.optimizer, _COUNTS)
+            known.update(counts)
+            self.optimizer.num_update = max(known.values())  # type: ignore[attr-defined]
 
     def _go_on(self, states: dict[Any, State], counts: dict[Any, int], version: int) -> None:
-        self.replace_states(states, version)
         if counts and hasattr(self.optimizer, _COUNTS):
             setattr(self.optimizer, _COUNTS, counts)
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]
+        self.replace_states(states, version)
+
+
+def read_states(data: bytes) -> tuple[dict[Any, State], dict[Any, int], int]:
+    """Return (state of each key, number of its updates, version) from what :meth:`Updater.get_states` gave.
+
+    Raises:
+        FormatError: damaged, or no archive of states.
+    """
+    if data[: len(_ARCHIVE)] != _ARCHIVE:
+        raise FormatError(f"optimizer states are truncated or not a states file, it begins {data[:8]!r}")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
+            layout = json.loads(bytes(archive["__layout__"]))
+            states = {_untagged(key, kind): _unflatten(tree, archive) for key, kind, tree in layout}
+            counts = {}  # files of old have none
+            if "__counts__" in archive:
+                counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
+    except Exception as error:
+        raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
+    return states, counts, version
 
 
 _ARCHIVE = b"PK\x03\x04"

@@ -24,7 +24,8 @@ from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import copy_to_all
-from weftplan.kvstore.distributed.exchange.member import EXIT_S, KVStoreDist
+from weftplan.kvstore.distributed.exchange.member import EXIT_S, FAILED_S, KVStoreDist
+from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
 from weftplan.kvstore.distributed.group.group import Group
@@ -35,6 +36,7 @@ from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
+from weftplan.support import program_end
 
 
 class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
@@ -44,6 +46,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         super().__init__(name)
         self._comm = mpi.communicator(self._mpi)
         self._server = Server(self._mpi, self._comm)
+        self._group.advice = "start again from a checkpoint"
         self._versions: dict[Key, list[int]] = {}
         """Of each range of a key, the version that this worker saw last."""
         self._optimizer: Any = None
@@ -122,7 +125,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 for (server, a, b), version in zip(ranges, versions, strict=True)
             ]
             answers = yield from ask(self._mpi, self._comm, requests, group, what)
-            versions[:] = [answer.version for answer in answers]
+            versions[:] = [answer.version for answer, _ in answers]
 
         return exchange
 
@@ -144,12 +147,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         super().set_optimizer(optimizer)
         self._updater = None  # it belongs to the server
         ours = copies.deepcopy(optimizer)
-        ours.lr_scheduler = None  # the worker's rate comes with each push
-
-        def set_rate(rate: float) -> None:
-            ours.lr = rate
-
-        self._server.use(Updater(ours), set_rate)
+        ours.lr_scheduler = None  # the worker's rate comes with each push, and sets `lr`
+        self._server.use(Updater(ours))
         self._optimizer = optimizer
         self._meet("begin with this optimizer")
 
@@ -184,11 +183,12 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     def _end(self) -> None:
         written = threading.Event()  # pushes are queued when their sums are there, so they must be over first
         values = [stored.var for stored in list(self._stored.values())]
-        if not self._sequencer.closed:
+        failed = program_end.failure() is not None
+        if not self._sequencer.closed and not failed:
             get_engine().push(written.set, values, (), cpu(0), name="KVStoreEnd", prop=FnProperty.NO_SKIP)
-            written.wait(EXIT_S)
+            wait_driving(written, EXIT_S)
         super()._end()
-        self._server.end(EXIT_S)
+        self._server.end(FAILED_S if failed else EXIT_S, failed=failed)
 
 
 def _rate(optimizer: Any) -> float:
