@@ -31,6 +31,7 @@ from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
+from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
@@ -152,10 +153,30 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         self._optimizer = optimizer
         self._meet("begin with this optimizer")
 
-    def barrier(self) -> None:
-        """As of ``dist_sync``; servers have applied all that any process pushed before."""
+    def _states(self) -> Updater:
+        """The states on all servers. One process may read or replace them alone."""
+        if self._optimizer is None:
+            return super()._states()  # which raises
+        return ServerStates(self._optimizer, self._places, self._ask_now)
+
+    def _places(self) -> dict[Key, tuple[tuple[int, ...], int, list[tuple[int, int, int]]]]:
+        return {k: (value.shape, self._keys.number(k), self._ranges(k)) for k, value in self._stored.items()}
+
+    def _ask_now(self, requests: Sequence[tuple[int, Header, Array]], what: str) -> list[tuple[Header, Array]]:
+        """Ask servers after all that this process has pushed, and wait for their answers."""
+        self._await_pushes()
+        answers: list[tuple[Header, Array]] = self._sequencer.call(
+            lambda group: ask(self._mpi, self._comm, requests, group, what)
+        )
+        return answers
+
+    def _await_pushes(self) -> None:
         for stored in list(self._stored.values()):  # a push is queued when its sum is there, so it must be over first
             get_engine().wait_until_written(stored.var)
+
+    def barrier(self) -> None:
+        """As of ``dist_sync``; servers have applied all that any process pushed before."""
+        self._await_pushes()
         super().barrier()
 
     _barrier = barrier

@@ -16,6 +16,7 @@ from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
+from weftplan.kvstore.updating import UpdatingStore
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
@@ -705,7 +706,9 @@ class Module(BaseModule):
 
     def _states_holder(self) -> Updater:
         self._need("optimizer states", optimizer=True)
-        holder = self._updater if self._updater is not None else getattr(self._kvstore, "_updater", None)
+        holder = self._updater
+        if holder is None and isinstance(self._kvstore, UpdatingStore):
+            holder = self._kvstore._states()
         if not isinstance(holder, Updater):
             raise MXNetError(f"kvstore {self._kvstore!r} does not give access to optimizer states")
         return holder

@@ -43,11 +43,11 @@ def adopt(updater: Updater, data: bytes, names: Sequence[str], trained: Sequence
         for key, name in keys.items()
         if name in first
     }
-    updater.replace_states(taken, other.version)
     optimizer: Any = updater.optimizer
     if counts:
         optimizer._index_update_count = {key: counts[name] for key, name in keys.items() if name in counts}
         optimizer.num_update = max(counts.values())
+    updater.replace_states(taken, other.version)
 
 
 def _copy(state: Any) -> Any:
