@@ -238,7 +238,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
         tmp_path,
         3,
         """
-        from weftplan.kvstore.distributed.server import REQUEST, REQUEST_DATA, Header, Verb
+        from weftplan.kvstore.distributed.server import ANSWER, HEADER, REQUEST, REQUEST_DATA, Header, Verb
         kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
         kv.init(0, mx.nd.zeros((1_000_000,)))
         number = kv._keys.number(0)
@@ -254,6 +254,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
                 time.sleep(0.01)
             data = np.ones(1_000_000, "f4")
             kv._comm.Send([data.view("u1"), byte], dest=server, tag=REQUEST_DATA)
+            kv._comm.Recv([bytearray(HEADER), byte], source=server, tag=ANSWER)
         else:
             for step in range(3):
                 kv.push(0, mx.nd.ones((1_000_000,)))
