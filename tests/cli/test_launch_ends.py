@@ -1,4 +1,4 @@
-"""How a job ends and what `weftplan launch` says of it: killed launchers, stores that share nothing, other launchers."""
+"""How a job ends and what `weftplan launch` says of it: killed launchers, stores that share nothing."""
 
 from __future__ import annotations
 

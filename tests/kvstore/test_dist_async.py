@@ -276,7 +276,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
 
 
 def test_a_worker_that_stops_is_named(tmp_path: Path):
-    """SIGSTOP of a process: the others go on with the servers that are left, and the one that does not answer is named."""
+    """SIGSTOP of a process: the others go on with the servers that are left, and the stopped one is named."""
     done = run_ranks(
         tmp_path,
         3,

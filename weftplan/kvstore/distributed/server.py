@@ -2,7 +2,8 @@
 
 A small value lives on one server whole; one of at least MXNET_KVSTORE_BIGARRAY_BOUND elements is cut into one range
 for each. Requests of a client are answered in the order in which they come, one at a time: a push is one update, a
-pull returns what the updates so far have made. Every answer tells the version of the range, which is the number of its updates.
+pull returns what the updates so far have made. Every answer tells the version of the range, which is the number of its
+updates.
 
 A request is a header of fixed size, then data where the header says so; an answer likewise. Nothing is a pickle.
 """

@@ -7,8 +7,8 @@ store has them, so a file of one store can be read by another, and by a job of a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,20 +72,21 @@ class ServerStates(Updater):
                 counted[key] = count
         self.optimizer._index_update_count = counted  # type: ignore[attr-defined]
 
-    def replace_states(self, states: dict[Any, State], version: int = 2) -> None:
-        """Send the states of the keys that the store has to their servers, which compare them at the next push.
-
-        Raises:
-            FormatError: a state fits no range of its value. Nothing is sent then.
-        """
-        super().replace_states(states, version)
-        counts = getattr(self.optimizer, "_index_update_count", {})
+    def replace_states(
+        self,
+        states: dict[Key, State],
+        version: int = 2,
+        weights: Mapping[Key, NDArray] = MappingProxyType({}),
+        counts: Mapping[Key, int] = MappingProxyType({}),
+    ) -> None:
+        """As of any updater; the states of the keys that the store has go to their servers."""
+        super().replace_states(states, version, weights, counts)
         requests: list[Request] = []
         for key, (shape, number, ranges) in self._values().items():
             if key not in states:
                 continue
             for server, first, end in ranges:
-                one = Updater(SimpleNamespace(_index_update_count={key: counts.get(key, 0)}))  # type: ignore[arg-type]
+                one = Updater(SimpleNamespace(_index_update_count={key: counts.get(key, 0)}))
                 one.states = {key: _cut(states[key], shape, slice(first, end), key)}
                 data = np.frombuffer(one.get_states(), np.uint8)
                 requests.append((server, Header(Verb.RESTORE, number, 0, data.nbytes), data))

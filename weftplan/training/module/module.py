@@ -20,6 +20,8 @@ from weftplan.kvstore.updating import UpdatingStore
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.package_log import log
+from weftplan.support.progress import watching
 from weftplan.symbol import Symbol
 from weftplan.training.data.io import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
@@ -234,19 +236,20 @@ class Module(BaseModule):
             self.params_initialized = True
 
     def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
-        return ExecutorGroup(
-            self.symbol if self._precision is None else lowered(self.symbol, self._precision),
-            self.contexts,
-            data,
-            label,
-            self.param_names,
-            fixed_param_names=self.fixed_param_names,
-            shared_group=shared,
-            group2ctxs=self._group2ctxs,
-            share=self._share(data, label),
-            state_names=self.state_names,
-            **self._bind_options,
-        )
+        with watching("planning within the memory budget", long=self.memory_budget is not None):
+            return ExecutorGroup(
+                self.symbol if self._precision is None else lowered(self.symbol, self._precision),
+                self.contexts,
+                data,
+                label,
+                self.param_names,
+                fixed_param_names=self.fixed_param_names,
+                shared_group=shared,
+                group2ctxs=self._group2ctxs,
+                share=self._share(data, label),
+                state_names=self.state_names,
+                **self._bind_options,
+            )
 
     def _expect(
         self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
@@ -691,7 +694,9 @@ class Module(BaseModule):
         args, aux = self.get_params()
         path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
         if save_optimizer_states:
-            self.save_optimizer_states(params_path(prefix, epoch).with_suffix(".states"))
+            states = params_path(prefix, epoch).with_suffix(".states")
+            self.save_optimizer_states(states)
+            log.info('Saved optimizer state to "%s"', states)
         return path
 
     @staticmethod
@@ -706,16 +711,20 @@ class Module(BaseModule):
 
     def _states_holder(self) -> Updater:
         self._need("optimizer states", optimizer=True)
-        holder = self._updater
-        if holder is None and isinstance(self._kvstore, UpdatingStore):
-            holder = self._kvstore._states()
+        holder = self._updater if self._updater is not None else getattr(self._kvstore, "_updater", None)
         if not isinstance(holder, Updater):
             raise MXNetError(f"kvstore {self._kvstore!r} does not give access to optimizer states")
         return holder
 
+    def _all_states(self) -> Updater:
+        """The states to save or to replace: with ``dist_async`` those of all servers."""
+        if self.optimizer_initialized and self._updater is None and isinstance(self._kvstore, UpdatingStore):
+            return self._kvstore._states()
+        return self._states_holder()
+
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's states to a file, whole or not at all."""
-        states = self._states_holder().get_states()
+        states = self._all_states().get_states()
         with replacing(fname) as file:
             file.write(states)
 
@@ -735,4 +744,8 @@ class Module(BaseModule):
         names = sorted(self._numbers, key=self._numbers.__getitem__)
         pairs = zip(self.param_names, self.group.grad_arrays, strict=True)
         trained = [self._numbers[name] for name, grads in pairs if grads is not None]
-        adopt(self._states_holder(), data, names, trained, self._index_names(self._update_on_kvstore))
+        keys = self._index_names(self._update_on_kvstore)
+        arrays = dict(zip(self.param_names, self.group.param_arrays, strict=True))
+        # Without a kvstore a key stands for a parameter on one context, with one for its array on the first.
+        weights = {key: arrays[name][0 if key == name else key % len(self.contexts)] for key, name in keys.items()}
+        adopt(self._all_states(), data, names, trained, keys, weights)
