@@ -1,8 +1,8 @@
 """One process of a job: runs a script or a module as ``python`` does, and notes how it ends.
 
-Functions that run at exit cannot see a status; one of them tells the other processes of a store that this one leaves. So
-this module notes the end before (:mod:`weftplan.support.program_end`), and writes it into the record of the job, which
-``weftplan launch`` reads. The process ends when its parent, mpiexec, has ended in any way.
+Functions that run at exit cannot see a status, and one of them tells the other processes of a store that this one
+leaves. So this module notes the end before (:mod:`weftplan.support.program_end`), and writes it into the record of the
+job, which ``weftplan launch`` reads. The process ends when its parent, mpiexec, has ended in any way.
 """
 
 from __future__ import annotations
