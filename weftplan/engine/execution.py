@@ -122,8 +122,26 @@ class Execution(Driver):
         with self._unusual_lock:
             self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1
 
+    @property
+    def waits_in_push(self) -> bool:
+        """True if a push returns when its operation is over: what the operation waits for must be queued before."""
+        return self._inline
+
+    has_threads = True
+    """False if only a thread that waits runs operations: one thread at a time may use the engine."""
+
     def _run_another(self) -> bool:
         """Inside an operation: run one that is ready; False when there is none that this thread may run."""
+        return False
+
+    def drive(self, over: Callable[[], bool]) -> bool:
+        """Run operations on this thread until ``over()`` or until none is ready, if no thread of the engine does it.
+
+        For a caller that waits for the effect of operations, but for no var.
+
+        Returns:
+            True if the caller is to call again: operations that are pending may become ready meanwhile.
+        """
         return False
 
     def _at_work(self) -> int:

@@ -30,6 +30,7 @@ class Simulator(Engine):
     """
 
     kind = "Simulator"
+    has_threads = False
 
     def __init__(self, *, seed: int = 0, choose: Choose | None = None) -> None:
         super().__init__()
@@ -89,6 +90,16 @@ class Simulator(Engine):
 
     def _run_another(self) -> bool:
         return self.step()
+
+    def drive(self, over: Callable[[], bool]) -> bool:
+        if self in running.engines:
+            return False
+        if self._bulking:
+            self._flush_bulk()
+        self._region.apply(self)
+        while not over() and self.step():
+            pass
+        return not over() and bool(self._region.pending)
 
     def _arrive(self, op: OprBlock, start_ns: int, failure: Any) -> None:
         """Note that an asynchronous operation is over; any thread may call this."""
