@@ -24,14 +24,13 @@ import numpy as np
 from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.engine.var import Var
-from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array
 from weftplan.ndarray.errstate import QUIET
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import CLOSED, Shelf, due, shelf_for, sweep
 from weftplan.ndarray.pushing import Value
 from weftplan.storage import recording, registry
+from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 MOST_BYTES = 32 * 1024
 """Operands and result together, up to which work is small."""
@@ -84,7 +83,7 @@ def at_once(
         context: a host, where all arrays are.
         reads: the vars of ``operands``.
     """
-    if chunks.ArrayChunk is not Chunk:
+    if ARRAY_CHUNK.value is not Chunk:
         return None
     if due:
         sweep()
@@ -132,7 +131,7 @@ def _within(
 ) -> bool:
     """Have ``work``, which may be called again after an interrupt, done inside if all is in a host's memory and takes
     no more than ``most`` bytes."""
-    if pushing.make_room is not None:
+    if MAKE_ROOM.value is not None:
         return False
     writes: list[Any] = []
     reads: list[Any] = []

@@ -11,7 +11,6 @@ import pytest
 
 import weftplan as mx
 from weftplan.ops import autotune
-from weftplan.ops.compiled import jit
 from weftplan.ops.compiled.target import host
 from weftplan.ops.core import registry
 from weftplan.ops.core.implementations import Choice, Implementation, choose, numpy_of, provided
@@ -28,7 +27,6 @@ DATA, WEIGHT, OUT = TensorSpec((1, 3, 8, 8), F32), TensorSpec((4, 3, 3, 3), F32)
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty cache folder, and nothing known in this process."""
     monkeypatch.setattr(autotune, "_known", {})
-    monkeypatch.setattr(jit, "_keeps", True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "weftplan" / "kernels"
 

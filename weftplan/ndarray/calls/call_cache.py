@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftplan.ndarray.array import NDArray, verbs
+from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.invoke import call_settled, invoke, push_call, push_into
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
 from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ops.core import registry
 from weftplan.ops.core.node_call import bare_call
 from weftplan.ops.core.schema import Op, TensorSpec
+from weftplan.support import slots
+from weftplan.support.slots import ARRAY_CHUNK
 
 _MOST_KEPT = 256
 """Calls of one function."""
@@ -123,7 +124,7 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
         if found is not None:
             return found
     nbytes, shape, dtype = known.plan.outputs[0]
-    made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
+    made = ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
     out = NDArray(made, shape, dtype)
     push_call(known.op, known.plan, arrays, out, context)
     return out
@@ -173,4 +174,4 @@ def _call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return call(_methods.setdefault(name, {}), name, args, kwargs)
 
 
-verbs.call = _call_method
+slots.ARRAY_OPERATOR.fill(_call_method)

@@ -23,8 +23,9 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, FormatError
-from weftplan.ndarray.array import NDArray, from_host, verbs
+from weftplan.ndarray.array import NDArray, from_host
 from weftplan.ops.core.params import dtype_code
+from weftplan.support import slots
 from weftplan.support.atomic_files import other_kind, replacing
 
 _LIST_MAGIC = 0x112
@@ -149,7 +150,7 @@ def load_record(data: bytes, where: str) -> NDArray:
     return from_host(values, context)
 
 
-verbs.record = load_record
+slots.ARRAY_RECORD.fill(load_record)
 
 
 def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:

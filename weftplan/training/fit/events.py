@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,8 +23,8 @@ from weftplan import ndarray as nd
 from weftplan.device import host_memory
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.support import slots
 from weftplan.support.atomic_files import replacing
-from weftplan.support.lazy_import import late_import
 
 Pairs = Sequence[tuple[str, float]]
 Event = dict[str, Any]
@@ -37,13 +37,6 @@ pushing forward and backward and waiting for outputs; exchanging gradients and u
 processes alone; callbacks, checkpoints and whatever else there is."""
 _SHARE = 0.005
 """A line for so much of the time since the beginning, and ``period`` seconds at most."""
-_page: list[Callable[..., str]] = []
-"""What draws the page; filled by the report layer."""
-
-
-def provide_page(draw: Callable[..., str]) -> None:
-    """Called once by the report layer, whose function makes a page of events."""
-    _page[:] = [draw]
 
 
 class Window:
@@ -198,10 +191,8 @@ class Events:
 
     def write_page(self, **settings: Any) -> Path:
         """Write the page of all events so far; ``settings`` go to what draws it."""
-        if not _page:
-            late_import("weftplan.report.training_html")
         path = self.folder / PAGE
-        text = _page[0](read_events(self.folder / NAME), **{"title": self.title, **settings})
+        text = slots.TRAINING_PAGE.get()(read_events(self.folder / NAME), **{"title": self.title, **settings})
         with replacing(path) as file:
             file.write(text.encode())
         self._page_at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Verbs of higher layers, reached through hooks so that imports only go down."""
+"""Verbs of higher layers, reached through slots, so that imports only go down."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from weftplan import symbol as sym
 from weftplan.errors import MXNetError
-from weftplan.symbol import hooks
+from weftplan.support import slots
 
 
 def test_verbs_pass_the_symbol_and_everything_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """bind, simple_bind and plan call what was registered."""
     calls: list[Any] = []
-    monkeypatch.setattr(hooks, "_hooks", {})
-    hooks.set_binder(lambda *a, **k: calls.append(("bind", a, k)), lambda *a, **k: calls.append(("simple", a, k)))
-    hooks.set_planner(lambda *a, **k: calls.append(("plan", a, k)))
+    monkeypatch.setattr(slots.BIND, "value", lambda *a, **k: calls.append(("bind", a, k)))
+    monkeypatch.setattr(slots.SIMPLE_BIND, "value", lambda *a, **k: calls.append(("simple", a, k)))
+    monkeypatch.setattr(slots.PLAN_SYMBOL, "value", lambda *a, **k: calls.append(("plan", a, k)))
     x = sym.Variable("x")
     x.bind("ctx", {"x": 1}, aux_states={})
     x.simple_bind("ctx", x=(2,))
@@ -31,11 +31,13 @@ def test_verbs_pass_the_symbol_and_everything_given(monkeypatch: pytest.MonkeyPa
     assert all(args[0] is x for _, args, _ in calls)
 
 
-def test_a_package_that_registers_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names verb and package."""
-    monkeypatch.setattr(hooks, "_hooks", {})
-    with pytest.raises(MXNetError, match=r"symbol\.bind is not available: weftplan\.errors did not register it"):
-        hooks.hook("bind", "weftplan.errors")
+def test_a_provider_that_fills_nothing_is_an_error() -> None:
+    """The message names the verb and the package; a filled slot returns its value."""
+    empty: slots.Slot[int] = slots.Slot("weftplan.symbol.verbs", "weftplan.errors", "Symbol.bind")
+    with pytest.raises(MXNetError, match=r"weftplan\.errors was imported and did not provide 'Symbol\.bind'"):
+        empty.get()
+    empty.fill(3)
+    assert empty.get() == 3
 
 
 def test_symbols_import_nothing_above_them() -> None:
