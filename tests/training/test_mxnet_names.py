@@ -112,7 +112,7 @@ def test_text_and_objects_become_numbers(values: Any, dtype: str | None, expecte
     made = mx.nd.array(values, dtype=dtype)
     assert made.asnumpy().tolist() == expected
     assert made.dtype == np.dtype(dtype or "float32")
-    assert mx.io.NDArrayIter(values, batch_size=2).next().data[0].asnumpy().tolist() == expected
+    assert mx.io.NDArrayIter(np.asarray(values), batch_size=2).next().data[0].asnumpy().tolist() == expected
 
 
 @pytest.mark.parametrize(

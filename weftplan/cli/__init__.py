@@ -33,6 +33,7 @@ _COMMANDS = {
     "scale": "Predict a training step of many workers.",
     "pack": "Place buffers with lifetimes at offsets in one slab.",
     "doctor": "Show what is installed and which settings are in force.",
+    "cache": "Show, or remove, what is kept for later processes.",
 }
 
 

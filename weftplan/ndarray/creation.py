@@ -48,6 +48,8 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         values = np.asarray(source_array)
         if not is_number(values.dtype) and values.dtype.kind not in "SUO":
             raise TypeError(f"elements of dtype {values.dtype}")
+        if values.dtype.kind == "O" and any(value is None for value in values.flat):
+            raise TypeError("None is no number")
         with np.errstate(all="ignore"):
             values = values.astype(wanted, copy=False)
     except (TypeError, ValueError, OverflowError) as error:

@@ -59,7 +59,8 @@ class ExecutorGroup(GroupNames):
 
     Raises:
         BudgetError: an executor does not fit its share.
-        BindError: a context occurs twice although there is a memory budget, or what is trained on several contexts needs statistics of the whole batch.
+        BindError: a context occurs twice although there is a memory budget, or what is trained on several contexts
+            needs statistics of the whole batch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What scripts for MXNet read of a module that is private there: its names and contexts, and its executor group's verbs.
+"""Names that scripts for MXNet read of a module, though they are private there, and of its executor group.
 
 Each is another name of something that a module here has under a public one.
 """

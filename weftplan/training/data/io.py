@@ -7,6 +7,7 @@ one thread at a time. The file is long because all others are made of what stand
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -454,7 +455,8 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
         if host.ndim == 0:
             raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
         if host.dtype.kind in "SUO":  # columns of a file or of a table
-            host = array(host).asnumpy()
+            with suppress(DTypeError):
+                host = array(host).asnumpy()
         if not is_number(host.dtype):
             raise DTypeError(f"{name}: expected an array of numbers, got dtype {host.dtype}")
         if not isinstance(value, NDArray) and (host.dtype == np.float64 or host.dtype.kind in "biu"):
