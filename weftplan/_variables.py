@@ -239,8 +239,8 @@ _PLANNER = (
         meaning="Compute several nodes as one: those that follow one another, and gradients of a shared weight.",
         effect="read at each bind, on a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
         "that of the BatchNorm; a BatchNorm without gradient in the Convolution before it; in training, a depthwise "
-        "Convolution of 3x3 with the BatchNorms around it, where kernels are compiled; chains of elementwise nodes on "
-        "arrays of 16,384 elements or more; same bits. Gradients of a FullyConnected weight that 8 layers "
+        "Convolution of 3x3 with the BatchNorms around it, where kernels are compiled; "
+        "same bits. Gradients of a FullyConnected weight that 8 layers "
         "or more share, several layers at a time: their sum is rounded in another order. Plans say what was joined; a "
         "monitor sees the joined node's outputs",
     ),

@@ -195,7 +195,7 @@ def test_import_starts_nothing():
         "parts = {name.split('.')[1] for name in sys.modules if name.startswith('weftplan.')}\n"
         "print(sorted(parts - {'_variables', 'config', 'device', 'errors', 'locks', 'support'}),\n"
         "      threading.active_count(),\n"
-        "      [name for name in ('cupy', 'scipy', 'matplotlib', 'mpi4py', 'numba') if name in sys.modules])"
+        "      [name for name in ('cupy', 'scipy', 'matplotlib', 'mpi4py') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.stdout.split("\n")[0] == "[] 1 []", done.stdout + done.stderr

@@ -30,7 +30,6 @@ _COMMANDS = {
     "run": "Run a model on arrays or an image.",
     "convert": "Convert models to and from ONNX, and parameters to safetensors.",
     "launch": "Start the processes of a distributed kvstore.",
-    "scale": "Predict a training step of many workers.",
     "pack": "Place buffers with lifetimes at offsets in one slab.",
     "doctor": "Show what is installed and which settings are in force.",
     "cache": "Show, or remove, what is kept for later processes.",
