@@ -243,7 +243,7 @@ def command(
             if not as_json:
                 click.echo("\n".join(["", *shown(several[name], width)]))
     if as_json:
-        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan), **several}, indent=1))
+        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan, kernels=want_kernels), **several}, indent=1))
     _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json)
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)

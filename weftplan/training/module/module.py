@@ -45,10 +45,11 @@ from weftplan.training.module.module_checks import (
 )
 from weftplan.training.module.optimizer_states import adopt, read_states
 from weftplan.training.module.parameters import complete, first_values, unknown_names
+from weftplan.training.mxnet_names import ModuleNames
 from weftplan.training.optimizers import optimizer as optimizers
 
 
-class Module(BaseModule):
+class Module(ModuleNames, BaseModule):
     """Train and run ``symbol``.
 
     Args:
@@ -151,11 +152,6 @@ class Module(BaseModule):
     def _grad_req(self) -> GradReq | None:
         """What was bound, under the name that scripts know."""
         return self._bind_options.get("grad_req")
-
-    @property
-    def _exec_group(self) -> ExecutorGroup:
-        """The bound executors, under the name that scripts know."""
-        return self.group
 
     @property
     def data_shapes(self) -> list[DataDesc]:
