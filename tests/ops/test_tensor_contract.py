@@ -31,7 +31,7 @@ FAMILIES = ("_np", "_random_", "_sample_", "broadcast_", "preloaded_multi_")
 
 
 def test_every_operator_has_a_case():
-    """Every operator is in the lists of cases, or a test file here or a golden case calls it by its name or an alias."""
+    """Every operator is in the lists of cases, or a test here or a golden case calls it by its name or an alias."""
     listed = {registry.get(op).name for op, _, _ in (*CASES, *NO_GRADIENT, *UPDATES, *ops_nn_cases.CASES)}
     here = Path(__file__).parent
     files = [*here.rglob("test_*.py"), *(here.parent / "golden").glob("cases_*.py")]
