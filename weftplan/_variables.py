@@ -209,7 +209,7 @@ _PLANNER = (
     _planner(
         name="WEFTPLAN_PLANNER_STRATEGY",
         default="auto",
-        choices=("match_range", "arena", "auto"),
+        choices=Registered("weftplan.planner.strategies"),
         meaning="How buffers share memory: match range, offsets in a slab (arena), or whichever needs less.",
         effect=_BIND_NOW,
     ),
