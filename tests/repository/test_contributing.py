@@ -1,4 +1,4 @@
-"""Each extension that CONTRIBUTING.md shows passes what its section names: the contract, and the tests of the repository.
+"""Each extension that CONTRIBUTING.md shows passes the contract and the tests that its section names.
 
 The operator of the guide is added to a copy of the repository, since generated files have to follow it. The other
 examples are loaded by pytest as plug-ins, so that the contract suites find what they register.
