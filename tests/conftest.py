@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.checkout import share_checkout
 from tests.support.seeds import FRESH
+
+share_checkout(Path(__file__).resolve().parents[1], os.environ)
 
 if sys.dont_write_bytecode:
     # Nothing is to be written beside the sources. But the tests start hundreds of processes, and each would compile the
