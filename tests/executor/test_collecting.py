@@ -90,6 +90,16 @@ def test_eager_delete_tensor_gb(dynamic):
     assert never >= 20 * 4000
 
 
+def test_threshold_counts_gib(dynamic):
+    """The threshold is in GiB, to the byte: one byte more than five results, and the sixth is held as well."""
+    dynamic.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")  # each node is a segment, after which results go back
+    peaks = []
+    for nbytes in (20_000, 20_001):
+        dynamic.setenv("FLAGS_eager_delete_tensor_gb", repr(nbytes / 2**30))
+        peaks.append(held_by(backward=False, is_train=False)[0])
+    assert peaks[1] - peaks[0] == 4000
+
+
 @pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")
 def test_memory_fraction_of_eager_deletion(dynamic):
     """0 collects nothing, 1 everything, and half of the bytes lies between."""

@@ -403,3 +403,30 @@ def test_an_engine_tells_whether_anything_is_pending(kind):
         gate.set()
         current.wait_for_all()
         assert current.idle([read, written, other])
+
+
+def test_run_being_prepared_yields(room):
+    """A thread that lacks memory may count on a run that is being prepared, which starts over, and on no other."""
+    ctx, _, _ = room
+    place, me, answers = bound(ctx).pool.idleness, threading.get_ident(), []
+
+    def ask():
+        with waits.looking:
+            waits.waiting[me] = [threading.get_ident()]  # as if the run waited for this thread's memory
+            try:
+                answers.append(waits.can_go_on(me))
+            finally:
+                del waits.waiting[me]
+
+    with place.prepared(lambda: in_thread(ask)()):
+        in_thread(ask)()
+    assert answers == [True, False]
+
+
+def test_pool_that_another_thread_moves_gives_no_bytes(room):
+    """A request for the memory of a pool that another thread holds is told that no byte was freed."""
+    ctx, _, _ = room
+    place = bound(ctx).pool.idleness
+    with place._lock:
+        assert place.leave(ctx, spilling.listed()) == 0
+    assert not place.away
