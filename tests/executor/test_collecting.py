@@ -97,7 +97,7 @@ def test_threshold_counts_gib(dynamic):
     for nbytes in (20_000, 20_001):
         dynamic.setenv("FLAGS_eager_delete_tensor_gb", repr(nbytes / 2**30))
         peaks.append(held_by(backward=False, is_train=False)[0])
-    assert peaks[1] - peaks[0] == 4000
+    assert peaks == [6 * 4000, 7 * 4000]  # with the one that is being written
 
 
 @pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")
