@@ -82,6 +82,7 @@ def test_operator_passes_the_paperwork(tmp_path):
 
 
 @pytest.mark.stress
+@pytest.mark.timeout(3600)
 def test_operator_passes_all_tests_of_operators_and_the_repository(tmp_path):
     """The same with every test of operators and of the repository, but for this file, which adds the operator."""
     pytest_in(
