@@ -29,8 +29,6 @@ from weftplan.ndarray.errstate import QUIET
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import CLOSED, Shelf, due, shelf_for, sweep
 from weftplan.ndarray.pushing import Value
-from weftplan.ndarray.small_loops import replacement
-from weftplan.ops.core.inner_loops import Loops
 from weftplan.storage import recording, registry
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
@@ -52,10 +50,9 @@ class SmallWork:
         name: of the operation, in reports.
         shape, dtype, nbytes: of the result, which has elements.
         workspace: bytes.
-        loops: in which the kernel ends up, where it is known.
     """
 
-    __slots__ = ("direct", "dtype", "kernel", "loops", "name", "nbytes", "scratch", "shape", "shelf", "workspace")
+    __slots__ = ("dtype", "kernel", "name", "nbytes", "scratch", "shape", "shelf", "workspace")
 
     def __init__(
         self,
@@ -65,12 +62,8 @@ class SmallWork:
         dtype: np.dtype[Any],
         nbytes: int,
         workspace: int = 0,
-        loops: Loops | None = None,
     ) -> None:
         self.kernel = kernel
-        self.loops = loops
-        self.direct: Callable[..., object] | None = None
-        """A function of the raw operands and the raw result that does the same in less time, once it is there."""
         self.name = name
         self.shape = shape
         self.dtype = dtype
@@ -229,24 +222,11 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
     out.dtype = work.dtype
     out.offset = 0
     out.ready = view
-    if work.direct is not None:
-        work.direct(*raws, view)
-    else:
-        _by_kernel(work, raws, view, context)
-    return out
-
-
-def _by_kernel(work: SmallWork, raws: list[Any], view: Any, context: Context) -> None:
     if work.workspace:
         _with_scratch(work, raws, view, context)
     else:
         QUIET.copy().run(work.kernel, *raws, view)
-    if work.loops is not None:
-        found = replacement(work.loops, raws, view)
-        if found is False:
-            work.loops = None
-        else:
-            work.direct = found
+    return out
 
 
 def _entry(shelf: Shelf, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, name: str) -> Any:

@@ -54,9 +54,7 @@ class Repeated:
         if nbytes + sum(array.nbytes for array in arrays) <= MOST_BYTES and not plan.ignored:
             specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
             bare = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
-            rule = getattr(plan.kernel, "loops", None)
-            loops = None if rule is None else rule(plan.params, specs, [TensorSpec(shape, dtype)])
-            self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace, loops)
+            self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace)
 
 
 def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -6,7 +6,6 @@ Cores that share an operation wait for each other by what is compiled here.
 """
 
 import weftplan.ops.compiled.batch_norm.implementation
-import weftplan.ops.compiled.chains
 import weftplan.ops.compiled.convolution.implementation
 import weftplan.ops.compiled.depthwise.block
 import weftplan.ops.compiled.fully_connected

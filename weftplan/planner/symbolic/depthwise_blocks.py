@@ -1,65 +1,22 @@
-"""Which nodes of a sized graph become one: elementwise ones on a host whose arrays are worth it, and depthwise
-convolutions with the batch norms around them, where a kernel takes them as one.
+"""Depthwise convolutions of a sized graph fused with the batch norms around them, if a kernel computes them as one.
 
-Small elementwise arrays stay in the cache between two nodes anyway, and a graph of them is bound in less time as it is.
 Nothing is kept; any thread may call this.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from weftplan.errors import PlanError
 from weftplan.ops.core.implementations import choose
 from weftplan.ops.core.schema import DType, Shape, TensorSpec
-from weftplan.ops.fusion import elementwise as chains
 from weftplan.ops.fusion.depthwise_block import BLOCK
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.passes.fuse_depthwise import Block, with_blocks
-from weftplan.planner.symbolic.passes.fuse_elementwise import chained
-from weftplan.planner.symbolic.passes.fuse_relu import alike
-from weftplan.planner.symbolic.passes.report import depthwise_blocks, joined_chains
+from weftplan.planner.symbolic.passes.report import depthwise_blocks
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import depth_first_order
-
-LEAST = 1 << 14
-"""Elements of an array: smaller ones are not worth joining."""
-
-
-def with_chains(
-    found: Differentiated, *, shapes: list[Shape], dtypes: list[DType]
-) -> tuple[Differentiated, list[Shape], list[DType]]:
-    """The same with such nodes joined, and shapes and dtypes of its entries; what is given where there are none."""
-    graph, devices = found.graph, found.devices
-    nid, row = graph.nid, graph.row
-
-    def is_large(node: Node) -> bool:
-        if not chains.is_elementwise(node.op):
-            return False
-        number = nid[node]
-        if not devices[number].is_host or prod(shapes[row[number]]) < LEAST:
-            return False
-        ins = [TensorSpec(shapes[e], dtypes[e]) for e in graph.inputs[number]]
-        outs = [TensorSpec(shapes[e], dtypes[e]) for e in range(row[number], row[number + 1])]
-        assert node.op is not None
-        return chains.may_be_link(node.op, node.params, ins, outs)
-
-    entries, moved = chained(
-        graph.entries,
-        graph.nodes,
-        is_large,
-        lambda a, b: devices[nid[a]] == devices[nid[b]] and alike(a, b),
-        found.given,
-    )
-    if not moved:
-        found.passes.append(joined_chains(0))
-        return found, shapes, dtypes
-    made = {new: [row[nid[old]]] for old, new in moved.items() if new.op is chains.ELEMENTWISE}  # of the last node
-    copies = {new: old for old, new in moved.items() if new not in made}
-    found.passes.append(joined_chains(sum(new in made for new in moved.values()) - len(made)))
-    return _with(found, entries, copies, made, shapes=shapes, dtypes=dtypes)
 
 
 def with_depthwise_blocks(
