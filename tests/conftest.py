@@ -116,6 +116,15 @@ def folder(tmp_path):
 
 
 @pytest.fixture
+def no_links():
+    """No links between devices once the test is over."""
+    from weftplan.device.links import connect
+
+    yield
+    connect(None)
+
+
+@pytest.fixture
 def clean_environment(monkeypatch):
     """No variable of ours set, nothing remembered, before and after the test."""
     from weftplan import config

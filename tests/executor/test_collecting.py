@@ -14,12 +14,6 @@ from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
 
 
-@pytest.fixture
-def dynamic(monkeypatch):
-    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
-    return monkeypatch
-
-
 @pytest.mark.parametrize("ctx", CONTEXTS, ids=str)
 @pytest.mark.parametrize("gb", ["0", "-1", "1e-5", "5"])
 @pytest.mark.parametrize("fraction", ["1", "0.4", "0"])

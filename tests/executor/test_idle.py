@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.waiting import until
 from weftplan import device, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.executor import idle, waits
@@ -156,14 +157,6 @@ def in_thread(function):
 
     threading.Thread(target=run, daemon=True).start()
     return lambda: done.result(timeout=60)
-
-
-def until(condition):
-    """Wait for what must come."""
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert condition()
 
 
 def test_threads_take_turns(room):
