@@ -10,12 +10,6 @@ from weftplan.ndarray.memory import stream_order
 from weftplan.storage import AutoGrowth, LimitResource, PoisonResource, RawResource, StatisticsResource
 
 
-@pytest.fixture
-def dynamic(monkeypatch):
-    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
-    return monkeypatch
-
-
 @pytest.mark.shows("FLAGS_fast_eager_deletion_mode")
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_fast_eager_deletion_mode(dynamic, order):

@@ -158,6 +158,35 @@ def test_what_is_behind_a_push_that_was_refused_is_dropped():
 
 @TWO.runs(
     """
+    import dataclasses
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
+    for key in ("a", "b"):
+        kv.init(key, mx.nd.zeros((3,)))
+    number = kv._keys.number("a")
+    part = kv._server._ranges.get(number)
+    kv.barrier()
+    if part is not None:
+        kv._server._ranges[number] = dataclasses.replace(part, weight=mx.nd.zeros((5,)))
+    kv.barrier()
+    kv.push("a", mx.nd.ones((3,)))
+    says(lambda: value("a"), "has 20 bytes here")
+    kv.barrier()
+    if part is not None:
+        kv._server._ranges[number] = part
+    kv.barrier()
+    for key in ("a", "b"):
+        kv.push(key, mx.nd.ones((3,)) * 2)
+    kv.barrier()
+    assert value("a").tolist() == value("b").tolist() == [-4, -4, -4]
+    """,
+    STORE="dist_async",
+)
+def test_gradient_of_another_size_is_dropped():
+    """A push whose bytes do not fit the server's is refused, and its gradient is not taken for that of the next one."""
+
+
+@TWO.runs(
+    """
     kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
     kv.init("w", mx.nd.zeros((3,)))
     grad = mx.nd.ones((3,))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.training import weights
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
 from weftplan.training.data.io import DataBatch, NDArrayIter
 from weftplan.training.module.module import Module
@@ -45,12 +46,6 @@ def fit(contexts, *, epochs=5, kvstore="device", dropout=0.0, seed=1, **kwargs):
         },
     )
     return module, it
-
-
-def weights(module):
-    """All parameters as host arrays."""
-    args, aux = module.get_params()
-    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
 
 
 @pytest.mark.parametrize("contexts", [[mx.cpu()], [mx.cpu(0), mx.cpu(1)], [mx.cpu(i) for i in range(3)]])

@@ -109,8 +109,8 @@ class Execution(Driver):
         self._region = Region(few=self._bound // 2, debug=self._debug)
         self._here: Any = deque()
 
-    def _enlist(self) -> None:
-        """The last step of making an engine: from here on a fork and the end of the process see it."""
+    def enlist(self) -> None:
+        """Make forks and the end of the process see this engine: the last step of a subclass's ``__init__``."""
         live_engines.add(self)
 
     def _note_unusual(self) -> None:

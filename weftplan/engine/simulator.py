@@ -16,11 +16,13 @@ from typing import Any
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import once, running
 from weftplan.engine.operation import FutureBlock, OprBlock
+from weftplan.engine.registry import register
 from weftplan.engine.var import Var
 
 Choose = Callable[[Sequence[OprBlock]], int]
 
 
+@register
 class Simulator(Engine):
     """An engine on one thread that runs operations in any legal order.
 
@@ -31,6 +33,7 @@ class Simulator(Engine):
 
     kind = "Simulator"
     has_threads = False
+    options = ("seed", "choose")
 
     def __init__(self, *, seed: int = 0, choose: Choose | None = None) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class Simulator(Engine):
         self._arrived = threading.Semaphore(0)
         self.history: list[int] = []
         """Numbers of the operations in the order in which they ran."""
-        self._enlist()
+        self.enlist()
 
     def _dispatch(self) -> None:
         self._region.hand_over(self._dispatched)

@@ -100,7 +100,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--order", type=click.Choice(["given", "best"]), help="Whether the planner may choose the execution order."
 )
-@click.option("--strategy", type=click.Choice(STRATEGIES), help="How buffers share memory.")
+@click.option("--strategy", type=click.Choice(tuple(STRATEGIES)), help="How buffers share memory.")
 @click.option(
     "--recompute",
     type=click.Choice([*RECOMPUTE, "budget"]),

@@ -301,6 +301,8 @@ class Op:
     """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     aliases: tuple[str, ...] = ()
+    in_mxnet: bool = True
+    """MXNet 1.9.1 has an operator of this name with these parameters. False for an operator of weftplan alone."""
     single: bool = False
     """One node's own operator (``Custom``), which others of its name have nothing to do with: not in the registry, and
     nothing is remembered under its name."""
