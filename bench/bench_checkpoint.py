@@ -22,10 +22,10 @@ import numpy as np
 
 import weftplan as mx
 from weftplan import engine, models
-from weftplan.training import metric
-from weftplan.training.checkpointing import Checkpoints
-from weftplan.training.display import Display
-from weftplan.training.fitting import Fitting
+from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.display import Display
+from weftplan.training.fit.loop import Fitting
+from weftplan.training.metrics import metric
 
 EVERY = 100
 

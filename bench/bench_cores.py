@@ -16,9 +16,12 @@ import blas_setting
 import numpy as np
 
 import weftplan as mx
-from weftplan import blas, cores
-from weftplan.ops import products
-from weftplan.ops.compiled import batch_norm, depthwise_tables, pooling, scratch
+from weftplan.ops.compiled import scratch
+from weftplan.ops.compiled.batch_norm import implementation as batch_norm
+from weftplan.ops.compiled.depthwise import tables as depthwise_tables
+from weftplan.ops.compiled.pooling import implementation as pooling
+from weftplan.ops.core import products
+from weftplan.support import blas_threads, core_sharing
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
 import training_networks
@@ -59,7 +62,7 @@ def choose(cut, count):
     """Cut into parts from now on, or not, and let so many cores help."""
     for module, few in CUTTING.items():
         module.FEW = few if cut else 1 << 62
-    cores.usable_cores = lambda: count
+    core_sharing.usable_cores = lambda: count
 
 
 def bound(symbol, shape):
@@ -77,7 +80,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), metavar="NAME")
     args = parser.parse_args()
-    usable = blas.usable_cpus()
+    usable = blas_threads.usable_cpus()
     modes = {"whole": (False, 1), "cut, one core": (True, 1), f"cut, {usable} cores": (True, usable)}
     print(blas_setting.describe())
     print(

@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from weftplan.cli.launch import mpiexec_command
-from weftplan.kvstore.distributed.mpi import environment
+from weftplan.kvstore.distributed.transport.mpi import environment
 
 PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "dist_rank.py")
 SIZES = (1 << 10, 1 << 20, 4 << 20, 16 << 20)

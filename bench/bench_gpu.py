@@ -136,7 +136,7 @@ def launches(args, context, clock, rows):
 
 def count_launches(name, batch, context):
     """Launches of a training step of one network, per node and for the worst operator."""
-    from tests.gpu_counts import counted
+    from tests.support.gpu_counts import counted
 
     found = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
     return [

@@ -30,10 +30,10 @@ from roofline import Pass, draw, table
 import weftplan as mx
 from weftplan import models
 from weftplan.device.numpy_device import ALIGNMENT
-from weftplan.ops import registry
 from weftplan.ops.compiled.target import host
-from weftplan.ops.implementations import choose
-from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.ops.core import registry
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import OpContext, TensorSpec
 from weftplan.planner import PlanOptions
 from weftplan.planner.symbolic.pipeline import size_symbol
 

@@ -85,8 +85,8 @@ def plain(elements):
 
 def sums(rounds):
     """Print how fast n arrays of 64 MB are summed."""
-    from weftplan.cores import share_out
     from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
+    from weftplan.support.core_sharing import share_out
 
     threads, nbytes = os.cpu_count() or 1, 4 * SUM_ELEMENTS
     arrays = [np.full(SUM_ELEMENTS, i + 1.0, np.float32) for i in range(max(SUMS))]

@@ -28,7 +28,7 @@ sys.path.insert(0, ROOT)
 
 from tests.stress.hosts import emulated  # noqa: E402
 from weftplan.cli.launch import mpiexec_command  # noqa: E402
-from weftplan.kvstore.distributed.mpi import environment  # noqa: E402
+from weftplan.kvstore.distributed.transport.mpi import environment  # noqa: E402
 from weftplan.kvstore.scaling import Link, Topology, seconds  # noqa: E402
 
 PEER = os.path.join(ROOT, "bench", "peers", "scale_rank.py")

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from weftplan.training.checkpointing import Checkpoints
+from weftplan.training.fit.checkpointing import Checkpoints
 
 DOCS = Path(__file__).parent
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from weftplan.convert.onnx_in.reading import FOLDS as READ_CONSTANTS
 from weftplan.convert.onnx_in.reading import RULES as READ
 from weftplan.convert.onnx_out.writing import RULES as WRITTEN
-from weftplan.ops import registry
-from weftplan.ops.schema import Op
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operators.md"

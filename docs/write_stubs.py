@@ -16,10 +16,10 @@ import weftplan
 from weftplan import ndarray, symbol
 from weftplan.ndarray.array import OPERATOR_METHODS, NDArray
 from weftplan.ndarray.operators import EXTRA, NAMESPACES
-from weftplan.ops import registry
-from weftplan.ops.signatures import stub, written
-from weftplan.symbol import namespaces
-from weftplan.symbol.distributions import FUNCTIONS
+from weftplan.ops.core import registry
+from weftplan.ops.core.signatures import stub, written
+from weftplan.symbol.api import namespaces
+from weftplan.symbol.api.distributions import FUNCTIONS
 from weftplan.symbol.symbol import Symbol
 
 PACKAGE = Path(weftplan.__file__).parent

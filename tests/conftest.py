@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.seeds import FRESH
+from tests.support.seeds import FRESH
 
 if sys.dont_write_bytecode:
     # Nothing is to be written beside the sources. But the tests start hundreds of processes, and each would compile the
@@ -29,7 +29,7 @@ settings.load_profile("weftplan")
 
 if "forkserver" in multiprocessing.get_all_start_methods():
     # What every child would import again, as its parent's main module or for the tests' datasets.
-    multiprocessing.set_forkserver_preload(["pytest", "weftplan.training.iterators"])
+    multiprocessing.set_forkserver_preload(["pytest", "weftplan.training.data.iterators"])
 
 collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 """Scripts that make golden files; they run with MXNet's interpreter, not under pytest."""
@@ -119,12 +119,13 @@ def clean_environment(monkeypatch):
 @pytest.fixture
 def four_cores(monkeypatch):
     """As on a machine with four cores, with no variable that speaks of threads."""
-    from weftplan import blas, config, cores
+    from weftplan import config
+    from weftplan.support import blas_threads, core_sharing
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv(cores.VARIABLE, raising=False)
+    monkeypatch.delenv(core_sharing.VARIABLE, raising=False)
     config._reset_for_tests()
-    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(blas_threads, "usable_cpus", lambda: 4)
     yield
     config._reset_for_tests()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weftplan import config
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from weftplan.errors import MXNetError, did_you_mean
-from weftplan.late_imports import ImportsOfAttributes, late_import
+from weftplan.support.lazy_import import ImportsOfAttributes, late_import
 
 if TYPE_CHECKING:
     from weftplan import device as context
@@ -30,14 +30,19 @@ if TYPE_CHECKING:
     from weftplan.report import viz as visualization
     from weftplan.symbol import attribute, name
     from weftplan.symbol.attribute import AttrScope
-    from weftplan.training import callbacks as callback
-    from weftplan.training import images as image
-    from weftplan.training import images as img
-    from weftplan.training import initializer, lr_scheduler, metric, mod, model, monitor, optimizer, recordio
-    from weftplan.training import initializer as init
-    from weftplan.training import iterators as io
+    from weftplan.training import mod, model
     from weftplan.training import mod as module
-    from weftplan.training import monitor as mon
+    from weftplan.training.data import images as image
+    from weftplan.training.data import images as img
+    from weftplan.training.data import iterators as io
+    from weftplan.training.data import recordio
+    from weftplan.training.fit import callbacks as callback
+    from weftplan.training.fit import monitor
+    from weftplan.training.fit import monitor as mon
+    from weftplan.training.initializers import initializer
+    from weftplan.training.initializers import initializer as init
+    from weftplan.training.metrics import metric
+    from weftplan.training.optimizers import lr_scheduler, optimizer
 
 __version__ = "0.2.0"
 __all__ = [
@@ -50,31 +55,31 @@ _LAZY = {
     "AttrScope": "symbol.attribute:AttrScope",
     "attribute": "symbol.attribute",
     "base": "compat.base",
-    "callback": "training.callbacks",
+    "callback": "training.fit.callbacks",
     "context": "device",
     "contrib": "compat.contrib",
-    "image": "training.images",
-    "img": "training.images",
-    "init": "training.initializer",
-    "initializer": "training.initializer",
-    "io": "training.iterators",
+    "image": "training.data.images",
+    "img": "training.data.images",
+    "init": "training.initializers.initializer",
+    "initializer": "training.initializers.initializer",
+    "io": "training.data.iterators",
     "kv": "kvstore",
     "log": "compat.log",
-    "lr_scheduler": "training.lr_scheduler",
-    "metric": "training.metric",
+    "lr_scheduler": "training.optimizers.lr_scheduler",
+    "metric": "training.metrics.metric",
     "mod": "training.mod",
     "model": "training.model",
-    "mon": "training.monitor",
-    "monitor": "training.monitor",
+    "mon": "training.fit.monitor",
+    "monitor": "training.fit.monitor",
     "module": "training.mod",
     "name": "symbol.name",
     "nd": "ndarray",
     "onnx": "compat.onnx",
     "operator": "compat.operator",
-    "optimizer": "training.optimizer",
+    "optimizer": "training.optimizers.optimizer",
     "num_gpus": "device:num_gpus",
     "random": "ndarray.random",
-    "recordio": "training.recordio",
+    "recordio": "training.data.recordio",
     "rnd": "ndarray.random",
     "rnn": "rnn",
     "runtime": "compat.runtime",

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from weftplan.cli import blas_speed
+from weftplan.cli.doctor import blas_speed
 
 AVX2 = {"AVX2": True, "FMA3": True}
 AVX512 = {**AVX2, "AVX512F": True, "AVX512VL": True, "AVX512BW": True, "AVX512DQ": True}

@@ -13,11 +13,12 @@ from click.testing import CliRunner
 
 import weftplan
 from tests import standin_cupy
-from weftplan import blas, cli, config
+from weftplan import cli, config
 from weftplan._variables import TABLE
-from weftplan.cli.diagnosis import diagnose
-from weftplan.cli.doctor import _lines, environment_markdown
+from weftplan.cli.doctor.command import _lines, environment_markdown
+from weftplan.cli.doctor.diagnosis import diagnose
 from weftplan.errors import ShapeError
+from weftplan.support import blas_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,7 +125,7 @@ class TestDoctor:
 
     def test_usable_cpus(self):
         """At least the one that runs this."""
-        assert blas.usable_cpus() >= 1
+        assert blas_threads.usable_cpus() >= 1
 
     def test_page_of_variables_is_current(self):
         """docs/environment.md is what `python -m weftplan.cli.doctor --markdown` prints."""
@@ -141,11 +142,11 @@ class TestGroup:
 
     def test_help_lists_without_importing(self, monkeypatch: pytest.MonkeyPatch):
         """Help names the subcommands and imports none of them."""
-        monkeypatch.delitem(sys.modules, "weftplan.cli.doctor", raising=False)
+        monkeypatch.delitem(sys.modules, "weftplan.cli.doctor.command", raising=False)
         result = run("--help")
         assert result.exit_code == 0
         assert "doctor" in result.output
-        assert "weftplan.cli.doctor" not in sys.modules
+        assert "weftplan.cli.doctor.command" not in sys.modules
 
     def test_unknown_command(self):
         """A misspelt subcommand names the nearest; a usage error exits with 2."""
@@ -183,6 +184,6 @@ class TestGroup:
         def command() -> None:
             raise ShapeError("fc1: expected (2, 3), got (3, 2)")
 
-        monkeypatch.setattr("weftplan.cli.doctor.command", command)
+        monkeypatch.setattr("weftplan.cli.doctor.command.command", command)
         result = run("doctor")
         assert (result.exit_code, result.output) == (1, "Error: fc1: expected (2, 3), got (3, 2)\n")

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.together import together
+from tests.support.together import together
 from weftplan.cli import LazyGroup, main
 
 COMMANDS = tuple(name for name in LazyGroup.list_commands(main, click.Context(main)))

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 
 from tests.cli.test_train import FEW
 from tests.kvstore.ranks import need_mpi
-from weftplan.cli import main, train_tasks
+from weftplan.cli import main
 from weftplan.cli.launch import command, mpiexec_command
-from weftplan.kvstore.distributed.mpi import TCP, environment
+from weftplan.cli.train import tasks as train_tasks
+from weftplan.kvstore.distributed.transport.mpi import TCP, environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,7 +137,7 @@ DYING = """
 import os, signal, sys
 import numpy as np
 import weftplan as mx
-from weftplan.training.parts import PartOfBatchIter
+from weftplan.training.data.worker_share import PartOfBatchIter
 
 def train(store, part, contexts, **settings):
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="f"), name="softmax")

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 import weftplan as mx
-from weftplan.cli import main, train_tasks
-from weftplan.training.events import read_events
+from weftplan.cli import main
+from weftplan.cli.train import tasks as train_tasks
+from weftplan.training.fit.events import read_events
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 """Looked for and not imported: every process collects this file, and one of them runs it."""
@@ -58,8 +59,8 @@ def test_devices_with_streams_train_as_cpu_contexts_do(kvstore):
 
 
 FEW = """
-from weftplan.cli import train_tasks
-from weftplan.training.datasets import load_digits
+from weftplan.cli.train import tasks as train_tasks
+from weftplan.training.data.datasets import load_digits
 
 
 def few(**how):
@@ -104,7 +105,7 @@ def test_same_bits_on_every_engine(network, monkeypatch, four_workers):
 
 def test_report_and_checkpoint(tmp_path):
     """--report writes a picture and the result; --checkpoint a file pair that loads again."""
-    from weftplan.training.checkpoint import load_checkpoint
+    from weftplan.training.fit.checkpoint import load_checkpoint
 
     report, prefix = tmp_path / "new" / "report", tmp_path / "digits"
     result = train("--epochs", "1", "--report", str(report), "--checkpoint", str(prefix), "--network", "mlp")
@@ -184,7 +185,7 @@ def test_gpu_without_a_gpu():
 
 def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
     """Ctrl-C, from the first line on: exit code 130, a message, and a checkpoint that predicts."""
-    from weftplan.training.checkpoint import load_checkpoint
+    from weftplan.training.fit.checkpoint import load_checkpoint
 
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "weftplan", "train", "--network", "resnet", "--epochs", "500"],

@@ -10,9 +10,10 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from weftplan.cli import main, train_tasks
-from weftplan.training.checkpointing import Checkpoints
-from weftplan.training.datasets import load_help_text
+from weftplan.cli import main
+from weftplan.cli.train import tasks as train_tasks
+from weftplan.training.data.datasets import load_help_text
+from weftplan.training.fit.checkpointing import Checkpoints
 
 MLP = ("--network", "mlp", "--devices", "1")
 

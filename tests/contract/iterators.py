@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import weftplan as mx
-from weftplan.training.parts import PartOfBatchIter
+from weftplan.training.data.worker_share import PartOfBatchIter
 
 ROWS = np.arange(22, dtype="float32").reshape(11, 2)
 LABELS = np.arange(11, dtype="float32")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.contract.engines import Boom, boom
-from tests.together import together
+from tests.support.together import together
 from weftplan import engine
 from weftplan.device.context import cpu, sim
 from weftplan.engine import FnProperty

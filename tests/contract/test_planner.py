@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.together import together
+from tests.support.together import together
 from weftplan import models
 from weftplan import symbol as sym
 from weftplan.errors import ConfigError, PlanError

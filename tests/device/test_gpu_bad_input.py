@@ -8,7 +8,8 @@ from tests.contract.devices import place
 from tests.standin_cupy import CUDARuntimeError, machine
 from weftplan import device
 from weftplan.errors import DeviceError
-from weftplan.ops.cuda import dropout, source
+from weftplan.ops.core import cuda_source
+from weftplan.ops.cuda import dropout
 
 
 def add_one(context):
@@ -51,7 +52,7 @@ def test_a_kernel_that_does_not_compile(monkeypatch):
 
 def test_a_compiler_that_is_missing():
     """A machine with a driver alone: the exception names the extra that brings CUDA's libraries."""
-    source._compiled.cache_clear()
+    cuda_source._compiled.cache_clear()
     with place("standin") as context:
         machine.libraries_missing = True
         with pytest.raises(DeviceError, match=r"kernel drop cannot be compiled: libnvrtc.*weftplan\[cuda12\]"):

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from weftplan import blas, config
+from weftplan import config
 from weftplan.errors import ConfigError
+from weftplan.support import blas_threads
 
 PROBE = """
 import numpy, weftplan as mx
@@ -23,7 +24,11 @@ print(before, threads())
 
 def run(code: str, **variables: str) -> list[int]:
     """The numbers that ``code`` prints in a process with no variable of BLAS or ours but ``variables``."""
-    clean = {k: v for k, v in os.environ.items() if k not in blas.NATIVE and not k.startswith(("WEFTPLAN_", "MXNET_"))}
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in blas_threads.NATIVE and not k.startswith(("WEFTPLAN_", "MXNET_"))
+    }
     done = subprocess.run(
         [sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, timeout=100, check=True
     )
@@ -45,7 +50,7 @@ class Library:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch):
     """As before the first engine, without variables; nothing is limited for real."""
-    for name in (*blas.NATIVE, blas.VARIABLE):
+    for name in (*blas_threads.NATIVE, blas_threads.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     config._reset_for_tests()
     library = Library()
@@ -57,10 +62,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch):
 
         lib_controllers = [library]  # noqa: RUF012 - a double
 
-    monkeypatch.setattr(blas, "ThreadpoolController", Controller)
-    monkeypatch.setattr(blas, "_applied", False)
-    monkeypatch.setattr(blas, "_limit", 0)
-    monkeypatch.setattr(blas, "_per_thread", [])
+    monkeypatch.setattr(blas_threads, "ThreadpoolController", Controller)
+    monkeypatch.setattr(blas_threads, "_applied", False)
+    monkeypatch.setattr(blas_threads, "_limit", 0)
+    monkeypatch.setattr(blas_threads, "_per_thread", [])
     yield library
     config._reset_for_tests()
 
@@ -113,42 +118,42 @@ class TestRule:
 
     def test_once(self, fresh):
         """The first call limits, later ones do not fight with whoever changed it since."""
-        blas.limit()
-        blas.limit()
+        blas_threads.limit()
+        blas_threads.limit()
         assert fresh.set_to == [1]
 
     def test_workers_repeat_it(self, fresh):
         """A library that counts per thread is limited again by each worker."""
-        blas.enter_worker()
+        blas_threads.enter_worker()
         assert fresh.set_to == []
-        blas.limit()
-        blas.enter_worker()
-        blas.enter_worker()
+        blas_threads.limit()
+        blas_threads.enter_worker()
+        blas_threads.enter_worker()
         assert fresh.set_to == [1, 1, 1]
 
     def test_a_library_of_the_process_is_set_once(self, fresh):
         """One that counts for the process is left alone by workers."""
         fresh.threading_layer = "pthreads"
-        blas.limit()
-        blas.enter_worker()
+        blas_threads.limit()
+        blas_threads.enter_worker()
         assert fresh.set_to == [1]
 
     def test_a_variable_of_everything_decides_nothing(self, fresh, monkeypatch: pytest.MonkeyPatch):
         """OMP_NUM_THREADS, which containers and scripts for MXNet set, leaves the limit where it is."""
         monkeypatch.setenv("OMP_NUM_THREADS", "4")
-        assert blas.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
-        blas.limit()
+        assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
+        blas_threads.limit()
         assert fresh.set_to == [1]
 
-    @pytest.mark.parametrize("name", blas.DECIDING)
+    @pytest.mark.parametrize("name", blas_threads.DECIDING)
     def test_planned(self, fresh, monkeypatch: pytest.MonkeyPatch, name: str):
         """What would happen, and because of which variable; an empty variable is none."""
-        assert blas.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
+        assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
         monkeypatch.setenv(name, "")
-        assert blas.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
+        assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
         monkeypatch.setenv(name, "4")
-        assert blas.planned() == (None, name)
-        blas.limit()
+        assert blas_threads.planned() == (None, name)
+        blas_threads.limit()
         assert fresh.set_to == []
 
     def test_bad_value(self, fresh, monkeypatch: pytest.MonkeyPatch):
@@ -156,7 +161,7 @@ class TestRule:
         monkeypatch.setenv("WEFTPLAN_BLAS_NTHREADS", "many")
         for _ in range(2):
             with pytest.raises(ConfigError, match="WEFTPLAN_BLAS_NTHREADS='many'"):
-                blas.limit()
+                blas_threads.limit()
         assert fresh.set_to == []
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import config, cores
+from weftplan import config
+from weftplan.support import core_sharing
 
 pytestmark = pytest.mark.usefixtures("four_cores")
 
@@ -33,7 +34,7 @@ class TestIdle:
 
     def test_a_worker_alone_has_all_others(self):
         """Its own core is at work."""
-        assert on_worker(cores.idle_cores) == 3
+        assert on_worker(core_sharing.idle_cores) == 3
 
     def test_other_workers_are_at_work(self):
         """Two operations at once leave two cores."""
@@ -42,7 +43,7 @@ class TestIdle:
 
         def count() -> None:
             both.wait()
-            found.append(cores.idle_cores())
+            found.append(core_sharing.idle_cores())
             both.wait()
 
         for _ in range(2):
@@ -56,27 +57,27 @@ class TestIdle:
 
         def work() -> tuple[set[int], int]:
             seen: set[int] = set()
-            cores.split(lambda part: seen.add(cores.idle_cores()), 8)
-            return seen, cores.idle_cores()
+            core_sharing.split(lambda part: seen.add(core_sharing.idle_cores()), 8)
+            return seen, core_sharing.idle_cores()
 
         assert on_worker(work) == ({0}, 3)
 
     @pytest.mark.parametrize("kind", ["NaiveEngine", "Simulator"])
     def test_one_thread_stays_one(self, kind):
         """Engines that run everything on the calling thread split nothing; nor does that thread itself."""
-        assert on_worker(cores.idle_cores, kind=kind) == 0
-        assert cores.idle_cores() == 0
+        assert on_worker(core_sharing.idle_cores, kind=kind) == 0
+        assert core_sharing.idle_cores() == 0
 
     @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
     def test_one_worker_by_wish(self, kind):
         """Who makes an engine with one worker gets one thread."""
-        assert on_worker(cores.idle_cores, kind=kind, cpu_workers=1) == 0
+        assert on_worker(core_sharing.idle_cores, kind=kind, cpu_workers=1) == 0
 
     @pytest.mark.parametrize(
         ("variables", "idle"),
         [({"OMP_NUM_THREADS": "1"}, 0), ({"OMP_NUM_THREADS": "3,2"}, 2), ({"OMP_NUM_THREADS": "99"}, 3),
-         ({"OMP_NUM_THREADS": "many"}, 3), ({cores.VARIABLE: "2"}, 1),
-         ({cores.VARIABLE: "2", "OMP_NUM_THREADS": "1"}, 1)],
+         ({"OMP_NUM_THREADS": "many"}, 3), ({core_sharing.VARIABLE: "2"}, 1),
+         ({core_sharing.VARIABLE: "2", "OMP_NUM_THREADS": "1"}, 1)],
         ids=["one", "levels", "more-than-there-are", "nonsense", "ours", "ours-first"],
     )  # fmt: skip
     @pytest.mark.shows("WEFTPLAN_KERNEL_CORES")
@@ -85,7 +86,7 @@ class TestIdle:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         config._reset_for_tests()
-        assert on_worker(cores.idle_cores) == idle
+        assert on_worker(core_sharing.idle_cores) == idle
 
 
 class TestSplit:
@@ -97,7 +98,7 @@ class TestSplit:
 
         def work() -> list[int]:
             seen: list[int] = []
-            cores.split(seen.append, parts)
+            core_sharing.split(seen.append, parts)
             return sorted(seen)
 
         assert on_worker(work) == work() == list(range(parts))
@@ -105,7 +106,7 @@ class TestSplit:
     def test_helpers_help(self):
         """Parts run side by side: three that wait for each other end."""
         together = threading.Barrier(3, timeout=60)
-        on_worker(lambda: cores.split(lambda part: together.wait(), 3))
+        on_worker(lambda: core_sharing.split(lambda part: together.wait(), 3))
 
     def test_helpers_help_the_next_job_at_once(self):
         """Who has just done a part is there for the next job, before it has gone to sleep; helpers that came too late
@@ -115,8 +116,8 @@ class TestSplit:
         def work() -> None:
             for _ in range(100):
                 for _ in range(5):
-                    cores.split(lambda part: None, 3)
-                cores.split(lambda part: together.wait(), 3)
+                    core_sharing.split(lambda part: None, 3)
+                core_sharing.split(lambda part: together.wait(), 3)
 
         on_worker(work)
 
@@ -135,9 +136,9 @@ class TestSplit:
                 over.append(True)  # once is enough
 
         over: list[bool] = []
-        monkeypatch.setattr(cores, "_looking", lambda: look)
-        monkeypatch.setattr(cores, "_free", [])
-        monkeypatch.setattr(cores, "_started", 0)
+        monkeypatch.setattr(core_sharing, "_looking", lambda: look)
+        monkeypatch.setattr(core_sharing, "_free", [])
+        monkeypatch.setattr(core_sharing, "_started", 0)
 
         def work() -> None:
             for _ in range(20):
@@ -148,7 +149,7 @@ class TestSplit:
                     if "helper" in threading.current_thread().name:
                         slow.wait(0.01)
 
-                cores.split(part, 2)
+                core_sharing.split(part, 2)
 
         on_worker(work)
         over.append(True)
@@ -162,10 +163,10 @@ class TestSplit:
         class Sleepy:
             def give(self, *work: object) -> None: ...
 
-        monkeypatch.setattr(cores, "_helpers", lambda wanted: [Sleepy()] * wanted)
-        monkeypatch.setattr(cores, "_free", [])
+        monkeypatch.setattr(core_sharing, "_helpers", lambda wanted: [Sleepy()] * wanted)
+        monkeypatch.setattr(core_sharing, "_free", [])
         seen: list[str] = []
-        on_worker(lambda: cores.split(lambda part: seen.append(threading.current_thread().name), 5))
+        on_worker(lambda: core_sharing.split(lambda part: seen.append(threading.current_thread().name), 5))
         assert len(seen) == 5
         assert len(set(seen)) == 1
 
@@ -175,9 +176,9 @@ class TestSplit:
         def refuse(wanted: int) -> None:
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(cores, "_helpers", refuse)
+        monkeypatch.setattr(core_sharing, "_helpers", refuse)
         seen: list[int] = []
-        on_worker(lambda: cores.split(seen.append, 5))
+        on_worker(lambda: core_sharing.split(seen.append, 5))
         assert sorted(seen) == list(range(5))
 
     def test_helpers_serve_again(self):
@@ -185,7 +186,7 @@ class TestSplit:
 
         def work() -> None:
             for _ in range(100):
-                cores.split(lambda part: None, 4)
+                core_sharing.split(lambda part: None, 4)
 
         before = set(threading.enumerate())  # with helpers that other tests have needed
         on_worker(work)
@@ -202,18 +203,18 @@ class TestSplit:
 
         def work() -> tuple[str, int]:
             with pytest.raises(ValueError, match=f"part {bad}") as caught:
-                cores.split(part, 6)
-            return str(caught.value), cores.idle_cores()
+                core_sharing.split(part, 6)
+            return str(caught.value), core_sharing.idle_cores()
 
         assert on_worker(work) == (f"part {bad}", 3)
 
     def test_a_late_helper_holds_nothing(self):
         """What the parts use is let go when the split is over, though a helper that never came is still asked."""
-        job = cores._Job(lambda lo, hi: None, [(0, 1)])
+        job = core_sharing._Job(lambda lo, hi: None, [(0, 1)])
         late = job._help
         job._finish()
-        assert job._work is cores._nothing
-        late(cores._Word())
+        assert job._work is core_sharing._nothing
+        late(core_sharing._Word())
 
     def test_numpy_is_as_quiet_as_for_the_caller(self):
         """A helper treats overflow as the thread that splits does."""
@@ -226,7 +227,7 @@ class TestSplit:
 
         def work() -> None:
             with np.errstate(all="ignore"):
-                cores.split(part, 2)
+                core_sharing.split(part, 2)
 
         on_worker(work)
         assert modes == ["ignore", "ignore"]
@@ -236,7 +237,7 @@ class TestSplit:
         """A child has none of the helpers, and gets its own."""
         code = """
 import os, threading, weftplan as mx
-from weftplan import blas, cores
+from weftplan.support import blas_threads as blas, core_sharing as cores
 blas.usable_cpus = lambda: 2
 def both():
     together, done = threading.Barrier(2, timeout=60), []
@@ -271,10 +272,10 @@ class TestLookers:
     def free(self, monkeypatch):
         """Of three helpers two look."""
         found = [Awake(True, 1), Awake(False, 2), Awake(True, 3)]
-        monkeypatch.setattr(cores, "_free", list(found))
-        monkeypatch.setattr(cores, "_started", 3)
-        monkeypatch.setattr(cores._Calls, "missed", 0.0)
-        monkeypatch.setattr(cores._Calls, "woken", 0.0)
+        monkeypatch.setattr(core_sharing, "_free", list(found))
+        monkeypatch.setattr(core_sharing, "_started", 3)
+        monkeypatch.setattr(core_sharing._Calls, "missed", 0.0)
+        monkeypatch.setattr(core_sharing._Calls, "woken", 0.0)
         return found
 
     @pytest.mark.parametrize(("most", "all_or_none", "told"), [
@@ -283,55 +284,55 @@ class TestLookers:
     def test_who_is_told(self, free, most, all_or_none, told):
         """Those who look, as many as are wanted; where that is too few, nobody."""
         seen = []
-        assert cores.with_lookers(seen.append, most, all_or_none=all_or_none) is (told is not None)
+        assert core_sharing.with_lookers(seen.append, most, all_or_none=all_or_none) is (told is not None)
         assert seen == ([] if told is None else [told])
-        assert set(cores._free) == set(free)
+        assert set(core_sharing._free) == set(free)
 
     def test_they_are_at_work_meanwhile(self, free):
         """Their cores are not idle until the work is over, also where that fails."""
 
         def run(boxes):
-            idle.append(cores.idle_cores())
-            assert len(cores._free) == 1
+            idle.append(core_sharing.idle_cores())
+            assert len(core_sharing._free) == 1
             raise ValueError("no")
 
         def work():
             with pytest.raises(ValueError, match="no"):
-                cores.with_lookers(run, 2, all_or_none=True)
-            return cores.idle_cores()
+                core_sharing.with_lookers(run, 2, all_or_none=True)
+            return core_sharing.idle_cores()
 
         idle: list[int] = []
         assert on_worker(work) == 3
         assert idle == [1]
-        assert set(cores._free) == set(free)
+        assert set(core_sharing._free) == set(free)
 
     def test_nobody_looks(self, monkeypatch):
         """Nothing is called."""
-        monkeypatch.setattr(cores, "_free", [])
-        assert not cores.with_lookers(pytest.fail, 1, all_or_none=False)
+        monkeypatch.setattr(core_sharing, "_free", [])
+        assert not core_sharing.with_lookers(pytest.fail, 1, all_or_none=False)
 
     def test_a_sleeper_is_called_when_that_is_asked_for_again(self, monkeypatch, free):
         """Twice within a millisecond, and not again within five."""
         now = [10.0]
-        monkeypatch.setattr(cores.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(core_sharing.time, "monotonic", lambda: now[0])
         woken = []
         for passed in (0.0, 0.1, 0.0005, 0.0005, 0.1, 0.0005):
             now[0] += passed
-            cores.call_looker()
+            core_sharing.call_looker()
             woken.append(sum(helper.given for helper in free))
         assert woken == [0, 0, 1, 1, 1, 2]
-        assert set(cores._free) == set(free)
+        assert set(core_sharing._free) == set(free)
 
     def test_a_helper_who_was_called_looks(self, monkeypatch):
         """It comes back to its looks, and can be told something."""
-        monkeypatch.setattr(cores, "_free", [])
-        monkeypatch.setattr(cores, "_started", 0)
+        monkeypatch.setattr(core_sharing, "_free", [])
+        monkeypatch.setattr(core_sharing, "_started", 0)
         looked = threading.Event()
 
         def look(start: int) -> None:
             looked.set()
 
-        monkeypatch.setattr(cores, "_looking", lambda: look)
+        monkeypatch.setattr(core_sharing, "_looking", lambda: look)
         for _ in range(2):
-            cores.call_looker()
+            core_sharing.call_looker()
         assert looked.wait(60)

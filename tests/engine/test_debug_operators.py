@@ -6,10 +6,10 @@ import pytest
 import weftplan as mx
 from weftplan import engine
 from weftplan.errors import UndeclaredWriteError
-from weftplan.ndarray.invoke import invoke
-from weftplan.ops import registry
-from weftplan.ops.rules import same_dtype, same_shape
-from weftplan.ops.schema import Op
+from weftplan.ndarray.calls.invoke import invoke
+from weftplan.ops.core import registry
+from weftplan.ops.core.rules import same_dtype, same_shape
+from weftplan.ops.core.schema import Op
 
 
 def careless(ctx, params, inputs, outputs):

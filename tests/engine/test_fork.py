@@ -16,9 +16,10 @@ import warnings
 import numpy as np
 import pytest
 
-from weftplan import blas, engine
+from weftplan import engine
 from weftplan.engine import core, factory, failure, streams
 from weftplan.engine.edges import forking
+from weftplan.support import blas_threads
 from weftplan.tasks.registry import registry
 
 
@@ -260,7 +261,9 @@ def test_an_end_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("lock", [core._delete_lock, factory._lock, streams._lock, blas._lock, failure._note_lock])
+@pytest.mark.parametrize(
+    "lock", [core._delete_lock, factory._lock, streams._lock, blas_threads._lock, failure._note_lock]
+)
 def test_a_lock_that_another_thread_holds(lock):
     """The thread that would give it back does not exist in the child, where it is free; in the parent it is held on."""
     held, go = threading.Event(), threading.Event()

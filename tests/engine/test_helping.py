@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.contract.engines import together
-from weftplan import cores, engine
+from weftplan import engine
 from weftplan.engine import FnProperty, OprBlock, threaded
 from weftplan.engine.workers import WorkerQueue
 from weftplan.errors import WaitInWorkerError
+from weftplan.support import core_sharing
 
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
@@ -263,8 +264,9 @@ def test_ctrl_c_waits_for_a_short_operation():
     """It is not torn apart: its second half runs, then the wait raises KeyboardInterrupt, and the var is fine."""
     assert script("""
         import os, signal, threading
-        from weftplan import cores, engine
-        from weftplan.engine.edges import shield
+        from weftplan.support import core_sharing as cores
+        from weftplan import engine
+        from weftplan.engine import shield
 
         shield.PATIENCE_NS = 60_000_000_000  # however busy the machine is, the operation counts as short
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
@@ -300,7 +302,8 @@ def test_ctrl_c_ends_a_long_operation_after_a_short_one_within():
     """The operation of another engine that it has run, while it waited, does not change that it takes long."""
     assert script("""
         import os, signal, threading
-        from weftplan import cores, engine
+        from weftplan.support import core_sharing as cores
+        from weftplan import engine
 
         eng, other = (engine.create("ThreadedEngine", cpu_workers=1) for _ in range(2))
         var, theirs = eng.new_variable(), other.new_variable()
@@ -334,7 +337,8 @@ def test_ctrl_c_ends_a_long_operation_that_looked_short():
     """It fails with KeyboardInterrupt; the wait raises that at once, and the var can be written again."""
     assert script("""
         import os, signal, threading, time
-        from weftplan import cores, engine
+        from weftplan.support import core_sharing as cores
+        from weftplan import engine
 
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         var = eng.new_variable()
@@ -376,8 +380,8 @@ def test_idle_cores_help_in_the_seat(options, together):
     mine = threading.get_ident()
 
     def work():
-        found.append((threading.get_ident(), cores.idle_cores()))
-        cores.split(lambda part: meeting.wait(), together)
+        found.append((threading.get_ident(), core_sharing.idle_cores()))
+        core_sharing.split(lambda part: meeting.wait(), together)
 
     for _ in range(200):
         eng.push(work, (), [var])
@@ -385,7 +389,7 @@ def test_idle_cores_help_in_the_seat(options, together):
         warm(eng, var)
     assert {idle for _, idle in found} == {together - 1}
     assert sum(who == mine for who, _ in found) > 20
-    assert cores.idle_cores() == 0
+    assert core_sharing.idle_cores() == 0
     eng.stop()
 
 

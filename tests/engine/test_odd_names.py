@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.together import together
+from tests.support.together import together
 from weftplan import engine
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")

@@ -13,7 +13,7 @@ import weakref
 import pytest
 
 from tests.contract.engines import DRIVERS, Boom
-from tests.together import together
+from tests.support.together import together
 from weftplan import engine
 from weftplan.device.context import cpu
 from weftplan.engine import FnProperty

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from weftplan.engine.edges.shield import NEVER, PATIENCE_NS, clock, shield, shielded, undisturbed
+from weftplan.engine.shield import NEVER, PATIENCE_NS, clock, shield, shielded, undisturbed
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.together import together
+from tests.support.together import together
 from weftplan import engine
 from weftplan.errors import EngineError
 from weftplan.tasks.arrays import is_array

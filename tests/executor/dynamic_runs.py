@@ -8,7 +8,7 @@ import numpy as np
 
 import weftplan as mx
 from weftplan import device
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.memory.release import drain
 
 SIMULATED = itertools.count(4500)
 """A simulated device of its own for each use."""

@@ -11,7 +11,7 @@ import pytest
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import DTypeError
-from weftplan.ops.params import p_dtype
+from weftplan.ops.core.params import p_dtype
 
 try:
     import ml_dtypes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import weftplan as mx
-from weftplan.kvstore.distributed.joining import side_by_side
+from weftplan.kvstore.distributed.arrays.contiguous import side_by_side
 
 
 def bound(**settings: object) -> mx.executor.Executor:

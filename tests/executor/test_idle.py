@@ -13,8 +13,8 @@ import weftplan as mx
 from weftplan import device, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.executor import idle, waits
-from weftplan.ndarray import spill_ahead, spilling
 from weftplan.ndarray.pushing import push_kernel
+from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import LimitResource, NaivePool, relief
 from weftplan.storage.homes import traffic, waiting_bytes
 

@@ -16,7 +16,7 @@ import pytest
 import weftplan as mx
 from weftplan import planner
 from weftplan.executor import plan_files
-from weftplan.ops import implementations
+from weftplan.ops.core import implementations, registry
 from weftplan.planner import PlannedGraph, PlanOptions, stopping
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder needs permissions of POSIX")
@@ -242,7 +242,7 @@ def test_the_graph_and_its_surroundings_count(kept: Path, planned: list[None], m
     bind(network(), data=(6, 5))
     assert len(planned) == 5
     monkeypatch.delenv("MXNET_EXEC_NUM_TEMP")
-    way = replace(implementations.numpy_of(mx.ops.registry.get("FullyConnected")), name="other")
+    way = replace(implementations.numpy_of(registry.get("FullyConnected")), name="other")
     monkeypatch.setitem(implementations._PROVIDED["host"], "FullyConnected", way)
     bind(network(), data=(6, 5))
     assert len(planned) == 6
@@ -310,7 +310,7 @@ def test_what_is_not_the_librarys_own_is_not_kept(kept: Path):
 
     bind(mx.sym.Custom(mx.sym.Variable("data"), op_type="kept_nowhere"), data=(2,), grad_req="null")
     assert not kept.exists()
-    op = mx.ops.registry.get("FullyConnected")
+    op = registry.get("FullyConnected")
     symbol = network()
     symbol.get_internals()["a_output"].entries[0].node.op = replace(op, doc="mine")
     bind(symbol, data=(6, 5))

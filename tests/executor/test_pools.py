@@ -13,7 +13,7 @@ from tests.executor.chains import chain, held_bytes
 from weftplan import device, engine, planner, storage
 from weftplan.errors import BindError, MXNetError
 from weftplan.models.lstm import begin_states, lstm
-from weftplan.ndarray import release
+from weftplan.ndarray.memory import release
 from weftplan.storage.raw import RawResource
 
 ENGINES = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"]

@@ -6,7 +6,7 @@ import pytest
 import weftplan as mx
 from tests.executor.dynamic_runs import SIMULATED, deep, run, settled
 from weftplan import device, storage
-from weftplan.ndarray import stream_order
+from weftplan.ndarray.memory import stream_order
 from weftplan.storage import AutoGrowth, LimitResource, PoisonResource, RawResource, StatisticsResource
 
 

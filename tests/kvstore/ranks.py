@@ -18,7 +18,7 @@ import pytest
 
 from tests.stress.hosts import Hosts
 from weftplan.cli.launch import mpiexec_command
-from weftplan.kvstore.distributed.mpi import environment
+from weftplan.kvstore.distributed.transport.mpi import environment
 
 PRELUDE = """
 import os, signal, sys, time

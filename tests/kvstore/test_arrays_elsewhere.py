@@ -11,7 +11,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, storage
-from weftplan.ndarray import spilling
+from weftplan.ndarray.spill import spilling
 from weftplan.storage import LimitResource, NaivePool
 
 SIZE = 1 << 18

@@ -12,7 +12,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine
 from weftplan.errors import KVStoreError
-from weftplan.ndarray import spilling
+from weftplan.ndarray.spill import spilling
 
 
 @pytest.fixture(params=["local", "device"])

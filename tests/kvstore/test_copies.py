@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import cores
+from weftplan.support import core_sharing
 
 
 def operations(eng, call):
@@ -45,8 +45,8 @@ def test_large_arrays_are_shared_between_threads(eng, monkeypatch, size, helpers
         def give(self, run, work):
             asked.append(work)
 
-    monkeypatch.setattr(cores, "_helpers", lambda wanted: [Helper() for _ in range(wanted)])
-    monkeypatch.setattr(cores, "_free", [])
+    monkeypatch.setattr(core_sharing, "_helpers", lambda wanted: [Helper() for _ in range(wanted)])
+    monkeypatch.setattr(core_sharing, "_free", [])
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.zeros((size,)))
     arrays = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(2)]

@@ -108,7 +108,7 @@ def test_a_barrier_is_behind_pushes():
 
 @TWO.runs(
     """
-    from weftplan.training.parts import PartOfBatchIter
+    from weftplan.training.data.worker_share import PartOfBatchIter
     mx.random.seed(1)
     rng = np.random.default_rng(0)
     labels = np.arange(128) % 2

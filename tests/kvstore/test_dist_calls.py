@@ -310,7 +310,7 @@ def test_a_round_that_is_known(tmp_path: Path):
         3,
         """
         import threading
-        from weftplan.kvstore.distributed.group import Group
+        from weftplan.kvstore.distributed.group.group import Group
         size, steps = 6000, []
         keys = ["a", "b"]
         kv.init(keys, [mx.nd.zeros((size,)) for _ in keys])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kvstore.ranks import Job, run_ranks
-from weftplan.kvstore.distributed import ends
+from weftplan.kvstore.distributed.transport import shutdown
 
 TWO = Job(2)
 
@@ -82,7 +82,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
             kv._group.timeout_s = 1  # from here on: to start may take longer
             kv.push("w", mx.nd.ones((3,)))
             says(lambda: value("w"), "waited", "rank 1", "sum 'w' (3,)", "gave up")
-            from weftplan.kvstore.distributed import ends
+            from weftplan.kvstore.distributed.transport import shutdown as ends
             assert ends.lost()    # who has given up waits for nobody at its end either: MPI_Finalize would
             open(over, "w").close()
         while not os.path.exists(over):
@@ -119,9 +119,9 @@ def test_who_left_early_does_not_wait_for_the_dead(monkeypatch: pytest.MonkeyPat
     fake = types.SimpleNamespace(
         COMM_WORLD=world, Exception=RuntimeError, Is_finalized=lambda: False, Finalize=lambda: ended.append("MPI")
     )
-    monkeypatch.setattr(ends, "_own", [(fake, os.getpid())])
-    monkeypatch.setattr(ends, "_lost", [])
-    ends._end()
+    monkeypatch.setattr(shutdown, "_own", [(fake, os.getpid())])
+    monkeypatch.setattr(shutdown, "_lost", [])
+    shutdown._end()
     assert len(looks) == 3
     assert ended == ([] if dies else ["MPI"])
 

@@ -102,7 +102,7 @@ def test_who_gave_up_is_not_waited_for_at_the_end(tmp_path: Path):
         """
         kv.barrier()
         if rank == 1:
-            from weftplan.kvstore.distributed import ends
+            from weftplan.kvstore.distributed.transport import shutdown as ends
             ends.note_loss()
         kv.close()
         print("has come to its end", flush=True)
@@ -150,7 +150,7 @@ def test_a_forked_child_exchanges_nothing():
 
 @TWO.runs(
     """
-    from weftplan.kvstore.distributed.tickets import Part, Ticket
+    from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
     kv.barrier()
     kv.close()
     told, part = [], Part()

@@ -13,7 +13,7 @@ import pytest
 import weftplan as mx
 from tests.kvstore.ranks import run_ranks
 from weftplan.errors import PlanError
-from weftplan.kvstore.distributed.shared import can_share
+from weftplan.kvstore.distributed.transport.shared_memory import can_share
 
 NET = """
     net = mx.sym.Variable("data")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from weftplan.kvstore.distributed.gathering import Gathering
+from weftplan.kvstore.distributed.transport.rendezvous import Gathering
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's")
 
 OTHER = """
 import os, sys
-from weftplan.kvstore.distributed.gathering import Gathering
+from weftplan.kvstore.distributed.transport.rendezvous import Gathering
 os.environ["OMPI_COMM_WORLD_RANK"] = sys.argv[1]
 place = Gathering("test")
 print("here", place.missing(), flush=True)

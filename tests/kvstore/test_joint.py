@@ -8,7 +8,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.kvstore.buckets import BucketRule
-from weftplan.kvstore.distributed.calls import Call, Calls, Stored
+from weftplan.kvstore.distributed.exchange.call_cache import Call, Calls, Stored
 
 SHAPES = ((3,), (2, 2))
 

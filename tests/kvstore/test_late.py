@@ -12,11 +12,11 @@ import pytest
 import weftplan as mx
 from tests.kvstore.ranks import run_to_end
 from tests.kvstore.test_shared import shares_memory, two
-from weftplan.engine.edges.shield import PATIENCE_NS
+from weftplan.engine.shield import PATIENCE_NS
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.late import Late, LateChunk, may_be_late
+from weftplan.kvstore.distributed.arrays.lazy_values import Late, LateChunk, may_be_late
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.sums import compiled_pieces
+from weftplan.ops.compiled.exchange.sums import compiled_pieces
 
 LOOP = """
 keys, n = ["a", "b"], 5000
@@ -260,7 +260,7 @@ def test_interrupts_at_random_moments(tmp_path: Path, buckets: int, patience_ns:
         2,
         """
         import random, threading
-        from weftplan.engine.edges import shield
+        from weftplan.engine import shield
         shield.PATIENCE_NS = int(os.environ["PATIENCE"])
         chance, calm, over, hits, late = random.Random(f"{os.environ['SEED']} {rank}"), True, False, 0, 0
         def interrupted(number, frame):

@@ -9,12 +9,12 @@ import pytest
 
 from tests.kvstore.ranks import run_ranks
 from tests.kvstore.test_shared import shares_memory, two
-from weftplan.kvstore.distributed.shared import SharedMemory
-from weftplan.kvstore.distributed.wire import Kind, encoded
-from weftplan.ops.compiled import meeting
+from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
+from weftplan.kvstore.distributed.transport.wire import Kind, encoded
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.meeting import BEGUN, DONE, TOLD, MeetingSum
-from weftplan.ops.compiled.sums import Pieces, compiled_pieces
+from weftplan.ops.compiled.exchange import rendezvous
+from weftplan.ops.compiled.exchange.rendezvous import BEGUN, DONE, TOLD, MeetingSum
+from weftplan.ops.compiled.exchange.sums import Pieces, compiled_pieces
 
 SIZE, CUT = 37, 20
 
@@ -112,7 +112,7 @@ def test_the_same_arrays_again_and_again(tmp_path: Path, size: int):
         tmp_path,
         3,
         """
-        from weftplan.kvstore.distributed.shared import SharedMemory
+        from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
         keys, size = ["a", "b"], int(os.environ["SIZE"])
         kv.init(keys, [mx.nd.zeros((size,)) for _ in keys])
         gradients, outs = ([mx.nd.zeros((size,)) for _ in keys] for _ in range(2))
@@ -213,10 +213,10 @@ def test_what_others_read_is_written_in_the_way_that_took_less_time():
         assert other.memory.make(second, None) == DONE
         np.testing.assert_array_equal(one.total, want)
         np.testing.assert_array_equal(other.total, want)
-        ways.append(first._words[meeting._PAST])
+        ways.append(first._words[rendezvous._PAST])
         if sequence % 128 < 8:
-            assert ways[-1] == second._words[meeting._PAST] == (sequence % 128 >= 4)
+            assert ways[-1] == second._words[rendezvous._PAST] == (sequence % 128 >= 4)
         else:
-            first._words[meeting._TIMES : meeting._TIMES + 2] = (1, 2) if sequence < 256 else (2, 1)
+            first._words[rendezvous._TIMES : rendezvous._TIMES + 2] = (1, 2) if sequence < 256 else (2, 1)
     assert not any(ways[9:128] + ways[137:256])
     assert all(ways[265:384] + ways[393:512])

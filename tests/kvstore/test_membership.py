@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.together import together
+from tests.support.together import together
 from weftplan.errors import KVStoreError, WorkerLostError
-from weftplan.kvstore.distributed.membership import Members
-from weftplan.kvstore.distributed.wire import View
+from weftplan.kvstore.distributed.group.membership import Members
+from weftplan.kvstore.distributed.transport.wire import View
 
 
 class Refused(Exception):

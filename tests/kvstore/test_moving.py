@@ -7,10 +7,10 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from weftplan.kvstore.distributed import moving
-from weftplan.kvstore.distributed.moving import Known, Mover, Row, Span
-from weftplan.ops.compiled.meeting import MeetingSum
-from weftplan.ops.compiled.sums import compiled_pieces
+from weftplan.kvstore.distributed.arrays import piece_copies
+from weftplan.kvstore.distributed.arrays.piece_copies import Known, Mover, Row, Span
+from weftplan.ops.compiled.exchange.rendezvous import MeetingSum
+from weftplan.ops.compiled.exchange.sums import compiled_pieces
 
 SIZES = (5, 0, 700, 1, 64)
 
@@ -50,8 +50,8 @@ def test_compiled_loops_write_what_numpy_writes(dtype):
 def test_what_does_not_fit_into_the_caches(monkeypatch):
     """Is left to copies past them."""
     want = moved(Mover(compiled=False), "float32")
-    monkeypatch.setattr(moving, "ONE_CALL", 0)
-    monkeypatch.setattr(moving, "compiled_pieces", None)
+    monkeypatch.setattr(piece_copies, "ONE_CALL", 0)
+    monkeypatch.setattr(piece_copies, "compiled_pieces", None)
     for one, other in zip(moved(Mover(), "float32"), want, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from weftplan import cores
 from weftplan.kvstore import reduce
 from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
+from weftplan.support import core_sharing
 
 
 def sources(count: int, size: int, dtype: str = "float32") -> list[np.ndarray]:
@@ -106,8 +106,8 @@ def test_without_threads_the_caller_does_all(monkeypatch):
 
     late = Late()
     monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
-    monkeypatch.setattr(cores, "_helpers", refuse)
-    monkeypatch.setattr(cores, "_free", [])
+    monkeypatch.setattr(core_sharing, "_helpers", refuse)
+    monkeypatch.setattr(core_sharing, "_free", [])
     xs = sources(6, 70_001)
     want = grouped_oracle(xs)
     out = np.empty_like(xs[0])
@@ -115,7 +115,7 @@ def test_without_threads_the_caller_does_all(monkeypatch):
     assert np.array_equal(out, want)
     out.fill(0)
     for task in late.kept:
-        task(cores._Word())
+        task(core_sharing._Word())
     assert late.kept
     assert not out.any(), "a thread that comes late has nothing to do"
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.kvstore.ranks import run_ranks
-from tests.together import together
+from tests.support.together import together
 from weftplan import engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import Compression

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from weftplan.kvstore.distributed import sequencer as module
-from weftplan.kvstore.distributed.sequencer import Sequencer
-from weftplan.kvstore.distributed.tickets import Part, Ticket
+from weftplan.kvstore.distributed.exchange import sequencer as module
+from weftplan.kvstore.distributed.exchange.sequencer import Sequencer
+from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
 
 SMALL, LARGE = 4, 1 << 20
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.kvstore.ranks import run_ranks
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.joining import pieces
-from weftplan.kvstore.distributed.shared import Area, Areas, SharedMemory
-from weftplan.kvstore.distributed.wire import SIZE
+from weftplan.kvstore.distributed.arrays.contiguous import pieces
+from weftplan.kvstore.distributed.transport.shared_memory import Area, Areas, SharedMemory
+from weftplan.kvstore.distributed.transport.wire import SIZE
 
 shares_memory = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64") or not hasattr(os, "memfd_create"),

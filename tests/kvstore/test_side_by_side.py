@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weftplan.kvstore.distributed.joining import side_by_side
+from weftplan.kvstore.distributed.arrays.contiguous import side_by_side
 
 
 def test_neighbours_are_one_array():

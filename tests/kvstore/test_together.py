@@ -13,7 +13,7 @@ from tests.kvstore.test_shared import shares_memory
 
 LOOP = """
 import random, threading
-from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.group.group import Group
 keys, n = list("abcdefgh"), int(os.environ.get("SIZE", "3000"))
 for key in keys:
     kv.init(key, mx.nd.full((n,), 7))

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.wire import INLINE, SIZE, Kind, Message, View, clip, decode, digest, view_bytes
+from weftplan.kvstore.distributed.transport.wire import (
+    INLINE,
+    SIZE,
+    Kind,
+    Message,
+    View,
+    clip,
+    decode,
+    digest,
+    view_bytes,
+)
 
 messages = st.builds(
     Message,

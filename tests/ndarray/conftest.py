@@ -3,7 +3,7 @@
 import pytest
 
 from weftplan import engine
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.memory.release import drain
 
 KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 

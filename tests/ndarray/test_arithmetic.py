@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.together import together
+from tests.support.together import together
 from weftplan import nd
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.errstate import quietly

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.together import together
+from tests.support.together import together
 from weftplan import nd
 from weftplan.errors import (
     DeviceError,
@@ -311,5 +311,5 @@ def test_an_array_that_outlives_its_module(monkeypatch):
     """When the interpreter ends it clears modules before objects that others hold: those go without a word."""
     array = mx.nd.from_numpy(np.ones(3, "f4"))
     array.wait_to_read()
-    monkeypatch.setattr("weftplan.ndarray.release.dead", None)
+    monkeypatch.setattr("weftplan.ndarray.memory.release.dead", None)
     del array  # what a destructor raises here would be a warning, and that an error

@@ -9,7 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine, storage
 from weftplan.ndarray import Chunk
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.memory.release import drain
 
 COUNTED = pytest.mark.skipif(
     not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="without a GIL every dead chunk is an operation"

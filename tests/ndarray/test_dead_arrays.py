@@ -6,7 +6,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import config, device, storage
-from weftplan.ndarray import release
+from weftplan.ndarray.memory import release
 from weftplan.storage import LimitResource, NaivePool
 
 SIZE = 1 << 16

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.together import together
+from tests.support.together import together
 from weftplan import nd
 from weftplan.errors import ParameterError, ShapeError
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.together import together
+from tests.support.together import together
 from weftplan import nd
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, UnknownOperatorError
 from weftplan.ndarray.array import OPERATOR_METHODS
-from weftplan.ops import registry
-from weftplan.ops.params import p_float, p_int
-from weftplan.ops.rules import same_dtype, same_shape
-from weftplan.ops.schema import InplacePair, Op, Param, aligned
+from weftplan.ops.core import registry
+from weftplan.ops.core.params import p_float, p_int
+from weftplan.ops.core.rules import same_dtype, same_shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, aligned
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 CALLS = {}

@@ -9,7 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import device, engine, nd, storage
 from weftplan.errors import OutOfMemoryError
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.memory.release import drain
 from weftplan.storage import LimitResource, RawResource
 
 CTX = mx.cpu(78)

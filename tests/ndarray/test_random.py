@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.together import together
+from tests.support.together import together
 from weftplan import engine, nd
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import random

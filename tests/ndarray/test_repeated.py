@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.together import together
+from tests.support.together import together
 from weftplan import engine
-from weftplan.ndarray import operators, repeated, small
-from weftplan.ops import registry
+from weftplan.ndarray import inline_calls, operators
+from weftplan.ndarray.calls import call_cache
+from weftplan.ops.core import registry
 
 nd = mx.nd
 RNG = np.random.default_rng(11)
@@ -65,8 +66,8 @@ def test_a_call_again_gives_the_bits_of_a_pushed_one(name, dtype):
 def test_small_calls_run_on_the_calling_thread(kind, monkeypatch):
     """A call that repeats on idle arrays is over when it returns, and this thread has done it."""
     threads = []
-    compute = small._compute
-    monkeypatch.setattr(small, "_compute", lambda *args: threads.append(threading.get_ident()) or compute(*args))
+    compute = inline_calls._compute
+    monkeypatch.setattr(inline_calls, "_compute", lambda *args: threads.append(threading.get_ident()) or compute(*args))
     function = operators.function("exp")
     with engine.using(engine.create(kind)):
         a = nd.array(np.ones((8, 16)))
@@ -154,11 +155,11 @@ def test_large_and_random_calls_are_pushed():
     large = nd.array(np.ones((256, 256)))
     kept = {}
     for _ in range(2):
-        repeated.call(kept, "exp", (large,), {})
+        call_cache.call(kept, "exp", (large,), {})
     (known,) = kept.values()
     assert known.small is None
     kept = {}
-    first, second = (repeated.call(kept, "shuffle", (nd.array(np.arange(64.0)),), {}) for _ in range(2))
+    first, second = (call_cache.call(kept, "shuffle", (nd.array(np.arange(64.0)),), {}) for _ in range(2))
     assert list(kept.values()) == [None]
     assert (first.asnumpy() != second.asnumpy()).any()
 

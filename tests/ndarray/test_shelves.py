@@ -7,7 +7,8 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, storage
-from weftplan.ndarray import operators, release
+from weftplan.ndarray import operators
+from weftplan.ndarray.memory import release
 from weftplan.storage import NaivePool
 
 nd = mx.nd

@@ -8,7 +8,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.ndarray import pushing, small
+from weftplan.ndarray import inline_calls, pushing
 
 nd = mx.nd
 
@@ -107,7 +107,7 @@ def test_an_interrupted_computation_is_not_made_twice():
         np.add(one, other, out)
         state += 1
 
-    work = small.Computed(kernel, (a, b, m), (a, m), (2,), 0)
+    work = inline_calls.Computed(kernel, (a, b, m), (a, m), (2,), 0)
     for _ in range(2):
         work()
         np.testing.assert_array_equal(a.asnumpy(), 3)
@@ -122,7 +122,7 @@ def test_an_error_leaves_the_old_values_and_is_raised_at_the_wait():
         out[:] = 5
         raise ValueError
 
-    assert not small.write_at_once(kernel, (a,), (a,))
+    assert not inline_calls.write_at_once(kernel, (a,), (a,))
     np.testing.assert_array_equal(a.asnumpy(), 1)
 
 
@@ -131,10 +131,10 @@ def test_nothing_is_written_at_once_where_arrays_may_wait_elsewhere_or_one_comes
     with engine.using(engine.create("ThreadedEngine")):
         a = nd.array(np.ones((4, 4)))
         a.wait_to_read()
-        assert not small.write_at_once(lambda x, out: None, (a,), (a, a[0:2]), (0,))
-        assert small.copy_at_once(pushing.Value(2.0), a)
+        assert not inline_calls.write_at_once(lambda x, out: None, (a,), (a, a[0:2]), (0,))
+        assert inline_calls.copy_at_once(pushing.Value(2.0), a)
         monkeypatch.setattr(pushing, "make_room", lambda context, arrays: ())
-        assert not small.copy_at_once(pushing.Value(2.0), a)
+        assert not inline_calls.copy_at_once(pushing.Value(2.0), a)
 
 
 @pytest.mark.parametrize(("values", "at_once"), [(1 << 17, True), ((1 << 17) + 1, False)])
@@ -143,6 +143,6 @@ def test_a_whole_copy_up_to_a_bound_is_made_by_the_caller(values, at_once):
     with engine.using(engine.create("ThreadedEngine")):
         source, target = (nd.array(np.full((values, 1), value)) for value in (1.0, 2.0))
         nd.waitall()
-        assert small.copy_at_once(target, source, slice(0, values)) is False
-        assert small.copy_at_once(source, target) is at_once
+        assert inline_calls.copy_at_once(target, source, slice(0, values)) is False
+        assert inline_calls.copy_at_once(source, target) is at_once
         np.testing.assert_array_equal(target.asnumpy(), 1 if at_once else 2)

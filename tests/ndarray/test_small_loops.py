@@ -7,7 +7,8 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.ndarray import repeated, small_loops
+from weftplan.ndarray import small_loops
+from weftplan.ndarray.calls import call_cache
 from weftplan.ops.compiled.target import host
 
 nd = mx.nd
@@ -27,7 +28,7 @@ def fresh(monkeypatch):
 
 def call(kept, x):
     """``softmax`` by name, with settings of its own."""
-    return repeated.call(kept, "softmax", (x,), {})
+    return call_cache.call(kept, "softmax", (x,), {})
 
 
 def work_of(kept):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, run
 
+from tests.support.ops_harness import check_contract, run
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 QK, VALUES = "_contrib_interleaved_matmul_selfatt_qk", "_contrib_interleaved_matmul_selfatt_valatt"
 QK2, VALUES2 = "_contrib_interleaved_matmul_encdec_qk", "_contrib_interleaved_matmul_encdec_valatt"

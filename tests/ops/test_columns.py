@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from ops_harness import gradients, run
 
+from tests.support.ops_harness import gradients, run
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 WINDOW = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)}
 

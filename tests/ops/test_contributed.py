@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, gradients, run
 
 import weftplan as mx
+from tests.support.ops_harness import check_contract, check_gradient, gradients, run
 from weftplan.errors import IndexRangeError, ParameterError, ShapeError
 
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_harness import SideBySide
 
 import weftplan as mx
 from tests.ops.convolution_reference import gradients, reference
-from weftplan import cores
+from tests.support.ops_harness import SideBySide
+from weftplan.ops.core.schema import OpContext
 from weftplan.ops.nn import conv_gemm, conv_geometry
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent, parts
-from weftplan.ops.schema import OpContext
 from weftplan.planner import PlanOptions
+from weftplan.support import core_sharing
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> Any:
     monkeypatch.setattr(conv_geometry, "FEW", 1 << 10)
     monkeypatch.setattr(conv_geometry, "LEAST_ROWS", 4)
     monkeypatch.setattr(conv_geometry, "SHARE", 1)
-    monkeypatch.setattr("weftplan.ops.grain.tile_bytes", lambda: 1 << 12)
+    monkeypatch.setattr("weftplan.ops.core.tiling.tile_bytes", lambda: 1 << 12)
     parts.cache_clear()
     yield
     parts.cache_clear()
@@ -116,16 +116,16 @@ def test_random_layers_are_cut_and_not_cut() -> None:
 
 def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training steps on every engine, with one to four cores; what is allocated is what was planned."""
-    split, counts = cores.split, []
+    split, counts = core_sharing.split, []
 
     def noting(work: Any, count: int) -> None:
         counts.append(count)
         split(work, count)
 
-    monkeypatch.setattr(cores, "split", noting)
+    monkeypatch.setattr(core_sharing, "split", noting)
     found = []
     for kind, count in (("NaiveEngine", 4), *(("ThreadedEnginePerDevice", count) for count in (1, 2, 3, 4))):
-        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
         engine = mx.engine.create(kind)
         with mx.engine.using(engine):
             found.append([step(kind, (7, 9, 11, 10), 12) for kind in ("Convolution", "Deconvolution")])

@@ -1,18 +1,18 @@
 """Kernels in CUDA C as a plan may call them: in place, with outputs that nobody wants, again, and to predict."""
 
 import numpy as np
-import ops_cuda_sources as cuda
 import pytest
-from ops_harness import differentiate, garbage, prepare, spec_of
 
 from tests.contract.devices import place
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.ops.test_cuda_on_host import CASES, of
 from tests.ops.test_on_devices import fetch, put, same
+from tests.support import ops_cuda_sources as cuda
+from tests.support.ops_harness import differentiate, garbage, prepare, spec_of
 from weftplan import device
-from weftplan.ops.implementations import choose, provided
-from weftplan.ops.schema import OpContext
+from weftplan.ops.core.implementations import choose, provided
+from weftplan.ops.core.schema import OpContext
 
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing")
 

@@ -2,8 +2,9 @@
 
 import re
 
-import ops_cuda_sources as cuda
 import pytest
+
+from tests.support import ops_cuda_sources as cuda
 
 REGISTERS = 65536
 """Of one block, on every GPU since 2014."""

@@ -5,12 +5,12 @@ import pytest
 
 import weftplan as mx
 from tests.contract.devices import place
-from tests.gpu_counts import counted
 from tests.standin_cupy import meter
 from tests.standin_cupy.cublas import CUBLASError
+from tests.support.gpu_counts import counted
 from weftplan import device, models
-from weftplan.ops import grain
-from weftplan.ops.cuda.gemm import gemm
+from weftplan.ops.core import tiling
+from weftplan.ops.core.cuda_gemm import gemm
 
 CASES = {
     "padded": ((3, 2, 6, 5), {"kernel": (3, 3), "pad": (1, 1), "num_filter": 4}),
@@ -49,7 +49,7 @@ def step(name, shape, params, ctx, dtype, *, bias=True):
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_those_of_the_host(case, name, tile, monkeypatch):
     """Some windows or images a tile, and all in one: forward and both gradients, bit by bit."""
-    monkeypatch.setattr(grain, "GPU", grain.GPU._replace(tile_bytes=tile))
+    monkeypatch.setattr(tiling, "GPU", tiling.GPU._replace(tile_bytes=tile))
     shape, params = CASES[case]
     for dtype in ("float32", "float64") if case == "padded" else ("float32",):
         with place("standin", kind="NaiveEngine") as context:

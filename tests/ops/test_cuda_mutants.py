@@ -3,7 +3,6 @@
 import collections
 import re
 
-import ops_cuda_sources as cuda
 import pytest
 
 from tests.contract.devices import place
@@ -11,6 +10,7 @@ from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.ops.test_cuda_on_host import CASES, compare, of
 from tests.standin_cupy.cuda.memory import KernelError
+from tests.support import ops_cuda_sources as cuda
 from weftplan import device
 
 pytestmark = [

@@ -7,18 +7,18 @@ every access is checked. A kernel that exists and is not run here fails :func:`t
 import itertools
 
 import numpy as np
-import ops_cuda_sources as cuda
 import pytest
-from ops_harness import differentiate, prepare
 
 from tests.contract.devices import place
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.ops.test_on_devices import on_device, same
+from tests.support import ops_cuda_sources as cuda
+from tests.support.ops_harness import differentiate, prepare
 from weftplan import device
+from weftplan.ops.core.schema import OpContext
 from weftplan.ops.cuda import segments, updates
 from weftplan.ops.cuda.philox import PhiloxGenerator
-from weftplan.ops.schema import OpContext
 
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing")
 

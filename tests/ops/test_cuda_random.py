@@ -7,8 +7,8 @@ import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import meter
 from weftplan import device
-from weftplan.ndarray import seeds
-from weftplan.ops.schema import OpContext
+from weftplan.ndarray.randomness import seeds
+from weftplan.ops.core.schema import OpContext
 
 KEY = (2**62 + 5, (7 << 32) + 3)
 

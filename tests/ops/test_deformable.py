@@ -6,10 +6,10 @@ import pathlib
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, gradients, run
 
+from tests.support.ops_harness import check_contract, check_gradient, gradients, run
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.ops import grain, registry
+from weftplan.ops.core import registry, tiling
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 PLAIN, MODULATED = "_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution"
@@ -107,7 +107,7 @@ def test_tiles_do_not_matter(op):
     found = tensors(groups=2, modulated=op == MODULATED)
     heads = [np.random.RandomState(1).uniform(-1, 1, (2, 4, 3, 6))]
     whole = [*run(op, found, GROUPED), *gradients(op, found, heads, GROUPED)]
-    with grain.using(grain.Grain(block=1 << 16, tile_bytes=5 * 6 * 4 * 8)):
+    with tiling.using(tiling.Grain(block=1 << 16, tile_bytes=5 * 6 * 4 * 8)):
         pieces = [*run(op, found, GROUPED), *gradients(op, found, heads, GROUPED)]
     for one, other in zip(whole, pieces, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)

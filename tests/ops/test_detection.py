@@ -6,11 +6,11 @@ import pathlib
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, prepare, run
 
-from tests.together import operator, together
+from tests.support.ops_harness import check_contract, check_gradient, prepare, run
+from tests.support.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 NMS, MATCHING, IOU = "_contrib_box_nms", "_contrib_bipartite_matching", "_contrib_box_iou"

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import weftplan.ops
-from tests.together import together
-from weftplan.ops import registry
-from weftplan.ops.forms import ArrayKernel, ChosenKernel, ContextKernel, context_kernel, kernel, workspace_kernel
-from weftplan.ops.kernels import KernelWithBare
-from weftplan.ops.node_call import NodeCall, bare_call
-from weftplan.ops.rules import same_dtype, same_shape
-from weftplan.ops.schema import Op, OpContext, TensorSpec
+from tests.support.together import together
+from weftplan.ops.core import registry
+from weftplan.ops.core.forms import ArrayKernel, ChosenKernel, ContextKernel, context_kernel, kernel, workspace_kernel
+from weftplan.ops.core.kernels import KernelWithBare
+from weftplan.ops.core.node_call import NodeCall, bare_call
+from weftplan.ops.core.rules import same_dtype, same_shape
+from weftplan.ops.core.schema import Op, OpContext, TensorSpec
 
 ROOT = pathlib.Path(weftplan.ops.__file__).parent
-ADAPTORS = {"depthwise_block.py", "joined.py", "sync_batch_norm.py"}
+ADAPTORS = {"fusion/depthwise_block.py", "fusion/relu.py", "sync_batch_norm.py"}
 """Files with functions that call another operator's kernel, whatever its arrays are."""
 BRANCHES = {"nn/pooling.py"}
 """Files with kernels that take other scratch in each of several branches."""

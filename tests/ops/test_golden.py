@@ -8,9 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-from ops_harness import differentiate, prepare
 
-from tests.together import together
+from tests.support.ops_harness import differentiate, prepare
+from tests.support.together import together
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 

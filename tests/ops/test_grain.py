@@ -7,11 +7,11 @@ import pytest
 
 import weftplan as mx
 from tests.contract.devices import place
-from tests.gpu_counts import counted
 from tests.standin_cupy.memory import default_pool
+from tests.support.gpu_counts import counted
 from weftplan import device, models, planner
-from weftplan.ops import grain, registry
-from weftplan.ops.schema import TensorSpec
+from weftplan.ops.core import registry, tiling
+from weftplan.ops.core.schema import TensorSpec
 
 LAUNCHES = {"mlp": (64, 3), "lenet": (64, 4), "vgg16": (16, 6), "resnet50": (32, 5)}
 """Networks: batch, most launches per node in a training step."""
@@ -82,18 +82,18 @@ def test_sizes_are_those_of_the_thread():
     seen = []
 
     def work():
-        with grain.using(grain.GPU):
-            thread = threading.Thread(target=lambda: seen.append(grain.block()))
+        with tiling.using(tiling.GPU):
+            thread = threading.Thread(target=lambda: seen.append(tiling.block()))
             thread.start()
             thread.join()
-            seen.append((grain.block(), grain.tile_bytes(), grain.share(1)))
+            seen.append((tiling.block(), tiling.tile_bytes(), tiling.share(1)))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         work()
-    assert seen == [grain.HOST.block, grain.GPU]
-    assert grain.block() == grain.HOST.block
-    assert grain.bound(grain.HOST, work) is work
+    assert seen == [tiling.HOST.block, tiling.GPU]
+    assert tiling.block() == tiling.HOST.block
+    assert tiling.bound(tiling.HOST, work) is work
 
 
 def test_scratch_of_a_small_prelu():
@@ -103,5 +103,5 @@ def test_scratch_of_a_small_prelu():
     specs = [TensorSpec(shape, np.dtype("float32")) for shape in ((1, 28, 22, 22), (28,))]
     nbytes = 4 * 28 * 22 * 22
     assert op.workspace_bytes(params, specs, specs[:1]) <= nbytes // 3
-    with grain.using(grain.GPU):
+    with tiling.using(tiling.GPU):
         assert op.workspace_bytes(params, specs, specs[:1]) == nbytes

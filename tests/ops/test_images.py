@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient
 
 import weftplan as mx
+from tests.support.ops_harness import check_contract, check_gradient
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 NORMALIZE, CROP, TENSOR = "_image_normalize", "_image_crop", "_image_to_tensor"
 WINDOW = {"x": 1, "y": 2, "width": 3, "height": 2}

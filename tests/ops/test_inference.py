@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ops_tensor_cases import CASES, NO_GRADIENT, ident
 
-from tests.together import together
+from tests.support.ops_tensor_cases import CASES, NO_GRADIENT, ident
+from tests.support.together import together
 from weftplan.errors import DTypeError, ShapeError
-from weftplan.ops import registry, rules
-from weftplan.ops.params import format_value
-from weftplan.ops.reshape_codes import reshaped
+from weftplan.ops.core import registry, rules
+from weftplan.ops.core.params import format_value
+from weftplan.ops.shape.reshape_codes import reshaped
 
 F32, F64 = np.dtype("float32"), np.dtype("float64")
 

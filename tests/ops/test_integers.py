@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, gradients, run
 
-from tests.together import together
+from tests.support.ops_harness import check_contract, gradients, run
+from tests.support.together import together
 from weftplan.errors import DTypeError
-from weftplan.ops import grain, kernels, registry
+from weftplan.ops.core import kernels, registry, tiling
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_contract_of_integers(op, dtype, monkeypatch):
     """Gradients through integers honour in-place pairs and the declared workspace, in one block and in many."""
     two = op in ("_mod", "broadcast_power")
     arrays = [np.array([1, 2, 3, 2, 1], dtype)] * (1 + two)
-    for block in (grain.HOST.block, 2):
-        monkeypatch.setattr(grain._thread, "grain", grain.Grain(block, 2 << 20))
+    for block in (tiling.HOST.block, 2):
+        monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(block, 2 << 20))
         check_contract(op, arrays, {"scalar": 2.0} if op.endswith("scalar") else {})
     if op == "broadcast_power":
         check_contract(op, [arrays[0][None], arrays[0][:, None]], {})

@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from ops_harness import check_hidden, differentiate, gradients, prepare, run
 
-from tests.together import together
+from tests.support.ops_harness import check_hidden, differentiate, gradients, prepare, run
+from tests.support.together import together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 IMAGE = np.zeros((1, 2, 4, 6))
 LENGTHS = {"use_sequence_length": True}

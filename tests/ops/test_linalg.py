@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, check_hidden, gradients, prepare, run
 
 import weftplan as mx
-from tests.together import operator, together
+from tests.support.ops_harness import check_contract, check_gradient, check_hidden, gradients, prepare, run
+from tests.support.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ShapeError
-from weftplan.ops import linalg_core, registry
+from weftplan.ops.core import registry
+from weftplan.ops.linalg import core as linalg_core
 
 
 def uniform(*shape, seed=0):

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from ops_harness import differentiate, prepare, run
-from ops_nn_cases import uniform
+
+from tests.support.ops_harness import differentiate, prepare, run
+from tests.support.ops_nn_cases import uniform
 
 F32 = np.float32
 

@@ -5,8 +5,9 @@ The other families have files of their own: ``test_nn_<family>.py``.
 
 import numpy as np
 import pytest
-from ops_harness import differentiate, gradients, prepare, run
-from ops_nn_cases import uniform
+
+from tests.support.ops_harness import differentiate, gradients, prepare, run
+from tests.support.ops_nn_cases import uniform
 
 
 def kept(op, arrays, params):

@@ -4,14 +4,14 @@ import importlib
 import pkgutil
 
 import numpy as np
-import ops_harness
 import pytest
-from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare
-from ops_nn_cases import CASES, DIFFERENTIABLE, SYNC, ident, narrowed
 
 import weftplan.ops.nn
-from tests.together import operator, together
-from weftplan.ops import grain, registry
+from tests.support import ops_harness
+from tests.support.ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare
+from tests.support.ops_nn_cases import CASES, DIFFERENTIABLE, SYNC, ident, narrowed
+from tests.support.together import operator, together
+from weftplan.ops.core import registry, tiling
 from weftplan.ops.nn import embedding, softmax_output
 
 MODULES = [
@@ -91,7 +91,7 @@ def test_contract_outside_training(case):
 
 def shrink(monkeypatch, elements):
     """Make every block, tile and batch of labels small, so that each loop over them runs more than once."""
-    monkeypatch.setattr(grain._thread, "grain", grain.Grain(elements, 64 * elements))
+    monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 64 * elements))
     monkeypatch.setattr(softmax_output, "_LABELS", 3)
     monkeypatch.setattr(embedding, "_INDICES", 3)
 

@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from ops_harness import check_hidden, differentiate, gradients, prepare, run
 
 import weftplan as mx
+from tests.support.ops_harness import check_hidden, differentiate, gradients, prepare, run
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 
 def uniform(*shape, scale=1.0):

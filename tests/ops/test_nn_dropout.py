@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from ops_harness import differentiate, gradients, prepare, run
-from ops_nn_cases import CASES, uniform
 
 import weftplan as mx
+from tests.support.ops_harness import differentiate, gradients, prepare, run
+from tests.support.ops_nn_cases import CASES, uniform
 from weftplan.errors import DTypeError
-from weftplan.ops.schema import OpContext
+from weftplan.ops.core.schema import OpContext
 
 F32 = np.float32
 

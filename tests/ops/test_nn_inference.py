@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.together import together
+from tests.support.together import together
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.ops import registry
-from weftplan.ops.params import format_value
+from weftplan.ops.core import registry
+from weftplan.ops.core.params import format_value
 
 F16, F32, F64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
 

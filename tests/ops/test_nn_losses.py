@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from ops_harness import SideBySide, check_gradient, differentiate, gradients, prepare, run
-from ops_nn_cases import distinct, uniform
 
+from tests.support.ops_harness import SideBySide, check_gradient, differentiate, gradients, prepare, run
+from tests.support.ops_nn_cases import distinct, uniform
 from weftplan.errors import ParameterError
-from weftplan.ops import grain, registry
+from weftplan.ops.core import registry, tiling
 from weftplan.ops.nn import softmax_core, softmax_output
 
 F32 = np.float32
@@ -136,7 +136,7 @@ def test_softmax_of_large_numbers(op, dtype):
 )
 def test_rows_of_a_large_softmax_are_cut(monkeypatch, op, shape, params):
     """Parts that are at work together, each in its own room of the declared scratch, make the bits of one part."""
-    monkeypatch.setattr(grain, "block", lambda: 80)
+    monkeypatch.setattr(tiling, "block", lambda: 80)
     data = uniform(*shape, low=-30, high=30).astype(F32)
     label = [np.zeros((shape[0], *shape[2:]), F32)] if op == "SoftmaxOutput" else []
     whole = run(op, [data, *label], params)[0]

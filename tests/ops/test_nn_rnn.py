@@ -2,12 +2,20 @@
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, check_hidden, differentiate, gradients, prepare, run
-from ops_nn_cases import _rnn
 
 import weftplan as mx
+from tests.support.ops_harness import (
+    check_contract,
+    check_gradient,
+    check_hidden,
+    differentiate,
+    gradients,
+    prepare,
+    run,
+)
+from tests.support.ops_nn_cases import _rnn
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 

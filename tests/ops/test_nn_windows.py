@@ -1,9 +1,9 @@
 """Pooling, convolution and deconvolution: ties, padding, tiles, sums in float32."""
 
 import numpy as np
-from ops_harness import gradients, run
-from ops_nn_cases import distinct, uniform
 
+from tests.support.ops_harness import gradients, run
+from tests.support.ops_nn_cases import distinct, uniform
 from weftplan.ops.nn.conv_geometry import geometry
 
 F32 = np.float32

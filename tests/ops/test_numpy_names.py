@@ -5,12 +5,12 @@ import pathlib
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, run
 
 import weftplan as mx
-from tests.together import operator, together
+from tests.support.ops_harness import check_contract, check_gradient, run
+from tests.support.together import operator, together
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 

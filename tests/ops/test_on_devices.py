@@ -7,19 +7,19 @@ import re
 
 import numpy as np
 import pytest
-from ops_harness import Call, differentiate, garbage, prepare, spec_of
-from ops_nn_cases import CASES as NN_CASES
-from ops_tensor_cases import CASES as TENSOR_CASES
-from ops_tensor_cases import NO_GRADIENT, UPDATES
 
 from tests import standin_cupy
 from tests.contract.devices import place
 from tests.standin_cupy import meter
+from tests.support.ops_harness import Call, differentiate, garbage, prepare, spec_of
+from tests.support.ops_nn_cases import CASES as NN_CASES
+from tests.support.ops_tensor_cases import CASES as TENSOR_CASES
+from tests.support.ops_tensor_cases import NO_GRADIENT, UPDATES
 from weftplan import device
 from weftplan.errors import DTypeError
-from weftplan.ops import grain
-from weftplan.ops.implementations import choose, provided
-from weftplan.ops.schema import OpContext
+from weftplan.ops.core import tiling
+from weftplan.ops.core.implementations import choose, provided
+from weftplan.ops.core.schema import OpContext
 
 CASES = [*TENSOR_CASES, *NO_GRADIENT, *UPDATES, *NN_CASES]
 BY_OPERATOR = collections.defaultdict(list)
@@ -69,8 +69,8 @@ def on_device(where, call: Call, inputs, mode="numpy"):
     ignored = set(op.ignored(params))
     given = [None if k in ignored else put(where, array) for k, array in enumerate(inputs)]
     outputs = [put(where, garbage(spec)) for spec in call.out_specs]
-    pieces = grain.of(where.context.device_type)
-    with grain.using(pieces):
+    pieces = tiling.of(where.context.device_type)
+    with tiling.using(pieces):
         size = chosen.implementation.workspace(params, [spec_of(x) for x in inputs], call.out_specs)
     ctx = OpContext(
         where.xp,
@@ -85,7 +85,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
 
     def run():
         allocator = where.xp.cuda.using_allocator(refuse) if ours else contextlib.nullcontext()
-        with np.errstate(all="ignore"), grain.using(pieces), allocator:
+        with np.errstate(all="ignore"), tiling.using(pieces), allocator:
             meter.reset()
             chosen.implementation.kernel(ctx, params, given, outputs)
             if mode == "auto" and meter.syncs:

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 import weftplan.ops  # noqa: F401
-from tests.together import together
-from weftplan.ops import registry
+from tests.support.together import together
+from weftplan.ops.core import registry
 
 MXNET = json.loads((pathlib.Path(__file__).resolve().parents[1] / "golden" / "data" / "operators.json").read_text())
 NEWER = {"digamma"}

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from ops_harness import gradients, prepare, run
 
-from tests.together import together
+from tests.support.ops_harness import gradients, prepare, run
+from tests.support.together import together
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops import grain
+from weftplan.ops.core import tiling
 
 NAN = float("nan")
 
@@ -53,7 +53,7 @@ def test_blocks_of_rows_change_nothing(shape, monkeypatch):
         return results + gradients("sort", [x], [x], {"axis": 1})
 
     whole = everything()
-    monkeypatch.setattr(grain._thread, "grain", grain.Grain(1, 2 << 20))
+    monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(1, 2 << 20))
     for expected, actual in zip(whole, everything(), strict=True):
         np.testing.assert_array_equal(actual, expected)
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftplan.errors import ParameterError
-from weftplan.ops import params, registry
-from weftplan.ops.params import (
+from weftplan.ops.core import params, registry
+from weftplan.ops.core.params import (
     DTYPE_CODES,
     dtype_code,
     format_value,

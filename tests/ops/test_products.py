@@ -12,11 +12,12 @@ import pytest
 import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import meter
-from weftplan import blas, cores, device, ops
-from weftplan.ops import products, registry
+from weftplan import device, ops
 from weftplan.ops.compiled import scratch
-from weftplan.ops.schema import OpContext
+from weftplan.ops.core import products, registry
+from weftplan.ops.core.schema import OpContext
 from weftplan.planner import PlanOptions
+from weftplan.support import blas_threads, core_sharing
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def noting(work: Any, parts: int) -> None:
         found.append(parts)
-        cores.split(work, parts)
+        core_sharing.split(work, parts)
 
     monkeypatch.setattr(products, "split", noting)
     return found
@@ -59,7 +60,7 @@ def test_parts_follow_from_sizes(cuts, monkeypatch):
     """Whatever the machine has, a product is cut in the same way."""
     a, b, out = np.ones((70, 70)), np.ones((70, 70)), np.empty((70, 70))
     for cpus in (1, 2, 64):
-        monkeypatch.setattr(blas, "usable_cpus", lambda cpus=cpus: cpus)
+        monkeypatch.setattr(blas_threads, "usable_cpus", lambda cpus=cpus: cpus)
         products.product(np, a, b, out)
     assert len(set(cuts)) == 1
     assert len(cuts) == 3
@@ -222,4 +223,4 @@ def test_kernels_multiply_through_one_function():
         for path in folder.rglob("*.py")
         if (count := len(re.findall(r"(?:xp|np)\.(?:matmul|dot|inner|tensordot|einsum)\(", path.read_text())))
     }
-    assert found == {"products.py": 3, "linalg_products.py": 1}
+    assert found == {"core/products.py": 3, "linalg/products.py": 1}

@@ -5,9 +5,9 @@ import pathlib
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, differentiate, prepare
 
-from tests.together import together
+from tests.support.ops_harness import check_contract, differentiate, prepare
+from tests.support.together import together
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 TOLERANCE = {"float16": 3e-2, "float32": 2e-4, "float64": 1e-12}

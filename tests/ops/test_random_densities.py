@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, run
 
 import weftplan as mx
+from tests.support.ops_harness import check_contract, check_gradient, run
 from weftplan.errors import DTypeError, ShapeError
-from weftplan.ops import random_pdf
+from weftplan.ops.random import densities
 
 
 def binomial(x, k, p):
@@ -94,7 +94,7 @@ def test_blocks(name, monkeypatch):
         return [executor.outputs[0].asnumpy(), *(grads[key].asnumpy() for key in values)]
 
     whole = results()
-    monkeypatch.setattr(random_pdf, "_AT_ONCE", 4)
+    monkeypatch.setattr(densities, "_AT_ONCE", 4)
     for one, other in zip(whole, results(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
 

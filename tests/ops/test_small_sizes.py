@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_harness import differentiate, prepare
-from ops_nn_cases import CASES as NN_CASES
-from ops_nn_cases import ident
-from ops_tensor_cases import CASES as TENSOR_CASES
-from ops_tensor_cases import NO_GRADIENT
 
-from tests.together import operator, together
+from tests.support.ops_harness import differentiate, prepare
+from tests.support.ops_nn_cases import CASES as NN_CASES
+from tests.support.ops_nn_cases import ident
+from tests.support.ops_tensor_cases import CASES as TENSOR_CASES
+from tests.support.ops_tensor_cases import NO_GRADIENT
+from tests.support.together import operator, together
 from weftplan.errors import MXNetError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 CASES = [
     case

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from ops_harness import check_prepared, differentiate, gradients, prepare
-from ops_nn_cases import CASES as NN_CASES
-from ops_nn_cases import ident, uniform
-from ops_tensor_cases import CASES as TENSOR_CASES
-from ops_tensor_cases import NO_GRADIENT
 
-from tests.together import together
-from weftplan.ops import grain, kernels, registry
-from weftplan.ops.rules import broadcast_shape, same_shape
-from weftplan.ops.schema import REQUIRED
+from tests.support.ops_harness import check_prepared, differentiate, gradients, prepare
+from tests.support.ops_nn_cases import CASES as NN_CASES
+from tests.support.ops_nn_cases import ident, uniform
+from tests.support.ops_tensor_cases import CASES as TENSOR_CASES
+from tests.support.ops_tensor_cases import NO_GRADIENT
+from tests.support.together import together
+from weftplan.ops.core import kernels, registry, tiling
+from weftplan.ops.core.rules import broadcast_shape, same_shape
+from weftplan.ops.core.schema import REQUIRED
 
 ALL = TENSOR_CASES + NO_GRADIENT + NN_CASES
 
@@ -40,7 +40,7 @@ def test_the_strict_negative_refuses_views(strict_negative):
 @together()
 @pytest.mark.parametrize("case", ALL, ids=ident)
 def test_no_kernel_negates_a_view(case, strict_negative):
-    """NumPy 2.1 to 2.4.6 negates some views wrongly (see weftplan/ops/kernels.py), so no kernel asks for it."""
+    """NumPy 2.1 to 2.4.6 negates some views wrongly (see weftplan/ops/core/kernels.py), so no kernel asks for it."""
     op, arrays, params = case
     call = prepare(op, arrays, params)
     call()
@@ -107,7 +107,7 @@ def test_elementwise_families_are_prepared():
 def test_arrays_of_many_blocks(monkeypatch):
     """Several blocks are replayed in order; where they are very many, the kernel itself is, with the same bits."""
     monkeypatch.setattr(kernels, "MOST_PREPARED", 3)
-    x = np.linspace(-1, 1, 3 * grain.block() + 1, dtype=np.float32)
+    x = np.linspace(-1, 1, 3 * tiling.block() + 1, dtype=np.float32)
     assert check_prepared(prepare("sigmoid", [x[:-1]]))
     assert check_prepared(prepare("sigmoid", [x]))
 

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from ops_harness import check_hidden, differentiate, gradients, prepare, run
 
 import weftplan as mx
+from tests.support.ops_harness import check_hidden, differentiate, gradients, prepare, run
 from weftplan.errors import MXNetError, ParameterError, ShapeError, UnknownOperatorError
-from weftplan.ops import grain, kernels, registry
-from weftplan.ops.schema import OpContext
+from weftplan.ops.core import kernels, registry, tiling
+from weftplan.ops.core.schema import OpContext
 
 NAN, INF = float("nan"), float("inf")
 
@@ -112,7 +112,7 @@ def test_erf_accuracy(dtype, ulps):
 
 def test_erf_blocks():
     """erf of more elements than a block is erf of each."""
-    x = np.linspace(-3, 3, grain.HOST.block + 7)
+    x = np.linspace(-3, 3, tiling.HOST.block + 7)
     (y,) = run("erf", [x])
     np.testing.assert_array_equal(y[-9:], run("erf", [x[-9:]])[0])
 
@@ -252,8 +252,8 @@ def test_take_raise_mode():
 
 def test_arange_across_blocks():
     """A range longer than a block has no seam."""
-    (y,) = run("_arange", [], {"start": 0, "stop": 2 * grain.HOST.block + 5, "dtype": "int32"})
-    np.testing.assert_array_equal(y, np.arange(2 * grain.HOST.block + 5))
+    (y,) = run("_arange", [], {"start": 0, "stop": 2 * tiling.HOST.block + 5, "dtype": "int32"})
+    np.testing.assert_array_equal(y, np.arange(2 * tiling.HOST.block + 5))
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (65537,), (3, 1, 5, 1, 2, 1, 2)])

@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare, run
-from ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
 
-from tests.together import operator, together
-from weftplan.ops import grain, registry
+from tests.support.ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare, run
+from tests.support.ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
+from tests.support.together import operator, together
+from weftplan.ops.core import registry, tiling
 
 CONSTANT = {
     "take": (0,),
@@ -47,10 +47,17 @@ def test_every_tensor_operator_has_a_case():
             elsewhere = elsewhere or module.startswith("weftplan.ops.detection")  # test_detection.py
             elsewhere = elsewhere or name.startswith("_np")  # test_numpy_names.py
             elsewhere = elsewhere or name == "_scale_gradient"  # test_contributed.py
-            elsewhere = elsewhere or module in ("weftplan.ops.quantize", "weftplan.ops.histogram")  # test_quantize.py
-            elsewhere = elsewhere or module == "weftplan.ops.random_more"  # test_random_distributions.py
-            elsewhere = elsewhere or module == "weftplan.ops.random_pdf"  # test_random_densities.py
-            elsewhere = elsewhere or module in ("weftplan.ops.quadratic", "weftplan.ops.zipfian")  # test_contributed.py
+            elsewhere = elsewhere or module in (
+                "weftplan.ops.quantize",
+                "weftplan.ops.reduction.histogram",
+            )  # test_quantize.py
+            elsewhere = elsewhere or module == "weftplan.ops.random.distributions"  # test_random_distributions.py
+            elsewhere = elsewhere or module == "weftplan.ops.random.densities"  # test_random_densities.py
+            elsewhere = elsewhere or module in (
+                "weftplan.ops.elementwise.quadratic",
+                "weftplan.ops.random.zipfian",
+            )  # test_contributed.py
+            elsewhere = elsewhere or module == "weftplan.ops.optimizer.multi_lars"  # test_updates.py
             elsewhere = elsewhere or module == "weftplan.ops.image"  # test_images.py
             elsewhere = elsewhere or module == "weftplan.ops.sync_batch_norm"  # test_nn_contract.py
             elsewhere = elsewhere or name.startswith("_slice_assign") or name == "_contrib_gradientmultiplier"
@@ -86,7 +93,7 @@ def test_contract_in_small_blocks(case, monkeypatch):
     call = prepare(op, arrays, params)
     call.inputs = [x.copy() for x in call.inputs]
     whole = [y.copy() for y in call()]
-    monkeypatch.setattr(grain._thread, "grain", grain.Grain(4, 2 << 20))
+    monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(4, 2 << 20))
     check_contract(op, arrays, params)
     for expected, actual in zip(whole, run(op, [x.copy() for x in arrays], params), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-12)

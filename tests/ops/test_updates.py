@@ -4,12 +4,12 @@ import inspect
 
 import numpy as np
 import pytest
-from ops_harness import check_contract, check_hidden, prepare, run
 
 import weftplan as mx
-from tests.together import operator, together
+from tests.support.ops_harness import check_contract, check_hidden, prepare, run
+from tests.support.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
-from weftplan.ops import grain, registry
+from weftplan.ops.core import registry, tiling
 
 
 def uniform(*shape, low=-1.0, high=1.0, seed=0):
@@ -93,7 +93,7 @@ def test_every_operator_has_a_case():
 @pytest.mark.parametrize("elements", [4, 1 << 16])
 def test_contract(case, dtype, elements, monkeypatch):
     """In-place pairs, unwanted outputs, exact workspace; in blocks of 4 elements, too."""
-    monkeypatch.setattr(grain._thread, "grain", grain.Grain(elements, 2 << 20))
+    monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 2 << 20))
     check_contract(*narrowed(case, dtype))
 
 
@@ -102,7 +102,7 @@ def test_blocks_change_nothing(case, monkeypatch):
     """Outputs and states are the same however the arrays are cut."""
     found = []
     for elements in (1 << 16, 5):
-        monkeypatch.setattr(grain._thread, "grain", grain.Grain(elements, 2 << 20))
+        monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 2 << 20))
         op, arrays, params = narrowed(case, "float64")
         found.append([y.copy() for y in run(op, arrays, params)] + arrays)
     for whole, cut in zip(*found, strict=True):

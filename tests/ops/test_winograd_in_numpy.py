@@ -11,11 +11,11 @@ import pytest
 import weftplan as mx
 from tests.ops.convolution_reference import gradients, reference
 from tests.ops.test_convolution_parts import step
-from weftplan import cores
+from weftplan.ops.core.schema import OpContext
 from weftplan.ops.nn import conv_geometry, winograd_sizes
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, tiled, winograd, winograd_of_weight
-from weftplan.ops.schema import OpContext
+from weftplan.support import core_sharing
 
 
 def _forget() -> None:
@@ -192,15 +192,15 @@ def test_same_bits_with_any_number_of_cores(
     """Training steps on every engine, with one to four cores; what is allocated is what was planned."""
     monkeypatch.setattr(winograd_sizes, "WHOLE", kept)
     monkeypatch.setattr(winograd_sizes, "FEW", 1 << 10)
-    split, counts, found = cores.split, [], []
+    split, counts, found = core_sharing.split, [], []
 
     def noting(work: Any, count: int) -> None:
         counts.append(count)
         split(work, count)
 
-    monkeypatch.setattr(cores, "split", noting)
+    monkeypatch.setattr(core_sharing, "split", noting)
     for engine_kind, count in (("NaiveEngine", 4), *(("ThreadedEnginePerDevice", count) for count in (1, 2, 3, 4))):
-        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
         engine = mx.engine.create(engine_kind)
         with mx.engine.using(engine):
             found.append(step(kind, (7, 128, 14, 13), 128))

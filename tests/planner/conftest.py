@@ -12,7 +12,7 @@ import pytest
 
 import weftplan.ops  # noqa: F401 - registers the operators
 from weftplan import symbol as sym
-from weftplan.ops.schema import OpContext, Req
+from weftplan.ops.core.schema import OpContext, Req
 from weftplan.planner import Kind, PlannedGraph
 
 POISON = 0xA5

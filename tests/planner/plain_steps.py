@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.ops.schema import InplacePair, Req
+from weftplan.ops.core.schema import InplacePair, Req
 from weftplan.planner.drafts import Drafts
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.options import PlanOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.together import together
+from tests.support.together import together
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 POSITIONAL = 2
@@ -29,6 +29,10 @@ EXEMPT = {
     "allocate": "asked for every entry of a graph",
     "plan_symbol": "shapes and dtypes, as every function takes them that infers",
     "size_symbol": "the same",
+    "symbolic/passes/batch_weight_gradients.py": "a pass over the nodes of a graph, its two maps and the gradients",
+    "symbolic/passes/fuse_depthwise.py": "the same",
+    "symbolic/passes/fuse_elementwise.py": "the same",
+    "symbolic/passes/fuse_relu.py": "the same",
 }
 """Modules and functions that may take more without names, and why."""
 

@@ -13,7 +13,7 @@ import weftplan as mx
 from weftplan import models, storage
 from weftplan.errors import BudgetError, FormatError, MXNetError, PlanError, ShapeError
 from weftplan.planner import MemoryPlan, PlanOptions, plan_symbol, strategies, validate
-from weftplan.training import optimizer
+from weftplan.training.optimizers import optimizer
 
 
 def _network(name: str = "lenet", batch: int = 4) -> tuple[Any, dict[str, tuple[int, ...]]]:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.ops.chains import BLOCK, RESULT, Chain, Link
-from weftplan.ops.registry import get, parse_params
+from weftplan.ops.core.registry import get, parse_params
+from weftplan.ops.fusion.elementwise import BLOCK, RESULT, Chain, Link
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.symbolic.chaining import LEAST
-from weftplan.symbol.chaining import MOST_LINKS, members
+from weftplan.planner.symbolic.passes.fuse_elementwise import MOST_LINKS, members
 
 LARGE = (5, LEAST // 4)
 SHAPES = dict.fromkeys("abcd", LARGE)

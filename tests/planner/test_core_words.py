@@ -21,7 +21,7 @@ from weftplan.planner.recompute import Tape, repeat
 from weftplan.planner.recompute.orders import lazy_backward
 from weftplan.planner.recompute.rewrite import repeatable
 from weftplan.planner.strategies import assignment, plan_graph
-from weftplan.tensor_types import InplacePair
+from weftplan.support.tensor_types import InplacePair
 
 PLAIN = PlanOptions(enable_inplace=False, alignment=8)
 VIEW, WRITE = InplacePair(0, 0, identity=True), InplacePair(0, 0)

@@ -9,7 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.ops.compiled.target import host
-from weftplan.ops.depthwise_block import BLOCK, BLOCK_GRADIENT
+from weftplan.ops.fusion.depthwise_block import BLOCK, BLOCK_GRADIENT
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.validation import validate
 

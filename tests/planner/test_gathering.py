@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
+from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.symbolic import infer
-from weftplan.planner.symbolic.gathering import MOST_LAYERS, ROWS
+from weftplan.planner.symbolic.passes.weight_gradient_batches import MOST_LAYERS, ROWS
 
 BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
 

@@ -6,7 +6,7 @@ import pytest
 
 from weftplan import symbol as sym
 from weftplan.errors import PlanError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 from weftplan.planner import IndexedGraph, plan_symbol
 from weftplan.symbol.node import Entry, Node
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.ops import joined, registry
-from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import OpContext, TensorSpec
+from weftplan.ops.fusion import relu as joined
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.symbolic import differentiate
 from weftplan.symbol.traversal import depth_first_order

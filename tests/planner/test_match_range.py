@@ -9,7 +9,7 @@ import pytest
 
 from weftplan import models
 from weftplan import symbol as sym
-from weftplan.ops.schema import Req
+from weftplan.ops.core.schema import Req
 from weftplan.planner import Kind, PlanOptions, plan_symbol, validate
 from weftplan.planner.match_range import BlockPool, colors
 

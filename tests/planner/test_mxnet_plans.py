@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from weftplan.device.context import cpu
-from weftplan.ops.schema import InplacePair, Op
+from weftplan.ops.core.schema import InplacePair, Op
 from weftplan.planner import IndexedGraph, PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.strategies import plan_graph

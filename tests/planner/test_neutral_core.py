@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.planner.plain_steps import Step, plan_steps
-from tests.together import together
+from tests.support.together import together
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.inplace import Kind
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-CHOICES = {"options.py": {"MODES", "keep_objects", "tuning"}}
+CHOICES = {"options.py": {"MODES", "keep_objects", "cuda_tuning"}}
 """What a user may choose names the kernels that there are, and hands on the settings that they have."""
 
 
@@ -55,15 +55,16 @@ def test_the_rule_can_fail(tmp_path: Path) -> None:
     """The check sees symbols, operators, the front end, and words of operators."""
     path = tmp_path / "module.py"
     path.write_text(
-        "from weftplan.symbol.node import Node\nimport weftplan.ops.registry\nfrom weftplan.ops import registry\n"
-        "from weftplan.planner.symbolic.cost import node_seconds\nfrom weftplan.ops.schema import Req, Op\n"
+        "from weftplan.symbol.node import Node\nimport weftplan.ops.core.registry\n"
+        "from weftplan.ops.core import registry\n"
+        "from weftplan.planner.symbolic.cost import node_seconds\nfrom weftplan.ops.core.schema import Req, Op\n"
         "from weftplan.planner import symbolic\n"
     )
     assert sorted(strangers(path)) == [
-        "weftplan.ops.registry",
-        "weftplan.ops.registry",
-        "weftplan.ops.schema.Op",
-        "weftplan.ops.schema.Req",
+        "weftplan.ops.core.registry",
+        "weftplan.ops.core.registry",
+        "weftplan.ops.core.schema.Op",
+        "weftplan.ops.core.schema.Req",
         "weftplan.planner.symbolic",
         "weftplan.planner.symbolic.cost",
         "weftplan.symbol.node",

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.planner.plain_steps import Step, plan_steps, program_of_steps
-from tests.together import together
+from tests.support.together import together
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.order import _Dependencies, _greedy_backwards, _greedy_forwards
 from weftplan.planner.program import Program

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import weftplan as mx
 from weftplan import sym
 from weftplan.cli.inspect import command as inspect_command
-from weftplan.cli.plan import command as plan_command
+from weftplan.cli.plan.command import command as plan_command
 from weftplan.convert import fold_batch_norm, fold_constants
 from weftplan.planner import MemoryPlan, plan_symbol, validate
 from weftplan.planner.labels import Pass

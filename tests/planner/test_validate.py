@@ -12,7 +12,7 @@ import pytest
 from weftplan import symbol as sym
 from weftplan.device.context import cpu
 from weftplan.errors import PlanError
-from weftplan.ops.schema import Req
+from weftplan.ops.core.schema import Req
 from weftplan.planner import PlanOptions, plan_symbol, validate
 
 

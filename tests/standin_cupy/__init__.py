@@ -36,7 +36,7 @@ from tests.standin_cupy.meter import meter
 from tests.standin_cupy.streams import Device, Event, Stream, get_current_stream, get_elapsed_time
 from weftplan import engine
 from weftplan.device import registry as devices
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.memory.release import drain
 from weftplan.storage import registry
 
 __all__ = ["CUDARuntimeError", "installed", "machine", "meter", "ndarray"]

@@ -8,7 +8,7 @@ import pytest
 import weftplan as mx
 from weftplan import config, device, storage
 from weftplan.errors import OutOfMemoryError
-from weftplan.ndarray import spilling
+from weftplan.ndarray.spill import spilling
 from weftplan.storage import AutoGrowth, GuardResource, NaiveBestFit, NaivePool, PoisonResource
 from weftplan.storage.limited import LimitedDevice
 
@@ -70,7 +70,7 @@ def test_it_is_a_rung_of_the_ladder(monkeypatch, setting, fits):
     ctx = mx.cpu(9181)
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
-    monkeypatch.setattr("weftplan.ndarray.chunk.ArrayChunk", spilling._first)
+    monkeypatch.setattr("weftplan.ndarray.memory.chunk.ArrayChunk", spilling._first)
     with storage.using(MAKERS["growth"](limited(ctx, 16))):
         held = scattered(ctx)
         if fits:

@@ -11,8 +11,8 @@ import weftplan as mx
 from tests.storage.rooms import MIB, Room
 from weftplan import device, engine, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.ndarray import release, together
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.memory import joint_allocation, release
+from weftplan.ndarray.memory.release import drain
 from weftplan.storage import AutoGrowth, LimitResource, NaiveBestFit, NaivePool, RawResource, StatisticsResource, relief
 
 CTX = device.cpu(61)
@@ -175,7 +175,7 @@ def test_nobody_waits_for_itself():
 def test_an_operation_that_does_not_end_delays_the_error_for_seconds_only(monkeypatch):
     """What is pending may give memory back, so it is waited for, at most ten seconds; then the error comes."""
     assert release.PATIENCE_S == 10
-    for place in (together, release):
+    for place in (joint_allocation, release):
         monkeypatch.setattr(place, "PATIENCE_S", 0.2)
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):

@@ -11,7 +11,7 @@ import weftplan as mx
 from tests.storage.rooms import MIB, Room
 from weftplan import device, engine, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.memory.release import drain
 from weftplan.report.memory_html import timeline
 from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource, RoundPool
 from weftplan.storage.recording import address_of, recorded

@@ -10,7 +10,7 @@ import weftplan as mx
 from tests.contract.engines import Boom, boom
 from weftplan import device, engine, storage
 from weftplan.device.simulated_device import CostModel
-from weftplan.ndarray import spill_ahead, spilling
+from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import LimitResource, NaivePool
 from weftplan.storage.homes import traffic
 

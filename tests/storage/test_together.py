@@ -14,7 +14,9 @@ import pytest
 import weftplan as mx
 from weftplan import device, engine, storage
 from weftplan.errors import OutOfMemoryError
-from weftplan.ndarray import pushing, spill_ahead, spilling, together
+from weftplan.ndarray import pushing
+from weftplan.ndarray.memory import joint_allocation
+from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import LimitResource, NaivePool, relief
 
 SIZE = 1 << 16
@@ -70,7 +72,7 @@ def room(request, folder):
         yield ctx, pool
         settled()
         assert pool.statistics().requested_bytes == 0
-        assert not together._looks
+        assert not joint_allocation._looks
         current.stop()
 
 
@@ -87,7 +89,7 @@ def test_two_operations_with_half_of_what_they_need(room):
     def both():
         """Wait for the other to have its first, where it may have one."""
         begun.append(None)
-        if not together._beginning.owned():
+        if not joint_allocation._beginning.owned():
             until(lambda: len(begun) == 2)
 
     def add(first, _, second):
@@ -134,17 +136,17 @@ def test_who_lacks_memory_waits_for_a_reader(room, monkeypatch, outside):
     ctx, _ = room
     arrays = made(ctx, 4)
     looks, waits = threading.Event(), threading.Event()
-    await_one = together._await_one
+    await_one = joint_allocation._await_one
 
     def noted(begun, end):
         if begun:
             waits.set()
         await_one(begun, end)
 
-    monkeypatch.setattr(together, "_await_one", noted)
+    monkeypatch.setattr(joint_allocation, "_await_one", noted)
 
     def read():
-        with together.Look():
+        with joint_allocation.Look():
             views = [arrays[0].raw(), arrays[1].raw()]
             looks.set()
             waits.wait(60)
@@ -166,8 +168,8 @@ def test_a_large_operation_gets_its_turn_among_small_ones(room, monkeypatch):
     ctx, _ = room
     arrays = made(ctx, 3)
     over, looks = threading.Event(), []
-    chances = together.chances
-    monkeypatch.setattr(together, "chances", lambda ctx: () if engine.get().in_operation else chances(ctx))
+    chances = joint_allocation.chances
+    monkeypatch.setattr(joint_allocation, "chances", lambda ctx: () if engine.get().in_operation else chances(ctx))
 
     def read():
         while not over.is_set():
@@ -212,9 +214,9 @@ def test_an_interrupt_leaves_nothing_taken(room):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        together.run(lambda: [arrays[0].raw(), stop()], lambda _: None)
-    assert together._here.attempt is None
-    assert not together._looks
+        joint_allocation.run(lambda: [arrays[0].raw(), stop()], lambda _: None)
+    assert joint_allocation._here.attempt is None
+    assert not joint_allocation._looks
     arrays[0] += arrays[1]
     assert arrays[0].asnumpy()[5] == 1
     arrays.clear()

@@ -8,7 +8,7 @@ import pytest
 import weftplan as mx
 from weftplan import config, device, storage
 from weftplan.errors import GuardError, MXNetError
-from weftplan.ndarray.origin import origin_of
+from weftplan.ndarray.memory.origin import origin_of
 from weftplan.storage import AutoGrowth, GuardResource, NaivePool, PoisonResource, RawResource
 
 HOST = device.get(device.cpu())

@@ -19,7 +19,7 @@ from tests.stress.random_graphs import BROADCAST, PAIRS, UNARY
 from weftplan import engine
 from weftplan.errors import MXNetError
 from weftplan.ndarray import operators
-from weftplan.ndarray.invoke import call_settled
+from weftplan.ndarray.calls.invoke import call_settled
 
 SHAPES = ((3, 4), (3, 4), (1, 4), (3, 1), (5,), (2, 3, 4), (1,), (40, 60), (300, 210))
 DTYPES = ("float32", "float32", "float32", "float64", "float16", "int32", "uint8", "int64")

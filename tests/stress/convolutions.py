@@ -18,7 +18,9 @@ import numpy as np
 import weftplan as mx
 from tests.ops.convolution_reference import gradients, reference
 from weftplan import engine
-from weftplan.ops.compiled import depthwise_tables, parts, scratch, winograd
+from weftplan.ops.compiled import parts, scratch
+from weftplan.ops.compiled.depthwise import tables as depthwise_tables
+from weftplan.ops.compiled.winograd import implementation as winograd
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.planner import PlanOptions
 
@@ -87,7 +89,7 @@ def trial(seed: str) -> bool:
         mock.patch.object(scratch, "FEW", few),
         mock.patch.object(depthwise_tables, "FEW", few),
         mock.patch.object(winograd, "WHOLE", rng.choice((0, 1 << 16, winograd.WHOLE))),
-        mock.patch("weftplan.blas.usable_cpus", return_value=4),
+        mock.patch("weftplan.support.blas_threads.usable_cpus", return_value=4),
         mock.patch.object(parts, "idle_cores", rng.choice((parts.idle_cores, lambda: 1))),
     ):
         executor = net.simple_bind(

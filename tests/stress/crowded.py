@@ -25,7 +25,8 @@ import weftplan as mx
 from weftplan import device, engine, storage
 from weftplan.engine.simulator import Simulator
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.ndarray import spilling, together
+from weftplan.ndarray.memory import joint_allocation
+from weftplan.ndarray.spill import spilling
 from weftplan.storage import AutoGrowth, LimitResource, NaivePool, homes
 
 ELEMENTS = 2048
@@ -183,7 +184,7 @@ def trial(seed: str) -> bool:
                 mx.nd.waitall()
             except MXNetError:
                 assert faults
-        assert not together._looks, "a look has not ended"
+        assert not joint_allocation._looks, "a look has not ended"
         held = pool.statistics().requested_bytes
         assert held == 0, f"{held} bytes are held at the end"
     assert homes.waiting_bytes() == waiting, "bytes wait in a home for nobody"

@@ -25,7 +25,7 @@ import numpy as np
 
 import weftplan as mx
 from weftplan.errors import MXNetError
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SECONDS = 5
@@ -253,7 +253,7 @@ def safetensors_kind() -> Kind:
 
 
 def _images() -> list[bytes]:
-    from weftplan.training.image_files import encode
+    from weftplan.training.data.image_files import encode
 
     pixels = np.random.RandomState(2).randint(0, 256, (12, 14, 3)).astype(np.uint8)
     return [encode(pixels, 80, ".jpg"), encode(pixels, 6, ".png"), encode(pixels[:, :, :1], 6, ".png")]

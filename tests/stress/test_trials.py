@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.seeds import seed
 from tests.stress import trials
+from tests.support.seeds import seed
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
 

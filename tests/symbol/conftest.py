@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from weftplan import symbol as sym
-from weftplan.ops.schema import OpContext, TensorSpec
-from weftplan.symbol import Symbol, infer
+from weftplan.ops.core.schema import OpContext, TensorSpec
+from weftplan.symbol import Symbol
+from weftplan.symbol.inference import solver as infer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import weftplan as mx
-from tests.seeds import seed
+from tests.support.seeds import seed
 from weftplan.errors import FormatError, MXNetError
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,12 @@ import pytest
 
 from weftplan import symbol as sym
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.ops import registry
-from weftplan.symbol import Entry, Node, infer, infer_rules
+from weftplan.ops.core import registry
+from weftplan.symbol import Entry, Node
 from weftplan.symbol.gradient import add_gradients
-from weftplan.symbol.infer_rest import infer_rest
+from weftplan.symbol.inference import rules as infer_rules
+from weftplan.symbol.inference import solver as infer
+from weftplan.symbol.inference.backward_shapes import infer_rest
 
 
 def mlp() -> sym.Symbol:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.symbol import infer
+from weftplan.symbol.inference import solver as infer
 
 
 def dtypes(symbol, **known):

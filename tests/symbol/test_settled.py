@@ -7,8 +7,8 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import ShapeError
-from weftplan.ops import registry, settled
-from weftplan.ops.settled import Settled
+from weftplan.ops.core import registry, rule_cache
+from weftplan.ops.core.rule_cache import Settled
 
 OP = registry.get("Activation")
 
@@ -60,7 +60,7 @@ def test_what_is_asked_each_time(how: dict[str, Any]) -> None:
 
 def test_the_oldest_answers_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the number of calls that were ever looked at."""
-    monkeypatch.setattr(settled, "MOST", 2)
+    monkeypatch.setattr(rule_cache, "MOST", 2)
     question = Question()
     assert [question(facts=(k,)) for k in (1, 2, 3)] == [1, 2, 3]
     assert [question(facts=(k,)) for k in (3, 2, 1)] == [3, 2, 4]

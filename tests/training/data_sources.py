@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.training.input.seeding import sample_rng
+from weftplan.training.data.input.seeding import sample_rng
 
 
 class Numbers:

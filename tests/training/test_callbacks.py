@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.training import callbacks
+from weftplan.training.fit import callbacks
 
 
 @pytest.fixture

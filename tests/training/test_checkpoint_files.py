@@ -13,9 +13,9 @@ import weftplan as mx
 from tests.training.killed_runs import EPOCHS, data, network, run, same
 from weftplan.convert import load_safetensors, save_safetensors
 from weftplan.errors import FormatError, ParameterError
-from weftplan.ndarray import safetensors as file_format
-from weftplan.training import checkpointing
-from weftplan.training.checkpointing import Checkpoints, read_snapshot
+from weftplan.ndarray.formats import safetensors as file_format
+from weftplan.training.fit import checkpointing
+from weftplan.training.fit.checkpointing import Checkpoints, read_snapshot
 
 
 def test_how_many_stay(tmp_path):
@@ -55,7 +55,7 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(handle)
 
-    monkeypatch.setattr("weftplan.files.os.fsync", fsync)
+    monkeypatch.setattr("weftplan.support.atomic_files.os.fsync", fsync)
 
     def fill(param):
         if param.epoch == 1 and param.nbatch == 0:

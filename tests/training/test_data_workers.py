@@ -16,8 +16,8 @@ import pytest
 import weftplan as mx
 from tests.training.data_sources import Numbers, threads_of_blas
 from weftplan.errors import DataError, DataWorkerError, OutOfMemoryError, ParameterError
-from weftplan.training.input import slots
-from weftplan.training.input.layout import Layout, Part
+from weftplan.training.data.input import slots
+from weftplan.training.data.input.layout import Layout, Part
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at processes by /proc")
 
@@ -234,7 +234,7 @@ import os, signal
 from multiprocessing import resource_tracker
 import weftplan as mx
 from tests.training.data_sources import Numbers
-from weftplan.training.input import slots
+from weftplan.training.data.input import slots
 
 def die(self):
     print(self.name, flush=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weftplan.errors import MXNetError
-from weftplan.training import datasets
+from weftplan.training.data import datasets
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")

@@ -10,8 +10,8 @@ import pytest
 
 import weftplan as mx
 from weftplan import models
-from weftplan.training import display as module
-from weftplan.training.display import Display
+from weftplan.training.fit import display as module
+from weftplan.training.fit.display import Display
 
 
 class Terminal(io.StringIO):

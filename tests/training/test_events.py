@@ -10,9 +10,9 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import FormatError, MXNetError, ParameterError
-from weftplan.training import warnings_of_fit
-from weftplan.training.events import Events, gradient_norm, read_events
-from weftplan.training.warnings_of_fit import Watch
+from weftplan.training.fit import fit_warnings
+from weftplan.training.fit.events import Events, gradient_norm, read_events
+from weftplan.training.fit.fit_warnings import Watch
 
 
 def network():
@@ -282,4 +282,4 @@ def test_a_period_that_is_none(tmp_path):
 
 def test_thresholds_are_those_that_are_told():
     """What the documents name."""
-    assert (warnings_of_fit.STARVED, warnings_of_fit.LEAST_STEPS, warnings_of_fit.LEAST_SECONDS) == (0.25, 30, 2.0)
+    assert (fit_warnings.STARVED, fit_warnings.LEAST_STEPS, fit_warnings.LEAST_SECONDS) == (0.25, 30, 2.0)

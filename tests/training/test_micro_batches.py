@@ -5,7 +5,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import BindError, ParameterError, ShapeError
-from weftplan.training.microbatch import MicroBatchIter, Pieces, cut_descs
+from weftplan.training.fit.microbatch import MicroBatchIter, Pieces, cut_descs
 
 OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}
 

@@ -5,8 +5,8 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import BindError, ParameterError
-from weftplan.training.checkpointing import Checkpoints, read_snapshot
-from weftplan.training.precision import SCALE, LossScale, lowered
+from weftplan.training.fit.checkpointing import Checkpoints, read_snapshot
+from weftplan.training.fit.precision import SCALE, LossScale, lowered
 
 
 def network():

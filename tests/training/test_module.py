@@ -5,8 +5,8 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
-from weftplan.training.io import DataBatch, NDArrayIter
-from weftplan.training.module import Module
+from weftplan.training.data.io import DataBatch, NDArrayIter
+from weftplan.training.module.module import Module
 
 
 def two_layers(dropout=0.0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.together import together
+from tests.support.together import together
 from weftplan.errors import ParameterError, ScheduledRateError
 
 

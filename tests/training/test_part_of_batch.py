@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import ParameterError
-from weftplan.training.parts import PartOfBatchIter
+from weftplan.training.data.worker_share import PartOfBatchIter
 
 
 def source(shuffle: bool = False) -> mx.io.NDArrayIter:

@@ -7,10 +7,11 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.training import initializer as init
-from weftplan.training import lr_scheduler, metric
-from weftplan.training import optimizer as optimizers
-from weftplan.training.io import NDArrayIter
+from weftplan.training.data.io import NDArrayIter
+from weftplan.training.initializers import initializer as init
+from weftplan.training.metrics import metric
+from weftplan.training.optimizers import lr_scheduler
+from weftplan.training.optimizers import optimizer as optimizers
 
 
 def test_schedules():

@@ -9,7 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine, storage
 from weftplan.executor import Executor, schedule
-from weftplan.training.callbacks import StopAtBatchEnd
+from weftplan.training.fit.callbacks import StopAtBatchEnd
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 

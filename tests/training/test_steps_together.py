@@ -7,8 +7,9 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.ops import formulas, together
-from weftplan.training import steps
+from weftplan.ops.elementwise import formulas
+from weftplan.ops.optimizer import fused_update
+from weftplan.training.optimizers import fused_step
 
 SHAPES = [(300, 700), (5,), (1000, 300), (1,), (257,)]
 OPTIMIZERS = [
@@ -41,8 +42,8 @@ def trained(name, settings, *, at_once, dtype="float32", count=3):
 def pushed(monkeypatch):
     """Names of the joint operations that are pushed from now on."""
     names = []
-    push = steps.pushing.push_kernel
-    monkeypatch.setattr(steps.pushing, "push_kernel", lambda *a, **k: (names.append(k["name"]), push(*a, **k))[1])
+    push = fused_step.pushing.push_kernel
+    monkeypatch.setattr(fused_step.pushing, "push_kernel", lambda *a, **k: (names.append(k["name"]), push(*a, **k))[1])
     return names
 
 
@@ -124,12 +125,12 @@ def test_pieces_cover_every_element_once():
     """Whatever the sizes, and parts begin at lines of the cache."""
     for sizes in ([1, 2, 3], [1000], [64, 63, 65, 640], [7] * 50):
         ends = list(np.cumsum(sizes).tolist())
-        pieces = together._pieces(ends, 128)
+        pieces = fused_update._pieces(ends, 128)
         for which, size in enumerate(sizes):
             own = [piece[1:] for part in pieces for piece in part if piece[0] == which]
             assert own[0][0] == 0
             assert own[-1][1] == size
-            assert all(a[1] == b[0] and b[0] % together.BORDER == 0 for a, b in itertools.pairwise(own))
+            assert all(a[1] == b[0] and b[0] % fused_update.BORDER == 0 for a, b in itertools.pairwise(own))
 
 
 @pytest.mark.parametrize("reason", ["debug", "memory"])
@@ -139,7 +140,7 @@ def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
     if reason == "debug":
         monkeypatch.setattr(engine, "debug_enabled", lambda: True)
     else:
-        monkeypatch.setattr(steps.pushing, "make_room", lambda context, operands: ())
+        monkeypatch.setattr(fused_step.pushing, "make_room", lambda context, operands: ())
     alone, _ = trained("sgd", {"momentum": 0.9}, at_once=False, count=1)
     both, _ = trained("sgd", {"momentum": 0.9}, at_once=True, count=1)
     assert names == []
@@ -149,9 +150,9 @@ def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
 
 def test_a_rate_that_changes_records_nothing_anew():
     """Adam's rate differs at every step: its formula is recorded at the first one, for each way to decay weights."""
-    before = together._formula.cache_info().misses
+    before = fused_update._formula.cache_info().misses
     trained("adam", {"wd": 0.0625, "beta1": 0.875}, at_once=True, count=4)
-    assert together._formula.cache_info().misses - before <= 2
+    assert fused_update._formula.cache_info().misses - before <= 2
 
 
 def test_a_step_that_decides_by_its_rate_is_not_recorded():

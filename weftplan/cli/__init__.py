@@ -1,6 +1,7 @@
 """The command line: one click group, whose subcommands are imported only when they are used.
 
-A subcommand ``name`` lives in ``weftplan.cli.<name>`` as a click command called ``command`` (or ``name``). A module
+A subcommand ``name`` lives in ``weftplan.cli.<name>``, or in ``weftplan.cli.<name>.command``, as a click command called
+``command`` (or ``name``). A module
 that is not there makes its subcommand absent; one whose import fails, for want of an optional package, makes that
 subcommand say so and leaves the others alone.
 """
@@ -19,7 +20,7 @@ import click
 
 from weftplan import __version__
 from weftplan.errors import MXNetError, did_you_mean
-from weftplan.training.display import width_of
+from weftplan.training.fit.display import width_of
 
 _COMMANDS = {
     "train": "Train a network on handwritten digits, through every layer.",
@@ -47,6 +48,8 @@ class LazyGroup(click.Group):
             return None
         try:
             module = importlib.import_module(f"weftplan.cli.{cmd_name}")
+            if hasattr(module, "__path__"):  # a folder of modules
+                module = importlib.import_module(f"weftplan.cli.{cmd_name}.command")
         except ImportError as error:
             return _unavailable(cmd_name, error)
         command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)

@@ -15,15 +15,15 @@ import numpy as np
 
 from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, shape_option
-from weftplan.cli.plan_inputs import check_names, parse_shapes, shape_advice
+from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
 from weftplan.cli.run import check_complete, predict
 from weftplan.convert import save_safetensors
 from weftplan.errors import MXNetError, ShapeError, listed
-from weftplan.files import replacing
 from weftplan.report.input_forms import is_label
 from weftplan.report.inspection import input_names
+from weftplan.support.atomic_files import replacing
 from weftplan.symbol import topological_order
-from weftplan.training.checkpoint import write_params
+from weftplan.training.fit.checkpoint import write_params
 
 TOLERANCE = 1e-4
 """Largest difference of an exported model's outputs, as a share of their largest value."""

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weftplan.cli import plan_output
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import epochs, load_model
 from weftplan.cli.options import FILE, json_option, model_argument, shape_option
-from weftplan.cli.plan_inputs import check_names, parse_shapes, shape_advice
+from weftplan.cli.plan import output as plan_output
+from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
 from weftplan.errors import listed
-from weftplan.files import replacing
 from weftplan.report.inspection import Inspection, Layer, inspect
+from weftplan.support.atomic_files import replacing
 
 WIDTH = 160
 COLUMNS = ("layer", "operator", "output", "parameters", "operations", "bytes")

@@ -20,7 +20,7 @@ from types import FrameType
 
 import click
 
-from weftplan.kvstore.distributed.mpi import environment
+from weftplan.kvstore.distributed.transport.mpi import environment
 
 
 @click.command(

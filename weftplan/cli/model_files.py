@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.plan_inputs import PARAMETERS, Network, load_network, onnx_network
+from weftplan.cli.plan.inputs import PARAMETERS, Network, load_network, onnx_network
 from weftplan.convert import load_safetensors
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
 from weftplan.symbol import Symbol
-from weftplan.training.checkpoint import parameter_files, read_params
+from weftplan.training.fit.checkpoint import parameter_files, read_params
 
 Params = dict[str, NDArray]
 

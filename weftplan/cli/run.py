@@ -21,10 +21,10 @@ from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, number
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, DTypeError, FormatError, ShapeError, did_you_mean, listed
-from weftplan.files import other_kind, replacing
-from weftplan.ops.rules import is_known
+from weftplan.ops.core.rules import is_known
 from weftplan.report.input_forms import form_of, is_label, usual_shape
 from weftplan.report.inspection import input_names
+from weftplan.support.atomic_files import other_kind, replacing
 from weftplan.symbol import Symbol, topological_order
 
 Arrays = dict[str, Any]

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from weftplan.cli.columns import Column, output_width, paragraph, table
-from weftplan.cli.devices import parse_devices
+from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.options import json_option, model_option, number, positive, shape_option
-from weftplan.cli.plan_inputs import load_network, parse_shapes
+from weftplan.cli.plan.inputs import load_network, parse_shapes
 from weftplan.device.context import cpu
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import Compression

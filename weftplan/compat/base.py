@@ -11,7 +11,7 @@ import numpy as np
 from weftplan import errors
 from weftplan.errors import MXNetError, NotImplementedForSymbol
 from weftplan.ndarray import NDArray
-from weftplan.training.metric_base import as_list
+from weftplan.training.metrics.base import as_list
 
 __all__ = [
     "MXNetError",

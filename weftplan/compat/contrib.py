@@ -6,9 +6,9 @@ It owns names only, and says of MXNet's other parts of that name why they are ab
 from typing import Any
 
 from weftplan.compat import text
-from weftplan.late_imports import late_import
 from weftplan.ndarray.operators import NAMESPACES
-from weftplan.symbol.namespaces import contrib
+from weftplan.support.lazy_import import late_import
+from weftplan.symbol.api.namespaces import contrib
 
 __all__ = ["nd", "ndarray", "sym", "symbol", "text"]
 

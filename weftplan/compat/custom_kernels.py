@@ -17,10 +17,10 @@ from weftplan import engine
 from weftplan.device.context import Context, cpu, gpu
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.chunk import Chunk
-from weftplan.ops.params import p_str
-from weftplan.ops.rules import DTypes, Shapes, is_known, merge_dtype, merge_shape, pass_dtype, pass_shape
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
+from weftplan.ndarray.memory.chunk import Chunk
+from weftplan.ops.core.params import p_str
+from weftplan.ops.core.rules import DTypes, Shapes, is_known, merge_dtype, merge_shape, pass_dtype, pass_shape
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
 from weftplan.profiler.python_operators import recorded
 
 _NAME = "Custom"

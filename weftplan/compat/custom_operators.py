@@ -21,12 +21,12 @@ from weftplan import symbol as sym
 from weftplan.compat.custom_kernels import Declared, backward_op, forward_op
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ndarray import NDArray
-from weftplan.ops import registry
-from weftplan.ops.params import meaning, p_str
-from weftplan.ops.schema import REQUIRED, Op, Param
+from weftplan.ops.core import registry
+from weftplan.ops.core.params import meaning, p_str
+from weftplan.ops.core.schema import REQUIRED, Op, Param
 from weftplan.symbol import Symbol, attribute, name
+from weftplan.symbol.api.functions import visible
 from weftplan.symbol.compose import apply, to_text
-from weftplan.symbol.functions import visible
 from weftplan.symbol.symbol import single
 
 __all__ = [

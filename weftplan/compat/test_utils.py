@@ -57,7 +57,7 @@ from weftplan.device import gpus
 from weftplan.device.context import Context, current_context
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.training.io import DataBatch, DataIter
+from weftplan.training.data.io import DataBatch, DataIter
 
 __all__ = [
     "DummyIter",

@@ -25,7 +25,7 @@ from weftplan.engine.inspection import QueueStatistics, Statistics
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.var import Var
-from weftplan.late_imports import late_import
+from weftplan.support.lazy_import import late_import
 
 __all__ = [
     "Engine",

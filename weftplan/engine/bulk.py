@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import OprBlock, dedupe, label_of
 from weftplan.engine.sites import Site
-from weftplan.undeclared import undeclared_write
+from weftplan.support.read_only_views import undeclared_write
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context

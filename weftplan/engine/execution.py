@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.edges.shield import shielded
 from weftplan.engine.failure import Failure, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
+from weftplan.engine.shield import shielded
 from weftplan.engine.streams import synchronize_host
 from weftplan.engine.var import Order, Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
-from weftplan.undeclared import undeclared_write
+from weftplan.support.read_only_views import undeclared_write
 
 T = TypeVar("T")
 Tracer = Callable[..., None]

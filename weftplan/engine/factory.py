@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from operator import index
 from typing import Any, SupportsIndex
 
-from weftplan import blas, config, cores
+from weftplan import config
 from weftplan.engine.core import Engine
 from weftplan.engine.edges import forking
 from weftplan.engine.execution import Tracer, live_engines
@@ -22,6 +22,7 @@ from weftplan.engine.simulator import Simulator
 from weftplan.engine.threaded import ThreadedBase, ThreadedEngine
 from weftplan.errors import ConfigError, EngineError, did_you_mean
 from weftplan.locks import Lock, free_in_children, members
+from weftplan.support import blas_threads, core_sharing
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 EXIT_PATIENCE_S = 30.0
@@ -78,7 +79,7 @@ def create(
             f"choose of the Simulator"
         )
     if kind in (*KINDS, "Simulator"):
-        blas.limit()  # every kind, so that all give the same bits
+        blas_threads.limit()  # every kind, so that all give the same bits
     if kind == "NaiveEngine":
         return NaiveEngine()
     if kind == "Simulator":
@@ -89,7 +90,7 @@ def create(
         return engine
     if kind == "ThreadedEnginePerDevice":
         workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
-        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas.usable_cpus()
+        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
         engine = ThreadedEnginePerDevice(
             cpu_workers=cpu_workers or config.process(workers),
             task_workers=task_workers or cpu_workers or tasks,
@@ -266,5 +267,5 @@ def _keep(*args: Any, **options: Any) -> None:
     """Delete nothing."""
 
 
-cores.count_workers(_workers_at_work)
+core_sharing.count_workers(_workers_at_work)
 atexit.register(_at_exit)

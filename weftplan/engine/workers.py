@@ -22,7 +22,6 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from weftplan import cores
 from weftplan.engine.bulk import BulkRun
 from weftplan.engine.execution import once, report, running
 from weftplan.engine.failure import Failure
@@ -31,6 +30,7 @@ from weftplan.engine.operation import OprBlock, ample_room
 from weftplan.engine.region import ONE
 from weftplan.engine.streams import LATER, enter
 from weftplan.locks import Lock
+from weftplan.support import core_sharing
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
@@ -227,7 +227,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     alone = queue.threads == 1
     requests, token, apply = engine._region.requests, engine._region.token, engine._region.apply
     running.engines = (engine,)
-    cores.enter_worker(alone=engine._alone)
+    core_sharing.enter_worker(alone=engine._alone)
     device = enter(engine, queue.context)
     running.place = queue, me, name, device
     execute = engine._execute

@@ -11,9 +11,10 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
-from weftplan.ops.floats import dtype_of
-from weftplan.symbol import Symbol, unknown
+from weftplan.ops.core.floats import dtype_of
+from weftplan.symbol import Symbol
 from weftplan.symbol.gradient import read_grad_req
+from weftplan.symbol.inference import unknown_shapes as unknown
 from weftplan.symbol.provenance import warn
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weftplan.collector import resting
 from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, MXNetError, PlanError, own
@@ -33,6 +32,7 @@ from weftplan.executor.executor import Executor
 from weftplan.executor.new_arrays import Groups, arrays_like, variable_contexts
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlanOptions
+from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol
 
 

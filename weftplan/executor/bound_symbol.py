@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from weftplan import config, device, planner, storage
-from weftplan.collector import resting
 from weftplan.device.context import Context
 from weftplan.device.home_links import speed
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
@@ -22,6 +21,7 @@ from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.spill.place import places
 from weftplan.storage import homes
+from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import Order
 

@@ -26,10 +26,12 @@ from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind, Call, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
-from weftplan.ndarray import pushing, spilling, together
-from weftplan.ndarray.chunk import Chunk
-from weftplan.ndarray.dynamic import DynamicChunk
+from weftplan.ndarray import pushing
+from weftplan.ndarray.memory import joint_allocation
+from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.pushing import push
+from weftplan.ndarray.spill import spilling
+from weftplan.ndarray.spill.dynamic import DynamicChunk
 from weftplan.planner import PlannedGraph
 
 _MOST_REMEMBERED = 4 << 20
@@ -87,7 +89,7 @@ class DynamicMemory(PlannedMemory):
         if pushing.make_room is None:
             self._use(nid, make, run, chunks, [chunk.raw for chunk in chunks])
         else:
-            together.run(lambda: [chunk.raw for chunk in chunks], partial(self._use, nid, make, run, chunks))
+            joint_allocation.run(lambda: [chunk.raw for chunk in chunks], partial(self._use, nid, make, run, chunks))
         for chunk in self.local[run.is_train].get(nid, ()):
             chunk.drop()
 

@@ -24,10 +24,10 @@ from weftplan.executor.run_values import as_array, by_name, check_switch, copy_i
 from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_fence
 from weftplan.ndarray import NDArray, random
-from weftplan.ndarray.chunk import MovableChunk, nothing
+from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
+from weftplan.planner.symbolic.passes.unfuse import parted
 from weftplan.symbol import Symbol
-from weftplan.symbol.parting import parted
 from weftplan.symbol.traversal import copy_graph
 
 Callback = Callable[[str, NDArray], None]

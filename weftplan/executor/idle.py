@@ -37,8 +37,8 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.executor import waits
 from weftplan.executor.pool_memory import PoolMemory
 from weftplan.locks import Lock, ReentrantLock, free_in_children, members
-from weftplan.ndarray import spill_ahead, spilling
-from weftplan.ndarray.release import PATIENCE_S
+from weftplan.ndarray.memory.release import PATIENCE_S
+from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import homes, relief
 
 _pools: weakref.WeakSet[Any] = weakref.WeakSet()

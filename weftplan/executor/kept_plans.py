@@ -15,7 +15,7 @@ from typing import Any
 
 from weftplan import config
 from weftplan.executor.plan_files import PlanFile
-from weftplan.ops import implementations
+from weftplan.ops.core import implementations
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Node

@@ -14,10 +14,10 @@ from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
-from weftplan.ops import registry
-from weftplan.ops.schema import Op, Params
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op, Params
+from weftplan.planner.symbolic.passes.unfuse import joined_layers
 from weftplan.symbol.node import Node
-from weftplan.symbol.parting import joined_layers
 
 _NAMED = frozenset({
     "Dropout", "GridGenerator", "L2Normalization", "LRN", "LeakyReLU", "MakeLoss", "Pad", "Pooling", "SequenceLast",

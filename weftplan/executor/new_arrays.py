@@ -14,8 +14,8 @@ from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.pool_memory import grow, growable
 from weftplan.ndarray import NDArray, zeros
-from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray.chunk import Chunk, MovableChunk
+from weftplan.ndarray.memory import chunk as chunks
+from weftplan.ndarray.memory.chunk import Chunk, MovableChunk
 from weftplan.ndarray.pushing import push
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn

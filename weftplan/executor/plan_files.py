@@ -3,9 +3,9 @@
 The name of a file is the hash of everything that a plan depends on: the graph by value, what the caller says of it, the
 settings, who may compute which operator, versions, and the state of this package's own files. So whatever changes any
 of it plans anew, and no file is ever out of date. A file holds numbers and names
-(:mod:`weftplan.planner.symbolic.plain_values`), nothing that is run; :mod:`weftplan.user_cache` says why its content
-can be trusted. Where there is no such folder, everything is planned anew. So are graphs with operators that are not the
-library's own, and plans for a GPU, which depend on libraries and a device that nothing here looks at.
+(:mod:`weftplan.planner.symbolic.plain_values`), nothing that is run; :mod:`weftplan.support.user_cache` says why its
+content can be trusted. Where there is no such folder, everything is planned anew. So are graphs with operators that
+are not the library's own, and plans for a GPU, which depend on libraries and a device that nothing here looks at.
 
 Any thread and process may read and keep at any time.
 """
@@ -22,12 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from weftplan import config, user_cache
-from weftplan.ops import implementations
+from weftplan import config
 from weftplan.ops.compiled.target import host
-from weftplan.ops.implementations import Implementation
+from weftplan.ops.core import implementations
+from weftplan.ops.core.implementations import Implementation
 from weftplan.planner import PlannedGraph, PlanOptions, stopping
 from weftplan.planner.symbolic import plain_values
+from weftplan.support import user_cache
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import Order
 

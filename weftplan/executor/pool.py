@@ -41,7 +41,7 @@ from weftplan.device.homes import HomeSpec
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
 from weftplan.executor.idle import Idleness, in_turn
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
-from weftplan.ndarray.chunk import MovableChunk, lost
+from weftplan.ndarray.memory.chunk import MovableChunk, lost
 from weftplan.storage import homes
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
-from weftplan.ndarray import NDArray, spilling
-from weftplan.ndarray.chunk import Chunk, MovableChunk, nothing
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.memory.chunk import Chunk, MovableChunk, nothing
+from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import push
-from weftplan.ndarray.release import drain
+from weftplan.ndarray.spill import spilling
 
 
 class PoolMemory:

@@ -13,7 +13,7 @@ import numpy as np
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
 from weftplan.executor.new_arrays import writes_of_zeros
 from weftplan.ndarray import NDArray
-from weftplan.ops.floats import is_number
+from weftplan.ops.core.floats import is_number
 
 
 def as_array(value: Any, target: NDArray, what: str) -> Any:

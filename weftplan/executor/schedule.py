@@ -20,11 +20,11 @@ from weftplan.engine import FnProperty
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.run import Bind, Call, RunState
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.chunk import nothing
 from weftplan.ndarray.copying import device_end, route
-from weftplan.ops import grain
-from weftplan.ops.node_call import NodeCall
-from weftplan.ops.schema import Kernel, Op, Req, Shape, aligned
+from weftplan.ndarray.memory.chunk import nothing
+from weftplan.ops.core import tiling
+from weftplan.ops.core.node_call import NodeCall
+from weftplan.ops.core.schema import Kernel, Op, Req, Shape, aligned
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
@@ -204,8 +204,8 @@ def _kernel_call(
         recompute=node.mirror_of is not None,
         output_shapes=output_shapes,
     )
-    sizes = grain.of(context.device_type)
-    with grain.using(sizes):
+    sizes = tiling.of(context.device_type)
+    with tiling.using(sizes):
         prepared = call.prepared()
 
     def bind(run: RunState) -> Call:
@@ -215,7 +215,7 @@ def _kernel_call(
 
     if not place.asynchronous:
         return bind
-    return lambda run: partial(place.launch, grain.bound(sizes, bind(run)))
+    return lambda run: partial(place.launch, tiling.bound(sizes, bind(run)))
 
 
 def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:

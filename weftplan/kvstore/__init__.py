@@ -5,9 +5,9 @@
 
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.kvstore.factory import create
-from weftplan.kvstore.least_store import TestStore
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
+from weftplan.kvstore.teststore import TestStore
 from weftplan.kvstore.updater import Updater
 
 KVStore = KVStoreLocal

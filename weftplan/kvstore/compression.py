@@ -16,8 +16,8 @@ Four codes make a byte, the first in its two highest bits. With ``1bit`` it is a
     else:                   send code 0, meaning -1;  residual += 1
 
 Eight codes make a byte, the first in its highest bit. Large arrays on the host take compiled loops where llvmlite is
-installed (:mod:`weftplan.ops.compiled.codec`), which several threads share; else NumPy works in blocks that stay in a
-core's cache. The bits are the same.
+installed (:mod:`weftplan.ops.compiled.exchange.codec`), which several threads share; else NumPy works in blocks that
+stay in a core's cache. The bits are the same.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.cores import share_out
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.reduce import BLOCK_BYTES
-from weftplan.ops.compiled import codec
+from weftplan.ops.compiled.exchange import codec
+from weftplan.support.core_sharing import share_out
 
 DTYPE = np.dtype(np.float32)
 """The only dtype that is compressed, as in MXNet."""

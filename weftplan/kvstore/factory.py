@@ -7,11 +7,11 @@ processes are imported when one is asked for. Any thread may call it.
 from __future__ import annotations
 
 from weftplan.errors import KVStoreError, did_you_mean
-from weftplan.keywords import known_keywords
 from weftplan.kvstore.base import KVStoreBase, registered
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
-from weftplan.late_imports import late_import
+from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.lazy_import import late_import
 
 LOCAL_TYPES = ("local", "local_update_cpu", "local_allreduce_cpu")
 DEVICE_TYPES = ("device", "local_allreduce_device")

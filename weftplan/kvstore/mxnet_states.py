@@ -14,7 +14,7 @@ from typing import Any
 
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.serialize import load_record
+from weftplan.ndarray.formats.serialize import load_record
 
 _SETTINGS = ("mxnet.optimizer", "mxnet.lr_scheduler")
 """Modules whose objects are kept as plain settings."""

@@ -8,10 +8,11 @@ element is summed by the same sequence of additions. Two orders exist, as in MXN
   addition, as MXNet does, bfloat16 is added in float32 and rounded once;
 * :func:`sum_sequential` (store ``device``): left to right, half precision in float32 and rounded once.
 
-Both read every source from memory once and write the result once: a compiled loop (:mod:`weftplan.ops.compiled.sums`)
-for large arrays of float32 and float64 where llvmlite is installed, else NumPy in blocks that stay in a core's cache.
-Ranges of the blocks go to helper threads (:mod:`weftplan.cores`), which are not the engine's: they only ever run the
-leaf function below, so they cannot wait for anything.
+Both read every source from memory once and write the result once: a compiled loop
+(:mod:`weftplan.ops.compiled.exchange.sums`) for large arrays of float32 and float64 if
+llvmlite is installed, else NumPy in blocks that stay in a core's cache.
+Ranges of the blocks go to helper threads (:mod:`weftplan.support.core_sharing`), which are not the engine's: they only
+ever run the leaf function below, so they cannot wait for anything.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.cores import share_out
 from weftplan.ndarray.errstate import quietly
-from weftplan.ops.compiled.sums import PAST, compiled_spread, compiled_sum, copy_past
-from weftplan.ops.floats import is_half
+from weftplan.ops.compiled.exchange.sums import PAST, compiled_spread, compiled_sum, copy_past
+from weftplan.ops.core.floats import is_half
+from weftplan.support.core_sharing import share_out
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""

@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.mxnet_states import read_mxnet_states
 from weftplan.ndarray import NDArray, array
-from weftplan.ops.floats import is_half
+from weftplan.ops.core.floats import is_half
 
 State = Any
 """None, an NDArray, or a (nested) tuple of states."""

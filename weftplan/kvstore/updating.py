@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.errors import FormatError, KVStoreError
-from weftplan.files import replacing
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
+from weftplan.support.atomic_files import replacing
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 

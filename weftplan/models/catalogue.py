@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from weftplan.errors import ParameterError, did_you_mean
-from weftplan.keywords import known_keywords
 from weftplan.models import lstm as language
 from weftplan.models.classic import alexnet, lenet, lenet_small, mlp, vgg16
 from weftplan.models.densenet import densenet121
 from weftplan.models.inception import inception_v3
 from weftplan.models.mobilenet import mobilenet
 from weftplan.models.resnet import DEPTHS, resnet, resnet_small
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.symbol import NameManager, Symbol
 
 DIGITS = (1, 8, 8)

@@ -1,16 +1,17 @@
 """Arrays whose every access goes through the engine: ``mx.nd``.
 
-``nd.<Operator>(...)`` exists for every registered operator; :func:`weftplan.ndarray.call_arguments.understood` says how
-arguments are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
+``nd.<Operator>(...)`` exists for every registered operator; :func:`weftplan.ndarray.calls.call_arguments.understood`
+says how arguments are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined
+here by name.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import did_you_mean
-from weftplan.late_imports import late_import
-from weftplan.ndarray import contributed, control_flow, random, spilling  # noqa: F401 - the first two: mx.nd.contrib
+from weftplan.ndarray import contributed, control_flow, random  # noqa: F401 - the first two: mx.nd.contrib
 from weftplan.ndarray.array import NDArray
-from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.calls.call_cache import Repeated as _Repeated  # noqa: F401 - methods of arrays call by it
+from weftplan.ndarray.calls.invoke import invoke
 from weftplan.ndarray.creation import (
     add,
     arange,
@@ -49,11 +50,12 @@ from weftplan.ndarray.creation import (
     zeros,
     zeros_like,
 )
-from weftplan.ndarray.exchange import from_dlpack, from_numpy, to_dlpack_for_read, to_dlpack_for_write
-from weftplan.ndarray.invoke import invoke
-from weftplan.ndarray.repeated import Repeated as _Repeated  # noqa: F401 - methods of arrays call operators by it
+from weftplan.ndarray.formats.dlpack import from_dlpack, from_numpy, to_dlpack_for_read, to_dlpack_for_write
+from weftplan.ndarray.formats.serialize import load, load_frombuffer, save
+from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.row_sparse import cast_storage
-from weftplan.ndarray.serialize import load, load_frombuffer, save
+from weftplan.ndarray.spill import spilling
+from weftplan.support.lazy_import import late_import
 
 if TYPE_CHECKING:
     from weftplan.ndarray import row_sparse as sparse  # noqa: F401 - made at first use

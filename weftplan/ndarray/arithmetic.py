@@ -18,16 +18,16 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.errors import DeviceError, DTypeError, ShapeError
-from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, pending
-from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
+from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once, write_at_once
+from weftplan.ndarray.memory import chunk as chunks
+from weftplan.ndarray.memory.chunk import Chunk
+from weftplan.ndarray.memory.release import due, sweep
 from weftplan.ndarray.pushing import Value, push_kernel, work
-from weftplan.ndarray.release import due, sweep
-from weftplan.ndarray.small import MOST_BYTES, SmallWork, at_once, write_at_once
-from weftplan.ops.floats import is_float, is_number
+from weftplan.ops.core.floats import is_float, is_number
 
 Kernel = Callable[..., object]
 """``kernel(a, b, out)``."""

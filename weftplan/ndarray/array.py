@@ -24,8 +24,8 @@ from weftplan.ndarray import arithmetic, copying, indexing
 from weftplan.ndarray.base import NDArrayBase, Shape, check_context, check_dtype, pending
 from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.export import export
-from weftplan.ops import registry
-from weftplan.ops.reshape_codes import reshaped
+from weftplan.ops.core import registry
+from weftplan.ops.shape.reshape_codes import reshaped
 
 if TYPE_CHECKING:
     from weftplan.ndarray.registered import Methods

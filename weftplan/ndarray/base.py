@@ -16,11 +16,12 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ShapeError
-from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray import pushing, together
-from weftplan.ndarray.chunk import Chunk, nothing
+from weftplan.ndarray import pushing
+from weftplan.ndarray.memory import chunk as chunks
+from weftplan.ndarray.memory import joint_allocation
+from weftplan.ndarray.memory.chunk import Chunk, nothing
 from weftplan.ndarray.pushing import push
-from weftplan.ops.floats import dtype_of, is_number
+from weftplan.ops.core.floats import dtype_of, is_number
 
 Shape = tuple[int, ...]
 Array = TypeVar("Array", bound="NDArrayBase")
@@ -139,7 +140,7 @@ class NDArrayBase:
         self.wait_to_read()
         out = np.empty(self.shape, self.dtype)
         if self.size:
-            with _NOTHING if pushing.make_room is None else together.Look():
+            with _NOTHING if pushing.make_room is None else joint_allocation.Look():
                 device.get(self.context).copy(out, self.raw())
         return out
 

@@ -18,11 +18,11 @@ from weftplan.device.interconnect import way
 from weftplan.device.peers import PEER
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
-from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, NDArrayBase, pending
+from weftplan.ndarray.inline_calls import copy_at_once
+from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.pushing import Value, computing, push_kernel
-from weftplan.ndarray.small import copy_at_once
 
 
 def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, name: str = "copy") -> None:

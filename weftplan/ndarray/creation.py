@@ -14,16 +14,16 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, KeywordError, ParameterError, ShapeError, did_you_mean
-from weftplan.keywords import known_keywords
 from weftplan.ndarray import arithmetic
-from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, fresh, from_host, verbs
 from weftplan.ndarray.base import check_context, check_dtype
-from weftplan.ndarray.invoke import invoke
+from weftplan.ndarray.calls.invoke import invoke
+from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once
+from weftplan.ndarray.memory import chunk as chunks
+from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import Value, push_kernel
-from weftplan.ndarray.release import drain
-from weftplan.ndarray.small import MOST_BYTES, SmallWork, at_once
-from weftplan.ops.floats import is_float, is_number
+from weftplan.ops.core.floats import is_float, is_number
+from weftplan.support.keyword_errors import known_keywords
 
 
 @known_keywords()

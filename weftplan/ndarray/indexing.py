@@ -21,9 +21,9 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray.arithmetic import scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
+from weftplan.ndarray.inline_calls import copy_at_once
 from weftplan.ndarray.pushing import Value, computing, push, push_kernel
-from weftplan.ndarray.small import copy_at_once
-from weftplan.ops.floats import is_number
+from weftplan.ops.core.floats import is_number
 
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 

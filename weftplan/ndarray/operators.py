@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from weftplan.errors import did_you_mean
-from weftplan.ndarray.repeated import Repeated, call
-from weftplan.ops import registry
-from weftplan.ops.signatures import document, signature
+from weftplan.ndarray.calls.call_cache import Repeated, call
+from weftplan.ops.core import registry
+from weftplan.ops.core.signatures import document, signature
 
 EXTRA = ("out", "ctx", "is_train", "name")
 """Keywords that every operator of arrays understands."""

@@ -14,8 +14,8 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import OutOfMemoryError
-from weftplan.ndarray import together
-from weftplan.ndarray.release import dead, sweep
+from weftplan.ndarray.memory import joint_allocation
+from weftplan.ndarray.memory.release import dead, sweep
 
 make_room: Callable[[Context, Sequence[Any]], tuple[Any, ...]] | None = None
 """Pushes what has to go before an operation on arrays and returns the vars that it has to read, too: look it up at each
@@ -71,7 +71,7 @@ def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
     """``kernel`` of the raw arrays of all ``operands``, or of none while others go first; empties the list when it
     fails, as :func:`compute` does with its own."""
     try:
-        together.run(partial(_raws, operands), partial(_call, kernel))
+        joint_allocation.run(partial(_raws, operands), partial(_call, kernel))
     except BaseException:
         operands.clear()
         raise
@@ -91,7 +91,7 @@ def _holding(arrays: list[Any], fn: Callable[..., object], *args: Any, **kwargs:
         del raws
         result = fn(*args, **kwargs)
 
-    together.run(partial(_raws, arrays), use)
+    joint_allocation.run(partial(_raws, arrays), use)
     return result
 
 

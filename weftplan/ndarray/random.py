@@ -17,15 +17,15 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.keywords import known_keywords
-from weftplan.ndarray import distributions
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.base import check_dtype
-from weftplan.ndarray.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
 from weftplan.ndarray.operators import Namespace
 from weftplan.ndarray.pushing import push_kernel
-from weftplan.ndarray.seeds import get_state, next_key, seed, set_state
-from weftplan.ops.schema import OpContext
+from weftplan.ndarray.randomness import fills
+from weftplan.ndarray.randomness.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
+from weftplan.ndarray.randomness.seeds import get_state, next_key, seed, set_state
+from weftplan.ops.core.schema import OpContext
+from weftplan.support.keyword_errors import known_keywords
 
 __all__ = [
     "exponential",
@@ -78,7 +78,7 @@ def uniform(
         ShapeError: ``out`` and ``shape`` disagree, or two arrays of parameters.
     """
     parameters = {"low": (low, "any"), "high": (high, "any")}
-    return sample(distributions.uniform, parameters, shape, dtype, ctx, out)
+    return sample(fills.uniform, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()
@@ -99,7 +99,7 @@ def normal(
         DTypeError, ShapeError: as :func:`uniform`.
     """
     parameters = {"loc": (loc, "any"), "scale": (scale, "not negative")}
-    return sample(distributions.normal, parameters, shape, dtype, ctx, out)
+    return sample(fills.normal, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()
@@ -160,7 +160,7 @@ def exponential(
 ) -> NDArray:
     """Exponential with mean ``scale`` > 0."""
     parameters = {"scale": (scale, "positive")}
-    return sample(distributions.exponential, parameters, shape, dtype, ctx, out)
+    return sample(fills.exponential, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()
@@ -176,7 +176,7 @@ def gamma(
 ) -> NDArray:
     """Gamma with shape ``alpha`` > 0 and scale ``beta`` > 0."""
     parameters = {"alpha": (alpha, "positive"), "beta": (beta, "positive")}
-    return sample(distributions.gamma, parameters, shape, dtype, ctx, out)
+    return sample(fills.gamma, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()
@@ -191,7 +191,7 @@ def poisson(
 ) -> NDArray:
     """Poisson with mean ``lam`` >= 0, as floats."""
     parameters = {"lam": (lam, "not negative")}
-    return sample(distributions.poisson, parameters, shape, dtype, ctx, out)
+    return sample(fills.poisson, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()
@@ -207,7 +207,7 @@ def negative_binomial(
 ) -> NDArray:
     """Failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats."""
     parameters = {"k": (k, "positive"), "p": (p, "probability")}
-    return sample(distributions.negative_binomial, parameters, shape, dtype, ctx, out)
+    return sample(fills.negative_binomial, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()
@@ -223,7 +223,7 @@ def generalized_negative_binomial(
 ) -> NDArray:
     """Negative binomial with mean ``mu`` >= 0 and variance mu + alpha mu², ``alpha`` >= 0, as floats."""
     parameters = {"mu": (mu, "not negative"), "alpha": (alpha, "not negative")}
-    return sample(distributions.generalized_negative_binomial, parameters, shape, dtype, ctx, out)
+    return sample(fills.generalized_negative_binomial, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()

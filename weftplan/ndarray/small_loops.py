@@ -1,4 +1,4 @@
-"""When small work leaves NumPy's functions for its loops (``ops/loops.py``), which saves it half of its time or more.
+"""When small work uses the inner loops of NumPy instead of its functions (``ops/core/inner_loops.py``).
 
 What calls the loops is compiled, and to import the compiler takes longer than thousands of calls. So it begins when a
 process has made that many, in a thread of its own, while calls go on as they are: the bits are the same, so it makes no
@@ -21,7 +21,7 @@ import numpy as np
 from weftplan import config
 from weftplan.errors import MXNetError
 from weftplan.locks import Lock, whole_in_children
-from weftplan.ops.loops import Loops
+from weftplan.ops.core.inner_loops import Loops
 
 CALLS = 4096
 """Small calls of a process after which the compiler is worth its 50 ms: they have lost 10 to 20 ms."""

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.add_n import p_count
-from weftplan.ops.floats import is_float, is_half
-from weftplan.ops.forms import kernel, workspace_kernel
-from weftplan.ops.kernels import blocks
-from weftplan.ops.params import p_bool, p_dtype
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.floats import is_float, is_half
+from weftplan.ops.core.forms import kernel, workspace_kernel
+from weftplan.ops.core.kernels import blocks
+from weftplan.ops.core.params import p_bool, p_dtype
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     IDENTITY_INPLACE,
     UNARY_INPLACE,
     DTypes,
@@ -28,7 +27,8 @@ from weftplan.ops.rules import (
     same_dtype,
     same_shape,
 )
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, Param, Params, Workspace
+from weftplan.ops.core.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, Param, Params, Workspace
+from weftplan.ops.elementwise.add_n import p_count
 
 
 def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:

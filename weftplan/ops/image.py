@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import kernel, workspace_kernel
-from weftplan.ops.params import p_float, p_int, p_tuple
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import kernel, workspace_kernel
+from weftplan.ops.core.params import p_float, p_int, p_tuple
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
     Shapes,
@@ -27,7 +27,7 @@ from weftplan.ops.rules import (
     same_shape,
     zero_gradient,
 )
-from weftplan.ops.schema import Op, Param, Params, Shape, Workspace
+from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
 
 _floats = p_tuple(p_float)
 FLOAT = np.dtype(np.float32)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError
-from weftplan.ops.forms import kernel
-from weftplan.ops.params import p_enum, p_float, p_optional
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape
-from weftplan.ops.schema import Op, Param, Params
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.params import p_enum, p_float, p_optional
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape
+from weftplan.ops.core.schema import Op, Param, Params
 
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)

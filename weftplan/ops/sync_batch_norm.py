@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import weftplan.ops.compiled.batch_norm
+import weftplan.ops.compiled.batch_norm.implementation
 import weftplan.ops.cuda.batch_norm  # noqa: F401 - both offer the kernels that are offered again here
-from weftplan.ops.implementations import Implementation, Specs, provide, provided
-from weftplan.ops.params import p_int, p_str
-from weftplan.ops.registry import get, register
-from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Kernel, Op, OpContext, Param, Params
+from weftplan.ops.core.implementations import Implementation, Specs, provide, provided
+from weftplan.ops.core.params import p_int, p_str
+from weftplan.ops.core.registry import get, register
+from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import Arrays, EntryRef, GradientBuilder, Kernel, Op, OpContext, Param, Params
 
 NAME = "_contrib_SyncBatchNorm"
 _BASE = get("BatchNorm")

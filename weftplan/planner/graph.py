@@ -14,7 +14,7 @@ from itertools import accumulate, chain, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.tensor_types import InplacePair
+from weftplan.support.tensor_types import InplacePair
 
 IntArray = NDArray[np.int64]
 

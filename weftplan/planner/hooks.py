@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weftplan.errors import MXNetError
-from weftplan.late_imports import late_import
+from weftplan.support.lazy_import import late_import
 
 _TRAINING = ("optimizer", "on_several")
 """Hooks that ``weftplan.training.memory`` fills; ``weftplan.report`` fills the others."""

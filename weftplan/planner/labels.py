@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from weftplan.planner.graph import Graph
-from weftplan.tensor_types import DType, Shape
+from weftplan.support.tensor_types import DType, Shape
 
 CALLER = "(caller)"
 """Last reader of an output of the graph."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 
 from weftplan.planner.program import Program
-from weftplan.tensor_types import InplacePair
+from weftplan.support.tensor_types import InplacePair
 
 
 def dependencies(program: Program) -> list[list[int]]:

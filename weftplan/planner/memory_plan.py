@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.keywords import known_keywords
 from weftplan.planner.batch import largest_fitting
 from weftplan.planner.graph import IntArray
 from weftplan.planner.hooks import hook
 from weftplan.planner.labels import Bar, Labels, Pass
 from weftplan.planner.options import PlanOptions
+from weftplan.support.keyword_errors import known_keywords
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -11,10 +11,10 @@ from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
-from weftplan.keywords import known_keywords
 from weftplan.ops.compiled.jit import keep_objects
-from weftplan.ops.cuda import tuning
-from weftplan.ops.implementations import MODES
+from weftplan.ops.core import cuda_tuning
+from weftplan.ops.core.implementations import MODES
+from weftplan.support.keyword_errors import known_keywords
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
 RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
@@ -154,7 +154,7 @@ class PlanOptions:
             PlanError: an override is unknown or illegal.
         """
         keep_objects(config.get("WEFTPLAN_KERNEL_CACHE"))
-        tuning.read_with(config.get)
+        cuda_tuning.read_with(config.get)
         read = _read(config.in_force())
         return read.replace(**overrides)  # itself where there are none
 

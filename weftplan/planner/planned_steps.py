@@ -13,7 +13,7 @@ from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.strategies import Draft
-from weftplan.tensor_types import DType, Req, Shape
+from weftplan.support.tensor_types import DType, Req, Shape
 
 _NOT_WRITTEN = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}
 _REQUESTS = [_NOT_WRITTEN.get(kind, Req.WRITE) for kind in Kind]

@@ -15,7 +15,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.graph import Graph
-from weftplan.tensor_types import DType, InplacePair, Shape, aligned
+from weftplan.support.tensor_types import DType, InplacePair, Shape, aligned
 
 BYTE = np.dtype(np.uint8)
 """The dtype of entries of which only the bytes are known."""

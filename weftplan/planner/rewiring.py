@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weftplan.depth_first import post_order
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.graph import Graph, Work
 from weftplan.planner.program import Program
+from weftplan.support.post_order import post_order
 
 
 class Rewrite:

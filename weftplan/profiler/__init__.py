@@ -24,11 +24,11 @@ from typing import Any
 
 from weftplan import engine
 from weftplan.errors import ParameterError, did_you_mean
-from weftplan.late_imports import late_import
 from weftplan.profiler import aggregate
 from weftplan.profiler.objects import Counter, Domain, Event, Frame, Marker, Task
 from weftplan.profiler.recorder import recorder
 from weftplan.profiler.trace_file import write_trace
+from weftplan.support.lazy_import import late_import
 
 __all__ = [
     "Counter",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.files import replacing
 from weftplan.profiler.recorder import OperationRecord, Recorder, UserRecord
+from weftplan.support.atomic_files import replacing
 
 _DEFAULT = Context("cpu", 0)
 """Where an operation without a context runs."""

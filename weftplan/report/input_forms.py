@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weftplan.errors import ShapeError
+from weftplan.ops.core.schema import Shape
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
-from weftplan.ops.schema import Shape
-from weftplan.symbol import Symbol, infer, topological_order
+from weftplan.symbol import Symbol, topological_order
+from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Node
 
 _ELEMENTWISE = (*BATCH_NORMS, "Cast", "_copy", "Dropout", "identity")

@@ -17,12 +17,13 @@ import numpy as np
 from weftplan import planner
 from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.ndarray import NDArray
-from weftplan.ops.floats import is_float
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.rules import is_known
+from weftplan.ops.core.schema import Shape
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
-from weftplan.ops.rules import is_known
-from weftplan.ops.schema import Shape
 from weftplan.report.input_forms import Form, form_of, is_label, usual_shape
-from weftplan.symbol import Symbol, infer, placeholder, topological_order
+from weftplan.symbol import Symbol, placeholder, topological_order
+from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Entry, Node
 
 Arrays = Mapping[str, NDArray]

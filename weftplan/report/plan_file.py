@@ -14,8 +14,8 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError
-from weftplan.ops.floats import dtype_of
-from weftplan.ops.schema import DType, Shape
+from weftplan.ops.core.floats import dtype_of
+from weftplan.ops.core.schema import DType, Shape
 from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import Labels, Pass
 from weftplan.planner.memory_plan import MemoryPlan

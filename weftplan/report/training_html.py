@@ -8,7 +8,7 @@ from typing import Any
 
 from weftplan.device.amounts import amount
 from weftplan.report.page import filled
-from weftplan.training.events import PHASES, provide_page
+from weftplan.training.fit.events import PHASES, provide_page
 
 MOST_POINTS = 1500
 """A curve shows so many points; of more, every n-th."""
@@ -26,7 +26,7 @@ def training_html(
     """The page as text. It loads nothing from anywhere and needs no network.
 
     Args:
-        events: as :func:`weftplan.training.events.read_events` gives them.
+        events: as :func:`weftplan.training.fit.events.read_events` gives them.
         title: of the page.
         facts: rows of a table at its head.
         links: (text, address) of pages that belong to it.

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weftplan.errors import DTypeError, MXNetError, ShapeError
-from weftplan.ops.params import p_dtype
-from weftplan.ops.rules import is_known
-from weftplan.ops.schema import Shape
-from weftplan.symbol import Entry, Node, Symbol, infer, topological_order
+from weftplan.ops.core.params import p_dtype
+from weftplan.ops.core.rules import is_known
+from weftplan.ops.core.schema import Shape
+from weftplan.symbol import Entry, Node, Symbol, topological_order
+from weftplan.symbol.inference import solver as infer
 
 _COLOURS = {
     "null": "#8dd3c7",

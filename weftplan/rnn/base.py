@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
-from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import Constructed
 from weftplan.symbol import Symbol
 
 Weights = dict[str, NDArray]

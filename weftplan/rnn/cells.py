@@ -12,7 +12,7 @@ from typing import Any
 from weftplan import symbol as sym
 from weftplan.rnn.base import BaseRNNCell, RNNParams, activated
 from weftplan.symbol import Symbol
-from weftplan.training.initializer import LSTMBias
+from weftplan.training.initializers.initializer import LSTMBias
 
 
 class GatedCell(BaseRNNCell):

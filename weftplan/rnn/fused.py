@@ -17,8 +17,8 @@ from weftplan.ndarray import NDArray
 from weftplan.rnn import cells, containers, modifiers
 from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, States, Steps, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
-from weftplan.training import initializer as initializers
-from weftplan.training.initializer_base import InitDesc, Initializer, register
+from weftplan.training.initializers import initializer as initializers
+from weftplan.training.initializers.base import InitDesc, Initializer, register
 
 _GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
 

@@ -15,8 +15,8 @@ import numpy as np
 from weftplan.device.context import cpu
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array, random
-from weftplan.training.io import DataBatch, DataDesc, DataIter, generator
-from weftplan.training.iterator_state import State, key_in, make_state, read_state, whole_in
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter, generator
+from weftplan.training.data.iterator_state import State, key_in, make_state, read_state, whole_in
 
 Sentences = Iterable[Sequence[Any]]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError
-from weftplan.files import replacing
-from weftplan.late_imports import late_import
 from weftplan.storage import registry
 from weftplan.storage.base import Segment, Statistics
 from weftplan.storage.recording import Event, Record, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
+from weftplan.support.atomic_files import replacing
+from weftplan.support.lazy_import import late_import
 
 _page: Callable[[Snapshot], str] | None = None
 _ORIGIN = re.compile(r"(?P<name>.*) at (?P<filename>.*):(?P<line>\d+)")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan.errors import UnknownOperatorError, did_you_mean
-from weftplan.ops import registry
-from weftplan.symbol.attribute import AttrScope
-from weftplan.symbol.creation import (
+from weftplan.ops.core import registry
+from weftplan.symbol.api.creation import (
     arange,
     eye,
     full,
@@ -23,19 +22,20 @@ from weftplan.symbol.creation import (
     split_v2,
     zeros,
 )
-from weftplan.symbol.functions import function
+from weftplan.symbol.api.functions import function
+from weftplan.symbol.api.namespaces import internal as _internal  # noqa: F401 - MXNet's name
+from weftplan.symbol.api.variable import Variable
+from weftplan.symbol.attribute import AttrScope
 from weftplan.symbol.name import NameManager, Prefix
-from weftplan.symbol.namespaces import internal as _internal  # noqa: F401 - MXNet's name
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Group, Symbol, load, load_json
 from weftplan.symbol.traversal import topological_order
-from weftplan.symbol.variable import Variable
 
 if TYPE_CHECKING:
     from weftplan.symbol.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
     from weftplan.symbol.registered import contrib, image, linalg, random
 else:
-    from weftplan.symbol.namespaces import contrib, image, linalg, random
+    from weftplan.symbol.api.namespaces import contrib, image, linalg, random
 
 var = Variable
 pow = power

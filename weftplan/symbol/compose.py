@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, did_you_mean, listed
-from weftplan.ops import registry
-from weftplan.ops.schema import Op
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op
 from weftplan.symbol.attribute import stored_key
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.provenance import caller

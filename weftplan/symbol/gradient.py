@@ -14,10 +14,10 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weftplan.depth_first import deepest_first
 from weftplan.errors import MXNetError, PlanError
-from weftplan.ops import registry
-from weftplan.ops.schema import EntryRef, Op, Params, Req
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import EntryRef, Op, Params, Req
+from weftplan.support.post_order import deepest_first
 from weftplan.symbol.node import Entry, Node, entry_of
 from weftplan.symbol.traversal import Order, depth_first_order
 
@@ -285,7 +285,7 @@ class _Pass:
 
 
 class _Builder:
-    """What a gradient rule sees of one forward node (:class:`weftplan.ops.schema.GradientBuilder`)."""
+    """What a gradient rule sees of one forward node (:class:`weftplan.ops.core.schema.GradientBuilder`)."""
 
     __slots__ = ("_forward", "_pass", "params")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weftplan.errors import MXNetError
-from weftplan.late_imports import late_import
+from weftplan.support.lazy_import import late_import
 
 _hooks: dict[str, Callable[..., Any]] = {}
 
@@ -27,12 +27,12 @@ def set_planner(plan: Callable[..., Any]) -> None:
 
 
 def set_functions(function: Callable[..., Any]) -> None:
-    """Called once by :mod:`weftplan.symbol.functions`; ``function`` takes the name of an operator."""
+    """Called once by :mod:`weftplan.symbol.api.functions`; ``function`` takes the name of an operator."""
     _hooks["function"] = function
 
 
 def set_split(split_v2: Callable[..., Any]) -> None:
-    """Called once by :mod:`weftplan.symbol.creation`; ``split_v2`` takes the symbol first."""
+    """Called once by :mod:`weftplan.symbol.api.creation`; ``split_v2`` takes the symbol first."""
     _hooks["split_v2"] = split_v2
 
 

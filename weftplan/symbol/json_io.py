@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from weftplan.collector import resting
 from weftplan.errors import FormatError, UnknownOperatorError, listed
-from weftplan.files import other_kind
-from weftplan.ops import registry
+from weftplan.ops.core import registry
+from weftplan.support.atomic_files import other_kind
+from weftplan.support.gc_pause import resting
 from weftplan.symbol import placeholder, upgrade
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import topological_order

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from weftplan.ops.schema import Op
+from weftplan.ops.core.schema import Op
 
 FOLDED = "__folded__"
 """Attribute of a node that stands for others, which were computed before or became part of it: their names."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import NotImplementedForSymbol
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node

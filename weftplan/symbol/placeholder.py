@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from weftplan.errors import FormatError, UnknownOperatorError, did_you_mean
-from weftplan.ops import registry
-from weftplan.ops.rules import pass_dtype, pass_shape
-from weftplan.ops.schema import Op
+from weftplan.ops.core import registry
+from weftplan.ops.core.rules import pass_dtype, pass_shape
+from weftplan.ops.core.schema import Op
 from weftplan.symbol.node import Node
 
 MOST_OUTPUTS = 65536

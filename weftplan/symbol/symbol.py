@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
-from weftplan.files import other_kind, replacing
-from weftplan.ops import registry
+from weftplan.ops.core import registry
+from weftplan.support.atomic_files import other_kind, replacing
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
 from weftplan.symbol.hooks import hook
-from weftplan.symbol.infer_methods import Inference
+from weftplan.symbol.inference.methods import Inference
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import copy_graph, split_variables, topological_order
 from weftplan.symbol.verbs import Verbs
@@ -224,7 +224,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         if name in _NDARRAY_ONLY:
             return _not_for_symbols(name)
         if not name.startswith("__") and registry.contains(name):
-            return partial(hook("function", "weftplan.symbol.functions")(name), self)
+            return partial(hook("function", "weftplan.symbol.api.functions")(name), self)
         raise AttributeError(f"Symbol has no attribute {name!r}, and no operator is called so")
 
     if not TYPE_CHECKING:  # for a type checker a method that no operator has is an error
@@ -235,7 +235,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
 
     def astype(self, dtype: Any) -> Symbol:
         """The ``Cast`` of this symbol."""
-        result: Symbol = hook("function", "weftplan.symbol.functions")("cast")(self, dtype=dtype)
+        result: Symbol = hook("function", "weftplan.symbol.api.functions")("cast")(self, dtype=dtype)
         return result
 
     def split_v2(
@@ -246,7 +246,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         name: str | None = None,
     ) -> Symbol:
         """``sym.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
-        split = hook("split_v2", "weftplan.symbol.creation")
+        split = hook("split_v2", "weftplan.symbol.api.creation")
         result: Symbol = split(self, indices_or_sections, axis, squeeze_axis, name)
         return result
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weftplan.errors import FormatError
-from weftplan.ops.params import p_inputs
+from weftplan.ops.core.params import p_inputs
 from weftplan.symbol.attribute import HIDDEN_KEYS
 from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import Entry, Node

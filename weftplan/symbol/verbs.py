@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weftplan.ops.schema import Shape
+from weftplan.ops.core.schema import Shape
 from weftplan.symbol.hooks import hook
 
 

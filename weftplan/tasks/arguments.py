@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.engine.var import Var
+from weftplan.support.read_only_views import read_only
 from weftplan.tasks.arrays import is_array, is_ndarray
 from weftplan.tasks.handle import Task
-from weftplan.undeclared import read_only
 
 NO_ARRAYS = frozenset({int, float, bool, str, type(None)})
 """Classes of arguments in which no array is looked for."""

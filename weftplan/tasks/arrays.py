@@ -15,7 +15,7 @@ from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
-from weftplan.keywords import known_keywords
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.tasks.handle import Task
 from weftplan.tasks.registry import in_flight, nothing, registry
 from weftplan.tasks.tiles import Grid, Tiles

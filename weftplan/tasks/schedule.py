@@ -32,7 +32,7 @@ from weftplan.engine.factory import get
 from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
-from weftplan.keywords import known_keywords
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.tasks.arguments import NO_ARRAYS, arrays_in, call_opened
 from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_for, vars_of
 from weftplan.tasks.handle import Task, results

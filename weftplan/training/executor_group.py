@@ -13,11 +13,11 @@ from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, listed
 from weftplan.executor import Executor, simple_bind
 from weftplan.ndarray import NDArray
-from weftplan.ops.floats import is_number
+from weftplan.ops.core.floats import is_number
 from weftplan.symbol import Symbol, topological_order
-from weftplan.training.io import DataBatch, DataDesc
+from weftplan.training.data.device_placement import Placed, split_batch
+from weftplan.training.data.io import DataBatch, DataDesc
 from weftplan.training.memory import Share
-from weftplan.training.placing import Placed, split_batch
 
 log = logging.getLogger("weftplan")
 

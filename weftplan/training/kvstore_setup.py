@@ -14,7 +14,7 @@ from weftplan import config, kvstore
 from weftplan.errors import KVStoreError, ParameterError
 from weftplan.kvstore import KVStoreBase
 from weftplan.symbol import Symbol
-from weftplan.training import optimizer as optimizers
+from weftplan.training.optimizers import optimizer as optimizers
 
 log = logging.getLogger("weftplan")
 

@@ -17,17 +17,17 @@ from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
 from weftplan.kvstore import KVStoreDevice
 from weftplan.kvstore.copies import HOST
-from weftplan.late_imports import late_import
-from weftplan.ops.schema import Shape
+from weftplan.ops.core.schema import Shape
 from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.hooks import provide
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.symbolic.estimate import Question, is_parameter, trained_sizes
 from weftplan.planner.symbolic.pipeline import PlannedGraph
+from weftplan.support.lazy_import import late_import
 from weftplan.symbol import Symbol
-from weftplan.training import optimizer as optimizers
+from weftplan.training.data.device_placement import split_batch
 from weftplan.training.kvstore_setup import choose_store
-from weftplan.training.placing import split_batch
+from weftplan.training.optimizers import optimizer as optimizers
 
 _ON_HOST = ("exchange", "wire", "residual", "server")
 """What stores of several processes hold in host memory."""

@@ -6,10 +6,10 @@ The classes stand in ``base_module.py``, ``module.py``, ``bucketing_module.py``,
 
 from __future__ import annotations
 
-from weftplan.training.base_module import BaseModule
-from weftplan.training.bucketing_module import BucketingModule
-from weftplan.training.module import Module
-from weftplan.training.python_module import PythonLossModule, PythonModule
-from weftplan.training.sequential_module import SequentialModule
+from weftplan.training.module.base_module import BaseModule
+from weftplan.training.module.bucketing_module import BucketingModule
+from weftplan.training.module.module import Module
+from weftplan.training.module.python_module import PythonLossModule, PythonModule
+from weftplan.training.module.sequential_module import SequentialModule
 
 __all__ = ["BaseModule", "BucketingModule", "Module", "PythonLossModule", "PythonModule", "SequentialModule"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.ops.compiled.sizes import Sizes, data_bands, forward_bands
+from weftplan.ops.compiled.size_table import Sizes, data_bands, forward_bands
 from weftplan.planner import PlanOptions
 
 pytest.importorskip("llvmlite")

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from weftplan.ops import implementations, joined, registry
-from weftplan.ops.compiled import batch_norm, batch_norm_kernels
+from weftplan.ops.compiled.batch_norm import implementation as batch_norm
+from weftplan.ops.compiled.batch_norm import kernels as batch_norm_kernels
 from weftplan.ops.compiled.target import Target, host
-from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.ops.core import implementations, registry
+from weftplan.ops.core.schema import OpContext, TensorSpec
+from weftplan.ops.fusion import relu as joined
 
 HOST = host()
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")

@@ -15,11 +15,11 @@ import pytest
 import weftplan as mx
 from weftplan import engine
 from weftplan.errors import ConfigError, PlanError
-from weftplan.ops import implementations, registry
 from weftplan.ops.compiled.scratch import forward_scratch
 from weftplan.ops.compiled.target import host
-from weftplan.ops.implementations import choose
-from weftplan.ops.schema import TensorSpec
+from weftplan.ops.core import implementations, registry
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import TensorSpec
 from weftplan.planner import PlanOptions, validate
 
 HOST = host()
@@ -109,7 +109,7 @@ def test_scratch_is_small():
 
 def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
     """Where nothing can be compiled every mode means NumPy's kernels, and the reason is told."""
-    monkeypatch.setattr("weftplan.ops.compiled.convolution.host", lambda: "no compiler here")
+    monkeypatch.setattr("weftplan.ops.compiled.convolution.implementation.host", lambda: "no compiler here")
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 4})
     ins = [TensorSpec((1, 2, 5, 5), F32), TensorSpec((4, 2, 3, 3), F32), TensorSpec((4,), F32)]
@@ -163,7 +163,8 @@ def test_a_child_after_a_fork_computes():
     """Functions compiled before a fork work in the child, and the child can compile what the parent did not."""
     code = """
 import os, numpy as np
-from weftplan.ops.compiled import dense, sizes
+from weftplan.ops.compiled.convolution import dense
+from weftplan.ops.compiled import size_table as sizes
 from weftplan.ops.compiled.scratch import forward_scratch
 from weftplan.ops.nn.conv_geometry import geometry
 def run(dtype):
@@ -186,11 +187,12 @@ run("f8")
 @needs_compiler
 def test_other_threads_run_meanwhile():
     """A kernel lets go of the interpreter: another thread counts while one long convolution runs."""
-    from weftplan.ops.compiled import dense, sizes
+    from weftplan.ops.compiled import size_table
+    from weftplan.ops.compiled.convolution import dense
     from weftplan.ops.nn.conv_geometry import geometry
 
     geo = geometry((8, 64, 48, 48), 64, (3, 3), (1, 1), (1, 1), (1, 1), (48, 48), 1, F32, 1)
-    s = sizes.sizes(geo)
+    s = size_table.sizes(geo)
     x, w = np.ones((8, 64, 48, 48), F32), np.ones((64, 64, 3, 3), F32)
     y = np.empty_like(x)
     need = forward_scratch(s)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from weftplan.kvstore.compression import Compression
-from weftplan.ops.compiled import codec, ir, jit
+from weftplan.ops.compiled import ir, jit
+from weftplan.ops.compiled.exchange import codec
 from weftplan.ops.compiled.target import Target, host
 
 HOST = host()

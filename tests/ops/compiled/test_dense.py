@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.ops.convolution_reference import gradients, reference
-from weftplan.ops.compiled import dense, ir, jit, scratch, sizes, tables
+from weftplan.ops.compiled import ir, jit, offset_tables, scratch, size_table
 from weftplan.ops.compiled import product as product_module
+from weftplan.ops.compiled.convolution import dense
 from weftplan.ops.compiled.scratch import (
     Scratch,
     channels_at_once,
@@ -64,7 +65,7 @@ def guarded(nbytes: int) -> tuple[Any, Any]:
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
     """Output and both gradients, with exactly the declared scratch."""
-    s = sizes.sizes(geo)
+    s = size_table.sizes(geo)
     results, guards = [], []
 
     def take(need: Scratch) -> tuple[Any, Any]:
@@ -213,8 +214,8 @@ def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: p
     """The words and the tables they point to are not freed before the call, even if another thread has made others of
     the same sizes and those are remembered in place of these."""
     taken: list[weakref.ref[Any]] = []
-    original = tables.address
-    makers = (tables.forward, tables.data, tables.weight)
+    original = offset_tables.address
+    makers = (offset_tables.forward, offset_tables.data, offset_tables.weight)
 
     def noting(array: Any) -> int:
         taken.append(weakref.ref(array))
@@ -226,10 +227,10 @@ def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: p
         assert len(taken) > 5
         assert all(one() is not None for one in taken)
 
-    monkeypatch.setattr(tables, "address", noting)
+    monkeypatch.setattr(offset_tables, "address", noting)
     monkeypatch.setattr(dense, "entries", lambda *_: {"gather": call, "weights": call})
     three, none = (3, 3), (0, 0)
-    s = sizes.sizes(geometry((1, 2, 6, 6), 4, three, (1, 1), (1, 1), none, (4, 4), 1, np.dtype(np.float32), 1024))
+    s = size_table.sizes(geometry((1, 2, 6, 6), 4, three, (1, 1), (1, 1), none, (4, 4), 1, np.dtype(np.float32), 1024))
     array = np.zeros(4096, np.float32)
     for make in makers:
         make.cache_clear()
@@ -251,7 +252,7 @@ def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, st
         random.standard_normal(shape).astype(np.float32)
         for shape in ((batch, 50, *image), (75, 50, *kernel), (75,), (batch, 75, *grid))
     )
-    s = sizes.sizes(geo)
+    s = size_table.sizes(geo)
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
     monkeypatch.setattr(scratch, "NEAR_BYTES", 0)
     monkeypatch.setattr(scratch, "SLICE_BYTES", 1 << 40)
@@ -274,7 +275,7 @@ def test_panels_have_the_bits_of_the_whole(monkeypatch, image, kernel):
         random.standard_normal(shape).astype(np.float32)
         for shape in ((1, 20, *image), (50, 20, *kernel), (50,), (1, 50, *grid))
     )
-    s = sizes.sizes(geo)
+    s = size_table.sizes(geo)
     found, packed = run(geo, x, w, b, dy), forward_scratch(s).packed
     panel = 16 * 20 * int(np.prod(kernel)) * 4
     assert packed <= max(x.nbytes + dy.nbytes, panel)
@@ -299,8 +300,8 @@ def test_a_gradient_that_reads_no_padding(batch, image, kernel, stride, pad, dty
     grid = tuple(output_extent(e, k, t, p, 1) for e, k, t, p in zip(image, kernel, stride, pad, strict=True))
     ones = (1,) * len(image)
     geo = geometry((batch, 7, *image), 10, kernel, stride, ones, pad, grid, 1, np.dtype(dtype), 1)
-    s = sizes.sizes(geo)
-    assert sizes.cuts_columns(s)
+    s = size_table.sizes(geo)
+    assert size_table.cuts_columns(s)
     assert data_scratch(s).padded == 0
     random = np.random.RandomState(batch)
     x, w, b, dy = (

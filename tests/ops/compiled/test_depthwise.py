@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weftplan.ops import implementations, registry
-from weftplan.ops.compiled import depthwise_tables, sizes
+from weftplan.ops.compiled import size_table
+from weftplan.ops.compiled.depthwise import tables as depthwise_tables
 from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.core import implementations, registry
+from weftplan.ops.core.schema import OpContext, TensorSpec
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
-from weftplan.ops.schema import OpContext, TensorSpec
 
 HOST = host()
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
@@ -69,7 +70,7 @@ def arrays(one: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any]:
 
 def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) -> list[Any]:
     """Output and both gradients, with exactly the declared scratch, and nothing written beside anything."""
-    s = sizes.sizes(geo)
+    s = size_table.sizes(geo)
     assert depthwise_tables.takes(s)
     found = []
     for like, call in (
@@ -105,7 +106,7 @@ def test_against_the_plain_kernel(given_case: dict[str, Any]):
     adjoint(OpContext(np, workspace=scratch), wide, x8, dy8, w8, want[1], want[2])
     eps = np.finfo(given_case["dtype"]).eps
     bias = np.random.default_rng(7).uniform(-1, 1, geo.channels).astype(x.dtype)
-    s = sizes.sizes(geo)
+    s = size_table.sizes(geo)
     room = np.empty(depthwise_tables.scratch(s), np.uint8)
     for relu in (False, True):  # what the pass may do on its way out
         got = np.empty_like(dy)

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from weftplan.ops import depthwise_block, implementations, joined, registry
-from weftplan.ops.compiled import depthwise_block as compiled
+from weftplan.ops.compiled.depthwise import block as compiled
 from weftplan.ops.compiled.target import Target, host
-from weftplan.ops.depthwise_block import BLOCK, BLOCK_GRADIENT
-from weftplan.ops.schema import Op, OpContext, TensorSpec
+from weftplan.ops.core import implementations, registry
+from weftplan.ops.core.schema import Op, OpContext, TensorSpec
+from weftplan.ops.fusion import depthwise_block
+from weftplan.ops.fusion import relu as joined
+from weftplan.ops.fusion.depthwise_block import BLOCK, BLOCK_GRADIENT
 
 HOST = host()
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
@@ -180,7 +182,7 @@ def test_bits_are_those_of_the_nodes(given_case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 def test_parts_change_no_bit(stride: int, always_cut: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels in ranges, each in a room of its own, make the same as all at once."""
-    from weftplan.ops.compiled import depthwise_tables
+    from weftplan.ops.compiled.depthwise import tables as depthwise_tables
 
     given_case = case(channels=7, image=(21, 30), stride=stride)
     monkeypatch.setattr(depthwise_tables, "FEW", 1 << 40)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.together import together
-from weftplan.ops import formulas, registry
+from tests.support.together import together
 from weftplan.ops.compiled import elementwise
 from weftplan.ops.compiled.target import host
-from weftplan.ops.schema import OpContext
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import OpContext
+from weftplan.ops.elementwise import formulas
 
 HOST = host()
 needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")

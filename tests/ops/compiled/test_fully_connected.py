@@ -10,12 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.ops.compiled.test_dense import HOST, OTHER, guarded
-from weftplan.ops import registry
-from weftplan.ops.compiled import fully_connected, pointwise, pointwise_weights, scratch
+from weftplan.ops.compiled import fully_connected, scratch
+from weftplan.ops.compiled.pointwise import implementation as pointwise
+from weftplan.ops.compiled.pointwise import weights as pointwise_weights
 from weftplan.ops.compiled.target import Target
-from weftplan.ops.implementations import choose
-from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT
-from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.ops.core import registry
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import OpContext, TensorSpec
+from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
 F32 = np.dtype(np.float32)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weftplan as mx
-from weftplan.ops.compiled import convolution, scratch
+from weftplan.ops.compiled import scratch
+from weftplan.ops.compiled.convolution import implementation as convolution
 from weftplan.ops.compiled.target import Target, host
 from weftplan.planner import PlanOptions
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from weftplan.ops.compiled import looking
+from weftplan.ops.compiled.exchange import polling
 from weftplan.ops.compiled.target import host
 
 
@@ -15,7 +15,7 @@ from weftplan.ops.compiled.target import host
 def look():
     """What looks, where the processor has the instructions."""
     host()
-    found = looking.look()
+    found = polling.look()
     if found is None:
         pytest.skip("nothing looks without the interpreter here")
     return found
@@ -62,8 +62,8 @@ def test_no_compiler_is_imported_for_it(monkeypatch):
         def __call__(self):
             raise AssertionError("asked for a compiler")
 
-    monkeypatch.setattr(looking, "host", Never())
-    assert looking.look() is None
+    monkeypatch.setattr(polling, "host", Never())
+    assert polling.look() is None
 
 
 AWAY, LOOKS, HANDED = range(3)
@@ -79,7 +79,7 @@ class Parts:
         self.entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._part)
         start = ctypes.addressof(self.words)
         places = [[start + 8 * (room * count + number) for number in range(count)] for room in range(rooms)]
-        self.shared = looking.Shared(self.entry, places)
+        self.shared = polling.Shared(self.entry, places)
 
     def _part(self, place):
         room, number = divmod((place - ctypes.addressof(self.words)) // 8, self.count)

@@ -1,4 +1,4 @@
-"""All interleavings of who looks and of those who hand parts over (``ops/compiled/looking.py``).
+"""All interleavings of who looks and of those who hand parts over (``ops/compiled/exchange/polling.py``).
 
 See ``tests/engine/test_protocol_model.py``: the same here for the states of a box. What is shared is run over and over,
 as a step of a network is, so its counter begins anew while somebody may still hold its address.

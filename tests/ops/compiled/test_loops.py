@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weftplan.ops import loops as lists
-from weftplan.ops import registry
 from weftplan.ops.compiled import loops
 from weftplan.ops.compiled.target import host
-from weftplan.ops.node_call import bare_call
-from weftplan.ops.schema import TensorSpec
+from weftplan.ops.core import inner_loops as lists
+from weftplan.ops.core import registry
+from weftplan.ops.core.node_call import bare_call
+from weftplan.ops.core.schema import TensorSpec
 
 HOST = host()
 needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")

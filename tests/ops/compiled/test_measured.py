@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.ops import measured, registry
+from weftplan.ops import autotune
 from weftplan.ops.compiled import jit
 from weftplan.ops.compiled.target import host
-from weftplan.ops.implementations import Choice, Implementation, choose, numpy_of, provided
-from weftplan.ops.schema import TensorSpec
+from weftplan.ops.core import registry
+from weftplan.ops.core.implementations import Choice, Implementation, choose, numpy_of, provided
+from weftplan.ops.core.schema import TensorSpec
 from weftplan.planner import PlanOptions, plan_symbol
 
 HOST = host()
@@ -26,7 +27,7 @@ DATA, WEIGHT, OUT = TensorSpec((1, 3, 8, 8), F32), TensorSpec((4, 3, 3, 3), F32)
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty cache folder, and nothing known in this process."""
-    monkeypatch.setattr(measured, "_known", {})
+    monkeypatch.setattr(autotune, "_known", {})
     monkeypatch.setattr(jit, "_keeps", True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "weftplan" / "kernels"
@@ -41,7 +42,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         found["calls"] += 1
         return {one.name: found[one.name] for one in choices}
 
-    monkeypatch.setattr(measured, "_measured", fake)
+    monkeypatch.setattr(autotune, "_measured", fake)
     return found
 
 
@@ -51,13 +52,13 @@ def choice(tune: int, **settings: Any) -> Choice:
     given = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **settings}
     params = registry.parse_params(op, given)
     first = choose(op, params, [DATA, WEIGHT], [OUT], "auto")
-    return measured.tuned(op, params, [DATA, WEIGHT], [OUT], tune=tune, given=first)
+    return autotune.tuned(op, params, [DATA, WEIGHT], [OUT], tune=tune, given=first)
 
 
 def test_the_faster_one_is_chosen(kept: Path, seconds: dict[str, float]):
     """2 takes what was faster, 0 what the heuristic says without measuring anything."""
     assert choice(2).text == "native (measured)"
-    measured._known.clear()
+    autotune._known.clear()
     for file in kept.iterdir():
         file.unlink()
     seconds["native"] = 3.0
@@ -75,11 +76,11 @@ def test_all_that_can_compute_a_call_are_asked(kept: Path, seconds: dict[str, fl
     first = choose(op, params, *specs, "auto")
     assert first.text == "winograd"
     for fastest in ("winograd", "native", "numpy"):
-        measured._known.clear()
+        autotune._known.clear()
         for file in kept.iterdir() if kept.exists() else ():
             file.unlink()
         seconds.update({"winograd": 3.0, "native": 3.0, "numpy": 3.0, fastest: 1.0})
-        assert measured.tuned(op, params, *specs, tune=2, given=first).text == f"{fastest} (measured)"
+        assert autotune.tuned(op, params, *specs, tune=2, given=first).text == f"{fastest} (measured)"
 
 
 def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
@@ -88,7 +89,7 @@ def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
     assert seconds["calls"] == 1
     assert len(list(kept.iterdir())) == 1
     seconds["native"] = 3.0
-    measured._known.clear()  # as in another process
+    autotune._known.clear()  # as in another process
     assert choice(2).implementation.name == "native"
     assert seconds["calls"] == 1
 
@@ -103,8 +104,8 @@ def test_damaged_files_are_measured_again(damage: str, kept: Path, seconds: dict
         file.write_bytes(content[:-3])
     else:
         wrong: Any = {"others": {"numpy": 1.0}, "numbers": {"numpy": 1.0, "native": -1.0}, "words": ["numpy"]}[damage]
-        measured.user_cache.keep(kept, file.name, json.dumps(wrong).encode())
-    measured._known.clear()
+        autotune.user_cache.keep(kept, file.name, json.dumps(wrong).encode())
+    autotune._known.clear()
     assert choice(2).implementation.name == "native"
     assert seconds["calls"] == 2
     assert file.read_bytes() == content

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import cores
-from weftplan.ops import products
-from weftplan.ops.compiled import batch_norm, dense, depthwise_tables, parts, scratch
-from weftplan.ops.compiled import pooling as compiled_pooling
-from weftplan.ops.compiled.sizes import Sizes
-from weftplan.ops.compiled.tables import KernelArguments
+from weftplan.ops.compiled import parts, scratch
+from weftplan.ops.compiled.batch_norm import implementation as batch_norm
+from weftplan.ops.compiled.convolution import dense
+from weftplan.ops.compiled.depthwise import tables as depthwise_tables
+from weftplan.ops.compiled.offset_tables import KernelArguments
+from weftplan.ops.compiled.pooling import implementation as compiled_pooling
+from weftplan.ops.compiled.size_table import Sizes
+from weftplan.ops.core import products
 from weftplan.ops.nn import pooling
 from weftplan.planner import PlanOptions
+from weftplan.support import core_sharing
 
 pytest.importorskip("llvmlite")
 
@@ -45,14 +48,14 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts each call was cut into, those of one left out."""
     found: list[int] = []
-    split = cores.split
+    split = core_sharing.split
 
     def noting(work: Any, count: int) -> None:
         if count > 1:
             found.append(count)
         split(work, count)
 
-    monkeypatch.setattr(cores, "split", noting)
+    monkeypatch.setattr(core_sharing, "split", noting)
     # Where a helper looks at that very moment, it would be handed its parts without a split.
     monkeypatch.setattr(parts, "with_lookers", lambda run, most, all_or_none: False)
     return found
@@ -127,7 +130,7 @@ def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], fi
         ("ThreadedEnginePerDevice", {"cpu_workers": 1}, 4),
     ]
     for kind, options, count in ways:
-        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
         engine = mx.engine.create(kind, **options)
         with mx.engine.using(engine):
             found[kind, count, *options] = [step(seed) for seed in range(first, first + 10)]
@@ -211,7 +214,7 @@ def test_a_child_after_a_fork_splits_again() -> None:
     code = """
 import os
 import numpy as np, weftplan as mx
-from weftplan import cores
+from weftplan.support import core_sharing as cores
 from weftplan.ops.compiled import scratch
 scratch.FEW = 1 << 12
 cores.usable_cores = lambda: 4

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, check_widths, geometry_of, guarded
 from tests.ops.convolution_reference import gradients, reference
-from weftplan import cores
-from weftplan.ops import registry
-from weftplan.ops.compiled import parts, pointwise, scratch
-from weftplan.ops.compiled.pointwise import Pass
-from weftplan.ops.compiled.sizes import sizes
+from weftplan.ops.compiled import parts, scratch
+from weftplan.ops.compiled.pointwise import implementation as pointwise
+from weftplan.ops.compiled.pointwise.implementation import Pass
+from weftplan.ops.compiled.size_table import sizes
 from weftplan.ops.compiled.target import Target
-from weftplan.ops.implementations import choose
+from weftplan.ops.core import registry
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import TensorSpec
 from weftplan.ops.nn.conv_geometry import Geometry
-from weftplan.ops.schema import TensorSpec
+from weftplan.support import core_sharing
 
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
 F32 = np.dtype(np.float32)
@@ -110,7 +111,7 @@ def test_bits_do_not_depend_on_parts(
     assert there.by_pixels(there.parts) == (image != (5, 10))
     assert there.spans == (batch > 1)
     for count in (1, 4):
-        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
         assert [one.tobytes() for one in run(geo, *data)] == expected
 
 

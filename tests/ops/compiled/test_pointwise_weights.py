@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.ops.compiled.test_dense import HOST, OTHER, arrays, check_widths, geometry_of
 from tests.ops.compiled.test_pointwise import plain
 from tests.ops.convolution_reference import gradients
-from weftplan.ops.compiled import convolution, parts, pointwise_weights, scratch
-from weftplan.ops.compiled.pointwise_weights import Pass, weight_pass
-from weftplan.ops.compiled.sizes import sizes
+from weftplan.ops.compiled import parts, scratch
+from weftplan.ops.compiled.convolution import implementation as convolution
+from weftplan.ops.compiled.pointwise import weights as pointwise_weights
+from weftplan.ops.compiled.pointwise.weights import Pass, weight_pass
+from weftplan.ops.compiled.size_table import sizes
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.nn.conv_geometry import Geometry
 

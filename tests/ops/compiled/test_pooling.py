@@ -10,12 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weftplan import cores
-from weftplan.ops import implementations, registry
-from weftplan.ops.compiled import pooling, pooling_kernels
 from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.pooling import implementation as pooling
+from weftplan.ops.compiled.pooling import kernels as pooling_kernels
 from weftplan.ops.compiled.target import Target, host
-from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.ops.core import implementations, registry
+from weftplan.ops.core.schema import OpContext, TensorSpec
+from weftplan.support import core_sharing
 
 HOST = host()
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
@@ -158,13 +159,13 @@ def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.Monke
     """Cut into parts on two cores, each with scratch of its own: values are those of NumPy still."""
     monkeypatch.setattr(pooling, "FEW", 1 << 8)
     parts = []
-    split = cores.split
+    split = core_sharing.split
 
     def noting(work: Any, count: int) -> None:
         parts.append(count)
         split(work, count)
 
-    monkeypatch.setattr(cores, "split", noting)
+    monkeypatch.setattr(core_sharing, "split", noting)
     params = registry.parse_params(
         registry.get("Pooling"), {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "pool_type": "max"}
     )

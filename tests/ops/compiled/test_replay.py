@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.ops.compiled import batch_norm, convolution, pooling, replay
+from weftplan.ops.compiled import replay
+from weftplan.ops.compiled.batch_norm import implementation as batch_norm
+from weftplan.ops.compiled.convolution import implementation as convolution
+from weftplan.ops.compiled.pooling import implementation as pooling
 from weftplan.planner import PlanOptions
 
 pytest.importorskip("llvmlite")

@@ -12,7 +12,7 @@ import ctypes
 import sys
 
 import weftplan.ops
-from weftplan.ops.compiled import winograd, winograd_weights
+from weftplan.ops.compiled.winograd import implementation as winograd, weights as winograd_weights
 from weftplan.ops.compiled.target import host
 
 libc = ctypes.CDLL(None)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.ops.compiled.test_dense import HOST, OTHER
-from weftplan.ops import registry
 from weftplan.ops.compiled import softmax
 from weftplan.ops.compiled.target import Target
-from weftplan.ops.implementations import choose
-from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.ops.core import registry
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import OpContext, TensorSpec
 
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
 F32 = np.dtype(np.float32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weftplan.ops.compiled import sums
 from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.exchange import sums
 from weftplan.ops.compiled.target import host
 
 pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=str(host()))

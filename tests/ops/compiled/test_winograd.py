@@ -14,24 +14,19 @@ import weftplan as mx
 from tests.ops.compiled.test_dense import HOST, OTHER, arrays, case, check_widths, geometry_of, guarded
 from tests.ops.compiled.test_dense import run as run_directly
 from tests.ops.convolution_reference import gradients, reference
-from weftplan import cores
-from weftplan.ops import registry
-from weftplan.ops.compiled import (
-    ir,
-    jit,
-    parts,
-    scratch,
-    winograd,
-    winograd_kernels,
-    winograd_weight_kernels,
-    winograd_weights,
-)
-from weftplan.ops.compiled.sizes import sizes
+from weftplan.ops.compiled import ir, jit, parts, scratch
+from weftplan.ops.compiled.size_table import sizes
 from weftplan.ops.compiled.target import Target
-from weftplan.ops.implementations import choose
+from weftplan.ops.compiled.winograd import implementation as winograd
+from weftplan.ops.compiled.winograd import kernels as winograd_kernels
+from weftplan.ops.compiled.winograd import weight_kernels as winograd_weight_kernels
+from weftplan.ops.compiled.winograd import weights as winograd_weights
+from weftplan.ops.core import registry
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import TensorSpec
 from weftplan.ops.nn.conv_geometry import Geometry
-from weftplan.ops.schema import TensorSpec
 from weftplan.planner import PlanOptions
+from weftplan.support import core_sharing
 
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
 F32 = np.dtype(np.float32)
@@ -135,8 +130,8 @@ def test_bits_do_not_depend_on_blocks_and_parts(
     expected = results()
     assert winograd.layout(winograd.forward_pass(sizes(geo))).parts == 1
     cut: list[int] = []
-    split = cores.split
-    monkeypatch.setattr(cores, "split", lambda work, parts: (cut.append(parts), split(work, parts)))
+    split = core_sharing.split
+    monkeypatch.setattr(core_sharing, "split", lambda work, parts: (cut.append(parts), split(work, parts)))
     monkeypatch.setattr(scratch, "FEW", 1 << 12)
     for wide, some in ((64, 32), (16, 16)):
         monkeypatch.setattr(winograd, "WIDE", wide)
@@ -144,7 +139,7 @@ def test_bits_do_not_depend_on_blocks_and_parts(
         monkeypatch.setattr(winograd_weights, "SOME_IN", some)
         monkeypatch.setattr(winograd_weights, "SOME_OUT", wide)
         for count in (1, 4):
-            monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+            monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
             assert results() == expected
     assert max(cut) > 1
 

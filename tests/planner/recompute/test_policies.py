@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import weftplan as mx
 from weftplan import symbol as sym
 from weftplan.errors import BudgetError, PlanError
-from weftplan.ops.joined import RELU
+from weftplan.ops.fusion.relu import RELU
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
 from weftplan.planner.recompute.echo import chosen_echo

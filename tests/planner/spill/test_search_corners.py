@@ -7,7 +7,7 @@ import pytest
 from tests.planner.plain_steps import Step, plan_steps, program_of_steps
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
-from weftplan.ops.schema import Req
+from weftplan.ops.core.schema import Req
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.planned_steps import planned_steps
 from weftplan.planner.spill.rewrite import Spill, spilled

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.together import together
+from tests.support.together import together
 from weftplan.device.context import Context
 from weftplan.device.homes import Link
 from weftplan.planner.spill.place import Place

@@ -24,9 +24,9 @@ from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
-from weftplan.files import other_kind
 from weftplan.ndarray import NDArray
-from weftplan.ops.schema import Shape
+from weftplan.ops.core.schema import Shape
+from weftplan.support.atomic_files import other_kind
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Node
 

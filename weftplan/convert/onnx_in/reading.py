@@ -9,8 +9,8 @@ import numpy as np
 
 from weftplan import symbol as sym
 from weftplan.errors import FormatError, MXNetError, ShapeError
-from weftplan.ops.rules import is_known
-from weftplan.ops.schema import Shape
+from weftplan.ops.core.rules import is_known
+from weftplan.ops.core.schema import Shape
 from weftplan.symbol import Symbol
 
 Value = Any

@@ -18,7 +18,7 @@ import weftplan.convert.onnx_out.shapes  # noqa: F401 - they fill the table
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_out.writing import RULES, Call, Graph
 from weftplan.errors import ShapeError, UnknownOperatorError, listed
-from weftplan.ops.schema import Shape
+from weftplan.ops.core.schema import Shape
 from weftplan.symbol import Symbol, topological_order
 from weftplan.symbol.node import Entry
 

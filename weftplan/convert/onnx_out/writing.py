@@ -9,8 +9,9 @@ import numpy as np
 
 from weftplan.convert.library import onnx_module
 from weftplan.errors import MXNetError, ShapeError
-from weftplan.ops.schema import Shape
-from weftplan.symbol import Symbol, infer, topological_order
+from weftplan.ops.core.schema import Shape
+from weftplan.symbol import Symbol, topological_order
+from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Entry, Node
 
 

@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
-from weftplan.engine.edges.shield import NEVER, clock, shield, shielded
 from weftplan.engine.execution import live_engines, running
+from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.types import Core
 from weftplan.errors import EngineError
 from weftplan.locks import members

@@ -13,7 +13,8 @@ operations of a queue run at a time than it has workers, and they are taken in t
 * ``wait_for_var`` runs only what the var waits for: the operation that is to write it, when that is the first of its
   queue (or behind others, when the queue has one worker, which would have run those first, too).
 * ``wait_for_all`` runs whatever is ready.
-* What runs here may have idle cores help as on the worker (``cores.py``), and is not interrupted meanwhile.
+* What runs here may have idle cores help as on the worker (``support/core_sharing.py``), and is not interrupted
+  meanwhile.
 
 The function runs in a context of its own (``contextvars``), as on a worker: NumPy's ``errstate`` of the waiting thread
 does not reach it. Ctrl-C on the main thread is held back until the function has returned, so nothing is left half
@@ -29,12 +30,12 @@ from contextvars import Context as Variables
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from weftplan import blas, cores
-from weftplan.engine.edges.shield import NEVER, clock, shield, shielded, undisturbed
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import ample_room
+from weftplan.engine.shield import NEVER, clock, shield, shielded, undisturbed
 from weftplan.engine.workers import WorkerQueue, completion
+from weftplan.support import blas_threads, core_sharing
 
 if TYPE_CHECKING:
     from weftplan.engine.types import Threads
@@ -47,7 +48,7 @@ class _Scene(threading.local):
     def __init__(self) -> None:
         self.variables = [Variables()]
         """Without them while an operation runs in them: it may wait for another engine and run one of that."""
-        blas.enter_worker()
+        blas_threads.enter_worker()
 
 
 _scene = _Scene()
@@ -98,7 +99,7 @@ def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
             del seat[0]
         except IndexError:
             return False
-        before = cores.sit(None if engine._alone else undisturbed)
+        before = core_sharing.sit(None if engine._alone else undisturbed)
         try:
             more = queue.all_asleep()  # looked at again, now that no other comes
             while True:  # no condition in the head: see `region.py`
@@ -107,7 +108,7 @@ def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
                 more = run_next(engine, queue)
                 count += more
         finally:
-            cores.sit(before)
+            core_sharing.sit(before)
             queue.looking = False
             seat.append(1)
             if queue.items and not queue.waking and (queue.idle or queue.permits):

@@ -24,13 +24,13 @@ from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import copy_to_all
-from weftplan.kvstore.distributed import mpi
+from weftplan.kvstore.distributed.exchange.member import EXIT_S, KVStoreDist
+from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
-from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.member import EXIT_S, KVStoreDist
-from weftplan.kvstore.distributed.membership import Steps
+from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
-from weftplan.kvstore.distributed.tickets import Exchange, OnComplete, Part, Ticket
+from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater

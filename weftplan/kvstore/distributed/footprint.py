@@ -21,8 +21,8 @@ from weftplan.kvstore.buckets import TOGETHER, BucketRule, even_range
 from weftplan.kvstore.compression import Compression
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.server import placement
-from weftplan.kvstore.distributed.shared import can_share
-from weftplan.kvstore.distributed.wire import INLINE
+from weftplan.kvstore.distributed.transport.shared_memory import can_share
+from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.factory import DIST_ASYNC_TYPES, DIST_DEVICE_TYPES, DIST_TYPES
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.membership import Steps
+from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, array, empty

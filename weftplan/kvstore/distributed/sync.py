@@ -20,29 +20,29 @@ import numpy as np
 
 from weftplan.device.context import cpu
 from weftplan.engine import get as get_engine
-from weftplan.engine.edges.shield import shielded, unbroken
+from weftplan.engine.shield import shielded, unbroken
 from weftplan.errors import MXNetError
 from weftplan.kvstore.at_once import pulled_again
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
-from weftplan.kvstore.distributed.calls import Bucket, Call, Calls, Stored
+from weftplan.kvstore.distributed.arrays.exchange_cache import Arrays
+from weftplan.kvstore.distributed.arrays.lazy_values import may_be_late
+from weftplan.kvstore.distributed.exchange.bucket_operation import JointPart
+from weftplan.kvstore.distributed.exchange.call_cache import Bucket, Call, Calls, Stored
+from weftplan.kvstore.distributed.exchange.member import KVStoreDist, arrays_in, described
+from weftplan.kvstore.distributed.exchange.tickets import Exchange, Part, Ticket
+from weftplan.kvstore.distributed.exchange.whole_push import begun_together
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
-from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.joint import JointPart
-from weftplan.kvstore.distributed.late import may_be_late
-from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
-from weftplan.kvstore.distributed.membership import Steps
-from weftplan.kvstore.distributed.rounds import Arrays
-from weftplan.kvstore.distributed.tickets import Exchange, Part, Ticket
-from weftplan.kvstore.distributed.together import begun_together
-from weftplan.kvstore.distributed.wire import INLINE
+from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.group.membership import Steps
+from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.memory.chunk import Chunk
 
 
 class KVStoreDistSync(SyncFootprint, KVStoreDist):

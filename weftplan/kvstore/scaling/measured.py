@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
-from weftplan.blas import usable_cpus
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.buckets import BucketRule
-from weftplan.kvstore.distributed.sequencer import rest
-from weftplan.kvstore.distributed.wire import INLINE
+from weftplan.kvstore.distributed.exchange.sequencer import rest
+from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.scaling.topology import Link, Topology
+from weftplan.support.blas_threads import usable_cpus
 
 _SMALL = 64
 """Bytes of each of many small keys."""

@@ -1,19 +1,19 @@
 """Compiled kernels: other implementations of operators, written as LLVM IR and compiled when first used.
 
-Importing this package offers them (:mod:`weftplan.ops.implementations`); llvmlite is imported when a plan first asks
-whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each. Cores
-that share an operation wait for each other by what is compiled here.
+Importing this package offers them (:mod:`weftplan.ops.core.implementations`); llvmlite is imported when a plan first
+asks whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.
+Cores that share an operation wait for each other by what is compiled here.
 """
 
-import weftplan.ops.compiled.batch_norm
+import weftplan.ops.compiled.batch_norm.implementation
 import weftplan.ops.compiled.chains
-import weftplan.ops.compiled.convolution
-import weftplan.ops.compiled.depthwise_block
+import weftplan.ops.compiled.convolution.implementation
+import weftplan.ops.compiled.depthwise.block
 import weftplan.ops.compiled.fully_connected
-import weftplan.ops.compiled.pooling
+import weftplan.ops.compiled.pooling.implementation
 import weftplan.ops.compiled.shared_gradient
 import weftplan.ops.compiled.softmax  # noqa: F401
-from weftplan import cores
-from weftplan.ops.compiled import looking
+from weftplan.ops.compiled.exchange import polling
+from weftplan.support import core_sharing
 
-cores.look_with(looking.look)
+core_sharing.look_with(polling.look)

@@ -11,13 +11,13 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
-from weftplan.cores import split
-from weftplan.ops.chains import ELEMENTWISE, Chain
 from weftplan.ops.compiled import elementwise
 from weftplan.ops.compiled.target import host
-from weftplan.ops.formulas import Recorded, recorded
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.schema import Arrays, DType, OpContext, Params
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.schema import Arrays, DType, OpContext, Params
+from weftplan.ops.elementwise.formulas import Recorded, recorded
+from weftplan.ops.fusion.elementwise import ELEMENTWISE, Chain
+from weftplan.support.core_sharing import split
 
 LEAST = 1 << 14
 """Elements: for fewer a compiled loop saves less than it costs to load it."""

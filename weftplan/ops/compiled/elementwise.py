@@ -1,4 +1,4 @@
-"""Formulas of :mod:`weftplan.ops.formulas` as compiled loops: every array is read once and written once.
+"""Formulas of :mod:`weftplan.ops.elementwise.formulas` as compiled loops: every array is read once and written once.
 
 An element goes through the operations of the formula in their order, each rounded as NumPy rounds it, so bits are
 NumPy's on every processor. A loop is compiled for a formula without its constants, which are read when it runs. Any
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.exchange.sums import LINE
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.parts import count
-from weftplan.ops.compiled.sums import LINE
 from weftplan.ops.compiled.target import host
-from weftplan.ops.formulas import TRUTHS, Formula, Recorded
-from weftplan.ops.schema import DType
+from weftplan.ops.core.schema import DType
+from weftplan.ops.elementwise.formulas import TRUTHS, Formula, Recorded
 
 FEW = 1 << 17
 """Elements of one part, in which a formula is handed to idle cores."""

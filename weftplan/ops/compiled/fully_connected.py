@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import pointwise, pointwise_weights
+from weftplan.ops.compiled.pointwise import implementation as pointwise
+from weftplan.ops.compiled.pointwise import weights as pointwise_weights
 from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, nothing, one_after_other
 from weftplan.ops.compiled.target import Target, host
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.products import product
-from weftplan.ops.schema import Arrays, OpContext, Params, TensorSpec, aligned
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.products import product
+from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec, aligned
 
 LEAST = 8
 """Rows, columns and hidden units from which these kernels are at least as fast: fewer do not fill their registers."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weftplan import user_cache
 from weftplan.errors import MXNetError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ops.compiled import ir
 from weftplan.ops.compiled.target import Target, binding, host
+from weftplan.support import user_cache
 
 Entry = Callable[[int], None]
 """A compiled function: it takes the address of its words."""

@@ -1,4 +1,4 @@
-"""One compiled function that calls NumPy's inner loops one after the other, as :mod:`weftplan.ops.loops` lists them.
+"""Small calls by way of NumPy's own inner loops (:mod:`weftplan.ops.core.inner_loops` says which).
 
 It is a function of Python's own kind (``METH_FASTCALL``): Python calls it as it calls ``len``, with arrays, and it
 reads their addresses itself, since converting them for :mod:`ctypes` takes longer than the work. What it does is in the
@@ -24,7 +24,7 @@ from weftplan.ops.compiled.addresses import ADDRESS_FIRST, HEAD
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import library
 from weftplan.ops.compiled.target import host
-from weftplan.ops.loops import MOST_ARRAYS, MOST_SCRATCH, Loop, Loops, start_of_sums
+from weftplan.ops.core.inner_loops import MOST_ARRAYS, MOST_SCRATCH, Loop, Loops, start_of_sums
 
 Call = Callable[..., object]
 _HEAD = HEAD

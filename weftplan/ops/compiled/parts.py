@@ -1,7 +1,7 @@
 """A compiled function on ranges of what it works on, on the calling thread and on idle cores.
 
-How many ranges there are follows from sizes alone, or there is one where no core is idle (``cores.py`` has the rule).
-Helpers who are awake take ranges without the interpreter (``looking.py``).
+How many ranges there are follows from sizes alone, or there is one where no core is idle (``support/core_sharing.py``
+has the rule). Helpers who are awake take ranges without the interpreter (``looking.py``).
 Every element is computed alike in any range, so neither the number of cores nor that of ranges is part of a result's
 bits.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weftplan.cores import call_looker, idle_cores, split_in_rooms, with_lookers
-from weftplan.ops.compiled import looking
 from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.exchange import polling
 from weftplan.ops.compiled.jit import Entry
+from weftplan.ops.compiled.offset_tables import KernelArguments
 from weftplan.ops.compiled.replay import Call
-from weftplan.ops.compiled.tables import KernelArguments
-from weftplan.ops.products import MOST
+from weftplan.ops.core.products import MOST
+from weftplan.support.core_sharing import call_looker, idle_cores, split_in_rooms, with_lookers
 
 
 def count(work: int, few: int, units: int) -> int:
@@ -57,19 +57,19 @@ def in_parts(
 
     ranges = -(-size // step)
     whole = arguments.filled(**{f"first{kind}": 0, f"last{kind}": size}).ready(entry)
-    shared: list[looking.Shared] = []
+    shared: list[polling.Shared] = []
 
     def run(boxes: Sequence[int]) -> None:
         if not shared:
             every = [[address(words_of(number, room).words) for number in range(ranges)] for room in range(ranges)]
-            shared.append(looking.Shared(entry, every))
+            shared.append(polling.Shared(entry, every))
         shared[0].run(boxes)
 
     def work() -> None:
         idle = idle_cores()
         if not idle:  # what ranges share is made once
             whole()
-        elif with_lookers(run, min(idle, ranges - 1, looking.MOST_BOXES), all_or_none=not light):
+        elif with_lookers(run, min(idle, ranges - 1, polling.MOST_BOXES), all_or_none=not light):
             pass
         elif light:
             call_looker()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from weftplan.ops.schema import Arrays, OpContext, Params
+from weftplan.ops.core.schema import Arrays, OpContext, Params
 
 Call = Callable[[], object]
 Maker = Callable[[OpContext, Params, Arrays, Arrays], Call]

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 from weftplan.ops.compiled.parts import count
-from weftplan.ops.compiled.sizes import PANEL_BYTES, Sizes, Triple, data_bands, forward_bands
-from weftplan.ops.products import MOST
-from weftplan.ops.schema import aligned
+from weftplan.ops.compiled.size_table import PANEL_BYTES, Sizes, Triple, data_bands, forward_bands
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.schema import aligned
 
 SLICE_BYTES = 384 << 10
 """Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import pointwise
 from weftplan.ops.compiled.fully_connected import Matrices, data_gradient, refusal, slower
+from weftplan.ops.compiled.pointwise import implementation as pointwise
 from weftplan.ops.compiled.replay import Call, RepeatedKernel, one_after_other
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.nn.shared_gradient import SHARED_GRADIENT, gathered_rows
-from weftplan.ops.schema import Arrays, OpContext, Params, TensorSpec, aligned
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec, aligned
+from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT, gathered_rows
 
 
 def _sizes(params: Params, inputs: Sequence[Any]) -> Matrices:

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.exchange.sums import LINE
 from weftplan.ops.compiled.ir import Function
 from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.offset_tables import KernelArguments
 from weftplan.ops.compiled.parts import count, in_parts
 from weftplan.ops.compiled.replay import Call, RepeatedKernel, holding, nothing
-from weftplan.ops.compiled.sums import LINE
-from weftplan.ops.compiled.tables import KernelArguments
 from weftplan.ops.compiled.target import Target, host
-from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.schema import Arrays, OpContext, Params
 from weftplan.ops.nn.softmax_output import as_rows_of
-from weftplan.ops.schema import Arrays, OpContext, Params
 
 WORDS = ("x", "y", "first", "last", "classes", "row")
 """How a call runs: rows ``first`` to ``last`` of ``classes`` elements, which are ``row`` bytes apart."""

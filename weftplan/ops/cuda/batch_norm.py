@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import TOTAL, floats, launch, width
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.core.cuda_source import TOTAL, floats, launch, width
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 
 _SOURCE = (
     TOTAL

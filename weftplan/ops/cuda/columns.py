@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import each, floats
-from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.core.cuda_source import each, floats
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.nn.columns import window, window_counts
-from weftplan.ops.schema import Arrays, OpContext, Params, Shape
 
 _SIZES = """int channels, int d, int h, int w, int kd, int kh, int kw, int sd, int sh, int sw,
                     int ed, int eh, int ew, int pd, int ph, int pw, int gd, int gh, int gw,

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.core.cuda_source import floats
+from weftplan.ops.core.cuda_tuning import tuning
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape, aligned
 from weftplan.ops.cuda.convolution_products import Part
 from weftplan.ops.cuda.cudnn_graphs import Algorithm, Problem, plan, run
-from weftplan.ops.cuda.source import floats
-from weftplan.ops.cuda.tuning import tuning
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.convolution import window
-from weftplan.ops.schema import Arrays, OpContext, Params, Shape, aligned
 
 _BYTES = np.dtype(np.uint8)
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weftplan.ops import grain
+from weftplan.ops.core import tiling
+from weftplan.ops.core.cuda_gemm import DTYPES, gemm
+from weftplan.ops.core.schema import DType, Params, Shape, aligned
 from weftplan.ops.cuda.columns import Windows
-from weftplan.ops.cuda.gemm import DTYPES, gemm
 from weftplan.ops.nn.convolution import window
-from weftplan.ops.schema import DType, Params, Shape, aligned
 
 
 class Part:
@@ -36,7 +36,7 @@ class Part:
         self._weight = (weight[0], self.windows.taps)
         self._groups = params["num_group"]
         self._dtype = dtype
-        self._limit = min(params["workspace"] << 20, grain.GPU.tile_bytes)
+        self._limit = min(params["workspace"] << 20, tiling.GPU.tile_bytes)
 
     @property
     def refusal(self) -> str:

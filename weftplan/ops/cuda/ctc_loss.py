@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import LARGEST, TOTAL, floats, launch, width
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import INDEX, accumulator
+from weftplan.ops.core.cuda_source import LARGEST, TOTAL, floats, launch, width
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import INDEX, accumulator
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
 from weftplan.ops.nn.ctc_loss import inputs_of
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
 
 _SOURCE = (
     TOTAL

@@ -16,8 +16,8 @@ import threading
 from typing import Any, NamedTuple
 
 from weftplan.errors import DeviceError
-from weftplan.ops.cuda.tuning import FASTEST, OFF, Tuning
-from weftplan.ops.schema import Shape
+from weftplan.ops.core.cuda_tuning import FASTEST, OFF, Tuning
+from weftplan.ops.core.schema import Shape
 
 IMAGE, WEIGHT, GRID = 1, 2, 3
 """What a convolution joins: (batch, channels, …), (filters, channels of a group, …), (batch, filters, …)."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.core.cuda_source import each, floats
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, OpContext, Params
 from weftplan.ops.cuda.philox import PHILOX
-from weftplan.ops.cuda.source import each, floats
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, OpContext, Params
 
 _SOURCE = (
     PHILOX

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from weftplan.ops.core.cuda_source import floats
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, OpContext, Params
 from weftplan.ops.cuda.segments import add_slices, room
-from weftplan.ops.cuda.source import floats
-from weftplan.ops.gather_nd import flat_bytes, flat_places
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, OpContext, Params
+from weftplan.ops.indexing.gather_nd import flat_bytes, flat_places
 
 
 def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:

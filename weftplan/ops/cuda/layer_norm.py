@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import TOTAL, WIDE, floats, launch, width
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.core.cuda_source import TOTAL, WIDE, floats, launch, width
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.nn.layer_norm import View, instance_view, layer_view
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, OpContext, Params, Shape
 
 _SIDE = 32
 """Elements of gamma of one block, where they lie side by side."""

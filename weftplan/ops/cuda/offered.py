@@ -1,4 +1,4 @@
-"""Imports every file that offers kernels for GPUs, so that :mod:`weftplan.ops.implementations` knows them.
+"""Imports every file that offers kernels for GPUs, so that :mod:`weftplan.ops.core.implementations` knows them.
 
 It is imported with the operators, on any machine: none of these files needs a GPU before a kernel is asked for.
 """

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import each
-from weftplan.ops.schema import use_on_devices
+from weftplan.ops.core.cuda_source import each
+from weftplan.ops.core.schema import use_on_devices
 
 PHILOX = """
 __device__ unsigned long long philox(unsigned long long key0, unsigned long long key1, unsigned long long n) {

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import TOTAL, each, floats, launch, width
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
+from weftplan.ops.core.cuda_source import TOTAL, each, floats, launch, width
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
 
 _WINDOW = """
 __device__ long long first_of(long long o, long long stride, long long pad) {

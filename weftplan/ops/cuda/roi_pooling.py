@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.ops.cuda.source import each, floats
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, OpContext, Params
+from weftplan.ops.core.cuda_source import each, floats
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, OpContext, Params
 
 _SOURCE = """
 __device__ long long away(T value) {  // the nearest integer, halves away from 0

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from weftplan.ops.core.cuda_source import TOTAL, each, floats, launch, width
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
 from weftplan.ops.cuda.segments import room, sort
-from weftplan.ops.cuda.source import TOTAL, each, floats, launch, width
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape
 
 _CORNER = """
 __device__ A place_of(A point, long long extent) {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import each, launch
-from weftplan.ops.schema import DType, OpContext, Shape
+from weftplan.ops.core.cuda_source import each, launch
+from weftplan.ops.core.schema import DType, OpContext, Shape
 
 KEY = np.dtype(np.uint64)
 TILE = 2048

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import each, floats
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.core.cuda_source import each, floats
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.elementwise.scalar import converted
 
 _SOURCE = """
 __device__ long long between(long long n, long long low, long long high) {

@@ -1,6 +1,6 @@
 """Steps of optimizers: one launch for one weight, and one for all weights of a group.
 
-The formulas round as those of :mod:`weftplan.ops.update` do, one operation after the other.
+The formulas round as those of :mod:`weftplan.ops.optimizer.sgd_adam` do, one operation after the other.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from weftplan.ops.cuda.source import THREADS, floats, launch
-from weftplan.ops.implementations import Implementation, Specs, provide
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.schema import Arrays, OpContext, Params
+from weftplan.ops.core.cuda_source import THREADS, floats, launch
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.schema import Arrays, OpContext, Params
 
 GROUP = 24
 """Weights of one launch: parameters of a kernel take at most 4 KiB."""

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.params import p_enum
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_shape, zero_gradient
-from weftplan.ops.schema import DType, Op, Param, Params, Shape
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.params import p_enum
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
+from weftplan.ops.core.schema import DType, Op, Param, Params, Shape
 
 
 def p_format(name: str, default: str, doc: str) -> Param:

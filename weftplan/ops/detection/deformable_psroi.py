@@ -15,6 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, merge_shape, take_bytes
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.detection.psroi_pooling import (
     CELLS,
     CHANNELS,
@@ -25,13 +31,7 @@ from weftplan.ops.detection.psroi_pooling import (
     region_dtypes,
 )
 from weftplan.ops.detection.region_points import Cells, cells_bytes
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.roi_pooling import away
-from weftplan.ops.params import p_bool, p_float, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, merge_shape, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _NAME = "DeformablePSROIPooling"
 _PARAMS = (

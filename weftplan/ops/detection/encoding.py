@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import BOOL, INDEX, gather, to_index
+from weftplan.ops.core.params import p_float
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
+from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.ops.detection.boxes import p_format
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import BOOL, INDEX, gather, to_index
-from weftplan.ops.params import p_float
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
-from weftplan.ops.schema import Op, Param, Params
 
 
 def _to_centres(xp: Any, boxes: Any, out: Any) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import MXNetError, ShapeError
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import INDEX
+from weftplan.ops.core.params import p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
+from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
 from weftplan.ops.detection.multibox import VARIANCES, check_variances
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import INDEX
-from weftplan.ops.params import p_float, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_shape, zero_gradient
-from weftplan.ops.schema import Op, Param, Params, Shape
 
 _LEAST = 1e-6
 """A box takes an anchor only where they overlap by more."""

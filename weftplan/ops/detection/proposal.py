@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import BOOL
+from weftplan.ops.core.params import p_bool, p_float, p_int, p_tuple
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
+from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import BOOL
-from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
-from weftplan.ops.schema import Op, Param, Params, Shape
 
 _PARAMS = (
     Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import kernel
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
+from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape
 from weftplan.ops.nn.roi_pooling import away
-from weftplan.ops.params import p_float, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
-from weftplan.ops.schema import DTypeRule, Op, Param, Params, Shape
 
 SCALE = Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions.")
 CHANNELS = Param("output_dim", p_int, doc="Channels of the output.")

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.kernels import INDEX, accumulator
+from weftplan.ops.core.kernels import INDEX, accumulator
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.sampling import Sampler, sampler_bytes
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, Shape, Workspace
 
 
 class Cells:

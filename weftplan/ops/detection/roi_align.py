@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.params import p_bool, p_float, p_int, p_shape
-from weftplan.ops.products import multiply
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_bool, p_float, p_int, p_shape
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_float, p_int, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.detection.psroi_pooling import region_dtypes
 from weftplan.ops.detection.region_points import Cells, cells_bytes
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.params import p_float, p_int, p_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import BOOL, INDEX
-from weftplan.ops.params import p_bool, p_float, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import BOOL, INDEX
+from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     DTypes,
     Shapes,
     backward,
@@ -26,7 +25,8 @@ from weftplan.ops.rules import (
     merge_shape,
     zero_gradient,
 )
-from weftplan.ops.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weftplan.ops.kernels import BOOL, BlockKernel, scratch_dtype
-from weftplan.ops.params import p_enum
-from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, backward, floats_only, grad, same_dtype, same_shape
-from weftplan.ops.schema import DType, InplacePair, Op, Param, Params
-from weftplan.ops.unary import relu_step
+from weftplan.ops.core.kernels import BOOL, BlockKernel, scratch_dtype
+from weftplan.ops.core.params import p_enum
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, backward, floats_only, grad, same_dtype, same_shape
+from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params
+from weftplan.ops.elementwise.unary import relu_step
 
 Step = Callable[..., None]
 

@@ -13,12 +13,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import kernel, workspace_kernel
-from weftplan.ops.params import p_int
-from weftplan.ops.products import multiply
-from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, grad, merge_dim, merge_shape, same_shape
-from weftplan.ops.schema import Op, Param, Params, Shape, Workspace
+from weftplan.ops.core.forms import kernel, workspace_kernel
+from weftplan.ops.core.params import p_int
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
+    UNARY_INPLACE,
+    Shapes,
+    backward,
+    floats_only,
+    grad,
+    merge_dim,
+    merge_shape,
+    same_shape,
+)
+from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
 
 
 def _heads(value: Any) -> int:

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops import grain
-from weftplan.ops.forms import context_kernel, workspace_kernel
-from weftplan.ops.kernels import BOOL, accumulator
-from weftplan.ops.params import p_bool, p_float, p_int, p_optional
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core import tiling
+from weftplan.ops.core.forms import context_kernel, workspace_kernel
+from weftplan.ops.core.kernels import BOOL, accumulator
+from weftplan.ops.core.params import p_bool, p_float, p_int, p_optional
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     DTypes,
     Shapes,
     backward,
@@ -35,7 +35,7 @@ from weftplan.ops.rules import (
     normalize_axis,
     take_bytes,
 )
-from weftplan.ops.schema import (
+from weftplan.ops.core.schema import (
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -98,8 +98,8 @@ class _Split:
     def __init__(self, params: Params, shape: Shape) -> None:
         axis = params["axis"] % len(shape)
         self.outer, self.channels, self.inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        self.channel_step = max(1, min(self.channels, grain.block() // max(1, self.inner)))
-        self.outer_step = max(1, min(self.outer, grain.block() // max(1, self.channel_step * self.inner)))
+        self.channel_step = max(1, min(self.channels, tiling.block() // max(1, self.inner)))
+        self.outer_step = max(1, min(self.outer, tiling.block() // max(1, self.channel_step * self.inner)))
         self.count = self.outer * self.inner
 
     @property

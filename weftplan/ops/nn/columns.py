@@ -12,12 +12,12 @@ from itertools import product
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.params import p_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, take_bytes
+from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _WINDOW = (
     Param("kernel", p_shape, doc="sizes of the window: one, two or three"),

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.cores import split_in_rooms
+from weftplan.ops.core.products import multiply, stacked_product
+from weftplan.ops.core.schema import Workspace
 from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes, winograd, winograd_of_weight
 from weftplan.ops.nn.winograd import convolve
 from weftplan.ops.nn.winograd_weights import sum_up
-from weftplan.ops.products import multiply, stacked_product
-from weftplan.ops.schema import Workspace
+from weftplan.support.core_sharing import split_in_rooms
 
 
 class _Buffers:

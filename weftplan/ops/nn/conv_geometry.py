@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weftplan.ops import grain
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.core import tiling
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
+from weftplan.ops.core.schema import Shape, aligned
 from weftplan.ops.nn import winograd_sizes
-from weftplan.ops.products import FEW, MOST, SHARE, ranges
-from weftplan.ops.schema import Shape, aligned
 
 WIDE_FILTERS = 192
 """With more filters per group the products cost more than the copies, and superfluous columns do not pay."""
@@ -156,7 +156,7 @@ class Geometry:
     def turns(self) -> bool:
         """Whether the transposed weight of a pointwise product is copied first: in a batched product CuPy makes a copy
         of its own, which no plan counts."""
-        return self.tile_bytes == grain.GPU.tile_bytes
+        return self.tile_bytes == tiling.GPU.tile_bytes
 
 
 @functools.lru_cache(maxsize=4096)
@@ -267,7 +267,7 @@ def _inner(geo: Geometry, **less: int) -> Geometry:
 def geometry(*sizes: Any) -> Geometry:
     """:func:`tiled` with tiles for the device that this thread works for: columns beyond the size of a cache gain
     nothing on a CPU, even when ``workspace`` allows more."""
-    return tiled(*sizes, grain.tile_bytes())
+    return tiled(*sizes, tiling.tile_bytes())
 
 
 @functools.lru_cache(maxsize=4096)

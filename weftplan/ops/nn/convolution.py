@@ -12,14 +12,14 @@ from operator import itemgetter
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_bool, p_enum, p_int, p_optional, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, same_dtype
+from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
-from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 
 _TUNE = "Who computes on a CPU, which algorithm of cuDNN on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
 LAYOUTS = ("NCW", "NCHW", "NCDHW")

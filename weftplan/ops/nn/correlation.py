@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.params import p_bool, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.schema import Op, Param, Params, Shape
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_bool, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
-from weftplan.ops.forms import kernel
-from weftplan.ops.params import p_bool, p_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.params import p_bool, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, merge_shape, same_dtype
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape
+from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered_inputs
 
 _PARAMS = (
     NUM_ARGS,

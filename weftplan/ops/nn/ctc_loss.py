@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from weftplan.errors import DTypeError, ShapeError
-from weftplan.ops.floats import is_float
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
-from weftplan.ops.params import p_bool, p_enum
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, merge_dim, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import (
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import BOOL, INDEX, accumulator, gather
+from weftplan.ops.core.params import p_bool, p_enum
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, merge_dim, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import (
     DType,
     EntryRef,
     GradientBuilder,

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, same_dtype
+from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry
 from weftplan.ops.nn.convolution import check_channels, convolution_params, window
-from weftplan.ops.params import p_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _PARAMS = (
     *convolution_params(512, no_bias=True),

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weftplan.ops import grain
-from weftplan.ops.kernels import BOOL, accumulator
+from weftplan.ops.core import tiling
+from weftplan.ops.core.kernels import BOOL, accumulator
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.sampling import Sampler, sampler_bytes
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, Shape, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Sizes:
     def tile(self) -> int:
         """Windows that are worked on together."""
         row = self.channels * self.taps * self.acc.itemsize
-        return max(1, min(self.windows, grain.tile_bytes() // row))
+        return max(1, min(self.windows, tiling.tile_bytes() // row))
 
     def buffers(self, *, back: bool) -> list[tuple[Shape, DType]]:
         """Points, columns, the window side of a tile, the two widened inputs, and two rows of conditions; for gradients

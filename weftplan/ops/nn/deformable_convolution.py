@@ -15,14 +15,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.params import p_int
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.core.schema import (
+    DType,
+    Kernel,
+    Op,
+    Param,
+    Params,
+    Shape,
+    ShapeRule,
+    TensorSpec,
+    Workspace,
+    WorkspaceRule,
+)
 from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
 from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
-from weftplan.ops.params import p_int
-from weftplan.ops.products import multiply
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.schema import DType, Kernel, Op, Param, Params, Shape, ShapeRule, TensorSpec, Workspace, WorkspaceRule
 
 PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError
-from weftplan.ops import grain
-from weftplan.ops.floats import is_float
-from weftplan.ops.forms import context_kernel
-from weftplan.ops.kernels import blocks
-from weftplan.ops.params import p_bool, p_enum, p_float, p_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core import tiling
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.forms import context_kernel
+from weftplan.ops.core.kernels import blocks
+from weftplan.ops.core.params import p_bool, p_enum, p_float, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
     Shapes,
@@ -29,7 +29,7 @@ from weftplan.ops.rules import (
     normalize_axis,
     take_bytes,
 )
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.core.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
@@ -81,7 +81,7 @@ def _scale(params: Params) -> float:
 def _forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
     shape = _mask_shape(p, data.shape)
     whole = shape == data.shape
-    size = min(math.prod(shape), grain.block())
+    size = min(math.prod(shape), tiling.block())
     draws = ctx.take((size,), _DRAW)
     # Where nobody wants the mask, this is all of it that there is: one block, or the small mask of `axes`.
     room = ctx.take((size,) if whole else shape, _MASK)
@@ -101,8 +101,8 @@ def _forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
             ctx.xp.multiply(out, _scale(p), out=out)
         return
     flat = data.reshape(-1)
-    for first in range(0, flat.size, grain.block()):
-        here = slice(first, min(first + grain.block(), flat.size))
+    for first in range(0, flat.size, tiling.block()):
+        here = slice(first, min(first + tiling.block(), flat.size))
         part = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
         _draw(ctx.xp, generator, p, draws, part)
         if out is not None:
@@ -120,7 +120,7 @@ def _draw(xp: Any, generator: Any, params: Params, draws: Any, part: Any) -> Non
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     data = inputs[0].shape
     shape = _mask_shape(params, data)
-    size = min(math.prod(shape), grain.block())
+    size = min(math.prod(shape), tiling.block())
     return take_bytes(((size,), _DRAW), ((size,) if shape == data else shape, _MASK))
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import INDEX, accumulator, gather, to_index
-from weftplan.ops.params import p_bool, p_dtype, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape
-from weftplan.ops.schema import (
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import INDEX, accumulator, gather, to_index
+from weftplan.ops.core.params import p_bool, p_dtype, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, merge_dtype, merge_shape
+from weftplan.ops.core.schema import (
     DType,
     EntryRef,
     GradientBuilder,

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops import loops
-from weftplan.ops.add_n import p_count
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import KernelWithBare, accumulator
-from weftplan.ops.params import p_bool
-from weftplan.ops.products import FEW, multiply, product, products
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.core import inner_loops
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import KernelWithBare, accumulator
+from weftplan.ops.core.params import p_bool
+from weftplan.ops.core.products import FEW, multiply, product, products
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.elementwise.add_n import p_count
 
 _PARAMS = (
     Param("num_hidden", p_count, doc="Columns of the output."),
@@ -130,18 +130,18 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
     return call
 
 
-def _loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> loops.Loops | None:
-    dtype = loops.one_dtype(*inputs, *outputs)
+def _loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> inner_loops.Loops | None:
+    dtype = inner_loops.one_dtype(*inputs, *outputs)
     columns, hidden = inputs[1].shape[1], params["num_hidden"]
     rows = math.prod(outputs[0].shape) // hidden
     if dtype is None or rows * hidden * columns >= 2 * FEW:
         return None
     out, size = len(inputs), dtype.itemsize
-    steps = loops.product(rows, hidden, columns, size, (0, 1, out))
+    steps = inner_loops.product(rows, hidden, columns, size, (0, 1, out))
     if not params["no_bias"]:
         row = (out, 0, hidden * size)
-        steps.append(loops.Loop("add", (hidden,), (size,) * 3, (row, (2, 0, 0), row), rows))
-    return loops.Loops(dtype, tuple(steps))
+        steps.append(inner_loops.Loop("add", (hidden,), (size,) * 3, (row, (2, 0, 0), row), rows))
+    return inner_loops.Loops(dtype, tuple(steps))
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

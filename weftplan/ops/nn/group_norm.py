@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.rules import Shapes, merge_shape
+from weftplan.ops.core.schema import Param, Params, Shape
 from weftplan.ops.nn.layer_norm import register_norm
-from weftplan.ops.params import p_bool, p_float, p_int
-from weftplan.ops.rules import Shapes, merge_shape
-from weftplan.ops.schema import Param, Params, Shape
 
 _PARAMS = (
     Param("num_groups", p_int, 1, "Number of groups; it divides the number of channels."),

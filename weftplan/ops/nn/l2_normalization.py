@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
-from weftplan.ops.params import p_enum, p_float
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
+from weftplan.ops.core.params import p_enum, p_float
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
     Shapes,
@@ -20,7 +20,7 @@ from weftplan.ops.rules import (
     merge_dtype,
     merge_shape,
 )
-from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),

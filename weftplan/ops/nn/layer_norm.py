@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
-from weftplan.ops.params import p_bool, p_float, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
+from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     DTypes,
     Shapes,
     backward,
@@ -25,7 +25,7 @@ from weftplan.ops.rules import (
     merge_shape,
     normalize_axis,
 )
-from weftplan.ops.schema import (
+from weftplan.ops.core.schema import (
     EntryRef,
     GradientBuilder,
     InplacePair,

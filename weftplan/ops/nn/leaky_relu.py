@@ -14,23 +14,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops import grain
-from weftplan.ops.erf import erf
-from weftplan.ops.forms import ChosenKernel, context_kernel, workspace_kernel
-from weftplan.ops.kernels import BOOL, BlockKernel, accumulator, block_bytes, blocks
-from weftplan.ops.nn.prelu import (
-    prelu_backward,
-    prelu_block,
-    prelu_forward,
-    prelu_forward_block,
-    prelu_gamma_shape,
-    prelu_part,
-    prelu_rows,
-)
-from weftplan.ops.params import p_enum, p_float
-from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
-from weftplan.ops.schema import (
+from weftplan.ops.core import tiling
+from weftplan.ops.core.forms import ChosenKernel, context_kernel, workspace_kernel
+from weftplan.ops.core.kernels import BOOL, BlockKernel, accumulator, block_bytes, blocks
+from weftplan.ops.core.params import p_enum, p_float
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
+from weftplan.ops.core.schema import (
     DType,
     EntryRef,
     GradientBuilder,
@@ -42,6 +32,16 @@ from weftplan.ops.schema import (
     Params,
     TensorSpec,
     Workspace,
+)
+from weftplan.ops.elementwise.erf import erf
+from weftplan.ops.nn.prelu import (
+    prelu_backward,
+    prelu_block,
+    prelu_forward,
+    prelu_forward_block,
+    prelu_gamma_shape,
+    prelu_part,
+    prelu_rows,
 )
 
 _LAMBDA = 1.0507009873554804934193349852946
@@ -207,12 +207,12 @@ def _random_forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -
     low, high = p["lower_bound"], p["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None
     flat = data.reshape(-1)
-    size = min(flat.size, grain.block())
+    size = min(flat.size, tiling.block())
     draws = ctx.take((size,), np.dtype(np.float32))
     above = ctx.take((size,), BOOL)
     slopes = ctx.take((size,), data.dtype)
-    for first in range(0, flat.size, grain.block()):
-        here = slice(first, min(first + grain.block(), flat.size))
+    for first in range(0, flat.size, tiling.block()):
+        here = slice(first, min(first + tiling.block(), flat.size))
         x = flat[here]
         draw, positive, slope = draws[: x.size], above[: x.size], slopes[: x.size]
         if generator is None:

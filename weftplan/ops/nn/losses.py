@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import block_bytes, blocks, copy_kernel, scratch_dtype
-from weftplan.ops.nn.activation import sigmoid_block
-from weftplan.ops.params import p_enum, p_float
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import block_bytes, blocks, copy_kernel, scratch_dtype
+from weftplan.ops.core.params import p_enum, p_float
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     IDENTITY_INPLACE,
     UNARY_INPLACE,
     DTypes,
@@ -28,7 +27,7 @@ from weftplan.ops.rules import (
     same_shape,
     zero_gradient,
 )
-from weftplan.ops.schema import (
+from weftplan.ops.core.schema import (
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -39,6 +38,7 @@ from weftplan.ops.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.ops.nn.activation import sigmoid_block
 
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 

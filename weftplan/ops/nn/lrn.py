@@ -9,11 +9,11 @@ import math
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
-from weftplan.ops.params import p_float, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
+from weftplan.ops.core.params import p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
     Shapes,
@@ -23,7 +23,7 @@ from weftplan.ops.rules import (
     merge_dtype,
     merge_shape,
 )
-from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
 
 _PARAMS = (
     Param("nsize", p_int, doc="Channels in a window, an odd number."),

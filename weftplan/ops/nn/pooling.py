@@ -12,11 +12,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weftplan.cores import split_in_rooms
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops import grain
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import BOOL, INDEX, accumulator
+from weftplan.ops.core import tiling
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import BOOL, INDEX, accumulator
+from weftplan.ops.core.params import p_bool, p_enum, p_int, p_optional, p_shape
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, merge_shape, same_dtype, take_bytes
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.nn.pooling_windows import (
     Grid,
     divisors,
@@ -27,11 +31,7 @@ from weftplan.ops.nn.pooling_windows import (
     spread_max,
     spread_power,
 )
-from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
-from weftplan.ops.products import MOST
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.support.core_sharing import split_in_rooms
 
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
 _PARAMS = (
@@ -120,7 +120,7 @@ def grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
 
 def _planes(image: Shape, total: int) -> int:
     """Planes (images times channels) that are worked on together, so that they stay in a cache."""
-    return min(total, max(1, grain.block() // max(1, math.prod(image))))
+    return min(total, max(1, tiling.block() // max(1, math.prod(image))))
 
 
 _FEW_BLOCKS = 8
@@ -129,7 +129,7 @@ _FEW_BLOCKS = 8
 
 def _parts(image: Shape, total: int) -> int:
     """Parts of ``total`` planes that cores may share, each with its own scratch; 1 on a GPU."""
-    if grain.block() != grain.HOST.block:
+    if tiling.block() != tiling.HOST.block:
         return 1
     return max(1, min(MOST, -(-total // _planes(image, total)) // _FEW_BLOCKS))
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.floats import is_float, limits
-from weftplan.ops.schema import Shape
+from weftplan.ops.core.floats import is_float, limits
+from weftplan.ops.core.schema import Shape
 
 
 @dataclass(frozen=True, slots=True)

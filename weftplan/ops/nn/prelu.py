@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops import grain
-from weftplan.ops.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
-from weftplan.ops.rules import merge_shape
-from weftplan.ops.schema import Shape, Workspace
+from weftplan.ops.core import tiling
+from weftplan.ops.core.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
+from weftplan.ops.core.rules import merge_shape
+from weftplan.ops.core.schema import Shape, Workspace
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
@@ -43,7 +43,7 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
 
 def prelu_forward_block(shape: Shape) -> Shape:
     """Shape of the block that the forward pass works on together: of a small array a quarter."""
-    return rows_per_block(shape, grain.share(math.prod(shape))), *shape[1:]
+    return rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]
 
 
 def prelu_block(shape: Shape) -> Shape:
@@ -62,7 +62,7 @@ def prelu_forward(ctx: Workspace, data: Any, gamma: Any, out: Any) -> None:
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     scratch = ctx.take(prelu_forward_block(shape), out.dtype)
     data, out, slope = data.reshape(shape), out.reshape(shape), gamma.reshape(slopes)
-    for here in row_blocks(shape, grain.share(math.prod(shape))):
+    for here in row_blocks(shape, tiling.share(math.prod(shape))):
         x, y = data[here], out[here]
         low = scratch[: x.shape[0]]
         xp.minimum(x, 0, out=low)

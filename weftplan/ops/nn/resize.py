@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import accumulator, rows_per_block
-from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_shape
-from weftplan.ops.products import multiply
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import (
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import accumulator, rows_per_block
+from weftplan.ops.core.params import p_bool, p_enum, p_float, p_int, p_optional, p_shape
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import (
     DType,
     EntryRef,
     GradientBuilder,

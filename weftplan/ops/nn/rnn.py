@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError, ShapeError
-from weftplan.ops import grain
-from weftplan.ops.forms import context_kernel
-from weftplan.ops.kernels import BOOL
-from weftplan.ops.nn.rnn_layout import Layout, layout
-from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
-from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_range
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, is_known, merge_dim, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import (
+from weftplan.ops.core import tiling
+from weftplan.ops.core.forms import context_kernel
+from weftplan.ops.core.kernels import BOOL
+from weftplan.ops.core.params import p_bool, p_enum, p_float, p_int, p_optional, p_range
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, is_known, merge_dim, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import (
     DType,
     EntryRef,
     GradientBuilder,
@@ -36,6 +34,8 @@ from weftplan.ops.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.ops.nn.rnn_layout import Layout, layout
+from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
@@ -177,15 +177,15 @@ def _side(wide: Any, direction: int, units: int) -> Any:
 
 
 def _drop_scratch(params: Params, plan: Layout) -> list[tuple[Shape, DType]]:
-    size = min(math.prod(plan.wide), grain.block())
+    size = min(math.prod(plan.wide), tiling.block())
     return [((size,), _DRAW), ((size,), _MASK)] if _drops(params) else []
 
 
 def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], source: Any, mask: Any, out: Any) -> None:
     """``out`` = the elements of ``source`` that are kept, scaled; ``mask`` (or None) gets which."""
     draws, room = scratch
-    for first in range(0, source.size, grain.block()):
-        here = slice(first, min(first + grain.block(), source.size))
+    for first in range(0, source.size, tiling.block()):
+        here = slice(first, min(first + tiling.block(), source.size))
         kept = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
         numbers = draws[: kept.size]
         generator.random(numbers.shape, dtype=_DRAW, out=numbers)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.ops.cuda.cells import fused, gru_back, gru_step, lstm_back, lstm_step
-from weftplan.ops.cuda.gemm import DTYPES, gemm
+from weftplan.ops.core.cuda_gemm import DTYPES, gemm
+from weftplan.ops.core.products import matmul
+from weftplan.ops.nn.rnn_cuda_cells import fused, gru_back, gru_step, lstm_back, lstm_step
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
-from weftplan.ops.products import matmul
 
 
 def _sigmoid(xp: Any, x: Any) -> None:

@@ -12,7 +12,7 @@ import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from weftplan.ops.schema import Params, Shape
+from weftplan.ops.core.schema import Params, Shape
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 

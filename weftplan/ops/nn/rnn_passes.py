@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weftplan.ops import grain
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.core import tiling
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.products import matmul, product
+from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.rnn_cells import Cell, CellGradient
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
-from weftplan.ops.products import matmul, product
-from weftplan.ops.schema import DType, Shape, Workspace
 
 
 def span(plan: Layout) -> int:
     """Steps whose gates are one product with the input's weights (at least one)."""
-    return max(1, min(plan.steps, 8 * grain.block() // (plan.batch * plan.gates)))
+    return max(1, min(plan.steps, 8 * tiling.block() // (plan.batch * plan.gates)))
 
 
 def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:

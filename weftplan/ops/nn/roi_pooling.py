@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import kernel
-from weftplan.ops.kernels import INDEX
-from weftplan.ops.params import p_float, p_shape
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
-from weftplan.ops.schema import Op, Param, Params, Shape
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.kernels import INDEX
+from weftplan.ops.core.params import p_float, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, Shape, Workspace
+from weftplan.ops.core.kernels import BOOL, INDEX, accumulator, gather
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import DType, Shape, Workspace
 
 
 def _room(channels: int, places: int, dtype: DType) -> list[tuple[Shape, DType]]:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import INDEX
-from weftplan.ops.params import p_bool, p_float, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.scalar import converted
-from weftplan.ops.schema import (
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import INDEX
+from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import (
     DType,
     EntryRef,
     GradientBuilder,
@@ -31,6 +30,7 @@ from weftplan.ops.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.ops.elementwise.scalar import converted
 
 _BOOL = np.dtype(bool)
 _LENGTHS = Param("use_sequence_length", p_bool, False, "True: an input sequence_length tells how long each is.")

@@ -9,21 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import KernelWithBare
-from weftplan.ops.loops import Loops, one_dtype
-from weftplan.ops.nn.softmax_core import (
-    as_rows,
-    backward_bytes,
-    forward_bytes,
-    softmax,
-    softmax_backward,
-    softmax_bare,
-    softmax_loops,
-)
-from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.inner_loops import Loops, one_dtype
+from weftplan.ops.core.kernels import KernelWithBare
+from weftplan.ops.core.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
     Shapes,
@@ -34,7 +25,7 @@ from weftplan.ops.rules import (
     normalize_axis,
     same_shape,
 )
-from weftplan.ops.schema import (
+from weftplan.ops.core.schema import (
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -44,6 +35,15 @@ from weftplan.ops.schema import (
     Shape,
     TensorSpec,
     Workspace,
+)
+from weftplan.ops.nn.softmax_core import (
+    as_rows,
+    backward_bytes,
+    forward_bytes,
+    softmax,
+    softmax_backward,
+    softmax_bare,
+    softmax_loops,
 )
 
 _PARAMS = (

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.cores import split_in_rooms
-from weftplan.ops import loops
-from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
-from weftplan.ops.products import MOST
-from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, Shape, Workspace
+from weftplan.ops.core import inner_loops
+from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import DType, Shape, Workspace
+from weftplan.support.core_sharing import split_in_rooms
 
 FEW = 1 << 19
 """Elements of one part, and of one block of it, which take about a millisecond. A thread needs the interpreter between
@@ -147,20 +147,20 @@ def softmax_bare(shape: Shape, dtype: DType) -> Any:
     return call
 
 
-def softmax_loops(shape: Shape, dtype: DType) -> loops.Loops | None:
+def softmax_loops(shape: Shape, dtype: DType) -> inner_loops.Loops | None:
     """What :func:`softmax_bare` ends up in where the classes are neighbours."""
     rows, classes, inner = shape
     size = dtype.itemsize
-    if inner != 1 or rows * size > loops.MOST_SCRATCH:
+    if inner != 1 or rows * size > inner_loops.MOST_SCRATCH:
         return None
     steps = (
-        *loops.reduced_rows("maximum", rows, classes, size, 0, loops.SCRATCH),
-        loops.by_rows("subtract", rows, classes, size, 0, loops.SCRATCH, 1),
-        loops.Loop("exp", (rows * classes,), (size, size), ((1, 0, 0), (1, 0, 0))),
-        *loops.reduced_rows("add", rows, classes, size, 1, loops.SCRATCH),
-        loops.by_rows("divide", rows, classes, size, 1, loops.SCRATCH, 1),
+        *inner_loops.reduced_rows("maximum", rows, classes, size, 0, inner_loops.SCRATCH),
+        inner_loops.by_rows("subtract", rows, classes, size, 0, inner_loops.SCRATCH, 1),
+        inner_loops.Loop("exp", (rows * classes,), (size, size), ((1, 0, 0), (1, 0, 0))),
+        *inner_loops.reduced_rows("add", rows, classes, size, 1, inner_loops.SCRATCH),
+        inner_loops.by_rows("divide", rows, classes, size, 1, inner_loops.SCRATCH, 1),
     )
-    return loops.Loops(dtype, steps, rows * size)
+    return inner_loops.Loops(dtype, steps, rows * size)
 
 
 def backward_bytes(shape: Shape, source: DType, target: DType) -> int:

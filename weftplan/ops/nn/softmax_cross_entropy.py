@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import INDEX, accumulator, gather, row_blocks, rows_per_block, to_index
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import INDEX, accumulator, gather, row_blocks, rows_per_block, to_index
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
+from weftplan.ops.core.schema import InplacePair, Op, Params, Shape, TensorSpec, Workspace
 
 _LEAST = 1e-8
 _DOUBLE = np.dtype(np.float64)

@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.cores import split
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import INDEX
-from weftplan.ops.nn.softmax_core import FEW, as_rows, forward_bytes, softmax
-from weftplan.ops.params import p_bool, p_enum, p_float
-from weftplan.ops.products import MOST
-from weftplan.ops.registry import register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import INDEX
+from weftplan.ops.core.params import p_bool, p_enum, p_float
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
     UNARY_INPLACE,
     DTypes,
     Shapes,
@@ -33,7 +31,7 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import (
+from weftplan.ops.core.schema import (
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -44,6 +42,8 @@ from weftplan.ops.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.ops.nn.softmax_core import FEW, as_rows, forward_bytes, softmax
+from weftplan.support.core_sharing import split
 
 _LABELS = 4096
 """Labels that are turned into places together."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.forms import workspace_kernel
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.params import p_bool, p_enum, p_optional, p_shape
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
-from weftplan.ops.params import p_bool, p_enum, p_optional, p_shape
-from weftplan.ops.products import multiply
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 
 _CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted; there is one way to compute it.")
 _TARGET = Param("target_shape", p_shape, (0, 0), "Height and width of the output.")

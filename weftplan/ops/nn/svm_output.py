@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.forms import Room, kernel
-from weftplan.ops.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
-from weftplan.ops.params import p_bool, p_float
-from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import (
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
+from weftplan.ops.core.params import p_bool, p_float
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype
+from weftplan.ops.core.schema import (
     EntryRef,
     GradientBuilder,
     InplacePair,

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops import registry
-from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
-from weftplan.ops.forms import context_kernel
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.params import p_enum, p_int
-from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.core import registry
+from weftplan.ops.core.forms import context_kernel
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.params import p_enum, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, merge_shape, same_dtype
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered_inputs
 
 _PARAMS = (
     Param("scale", p_int, doc="Factor of height and width."),

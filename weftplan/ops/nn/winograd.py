@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.cores import split_in_rooms
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.schema import Workspace
 from weftplan.ops.nn.winograd_sizes import APART, BEHIND, PLACES, ROW, SOME, Part, Pass, parts
-from weftplan.ops.products import multiply
-from weftplan.ops.schema import Workspace
+from weftplan.support.core_sharing import split_in_rooms
 
 F32 = np.dtype(np.float32)
 _G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], F32)

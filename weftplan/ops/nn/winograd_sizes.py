@@ -10,8 +10,8 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weftplan.ops.products import FEW, MOST, SHARE, ranges
-from weftplan.ops.schema import aligned
+from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
+from weftplan.ops.core.schema import aligned
 
 PLACES = 16
 """Elements of a transformed window, and so products of a pass: 4 rows of 4."""

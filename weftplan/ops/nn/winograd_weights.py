@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.cores import split_in_rooms
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.schema import Workspace
 from weftplan.ops.nn.winograd import F32, KERNEL, Windows, blocks, take_apart, view
 from weftplan.ops.nn.winograd_sizes import APART, PLACES, ROW, Pass, weight_parts
-from weftplan.ops.products import multiply
-from weftplan.ops.schema import Workspace
+from weftplan.support.core_sharing import split_in_rooms
 
 _SIGNS = np.array([1, 1, 1, -1], F32)
 _BACK = KERNEL * np.kron(_SIGNS, _SIGNS)[:, None]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.ops.forms import kernel
-from weftplan.ops.kernels import BOOL, UfuncKernel
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.kernels import BOOL, UfuncKernel
+from weftplan.ops.core.params import p_dtype, p_float, p_optional, p_str
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
+from weftplan.ops.core.schema import Kernel, Op, Param, Params
+from weftplan.ops.elementwise.scalar import SCALAR
 from weftplan.ops.numpy.derive import derive
-from weftplan.ops.params import p_dtype, p_float, p_optional, p_str
-from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
-from weftplan.ops.scalar import SCALAR
-from weftplan.ops.schema import Kernel, Op, Param, Params
 
 for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",
               "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "degrees", "radians",

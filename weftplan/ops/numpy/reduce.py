@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError
-from weftplan.ops.forms import workspace_kernel
-from weftplan.ops.kernels import INDEX
-from weftplan.ops.moments import moments_backward, moments_forward
-from weftplan.ops.numpy.derive import derive
-from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
-from weftplan.ops.reduce import kept_shape, reduced_axes
-from weftplan.ops.registry import get, register
-from weftplan.ops.rules import (
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import INDEX
+from weftplan.ops.core.params import p_bool, p_dtype, p_int, p_optional, p_shape
+from weftplan.ops.core.registry import get, register
+from weftplan.ops.core.rules import (
     DTypes,
     Shapes,
     backward,
@@ -26,7 +23,10 @@ from weftplan.ops.rules import (
     same_dtype,
     take_bytes,
 )
-from weftplan.ops.schema import DTypeRule, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.numpy.derive import derive
+from weftplan.ops.reduction.moments import moments_backward, moments_forward
+from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
 
 
 def _p_nothing(value: Any) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.add_n import NUM_ARGS
+from weftplan.ops.core.params import p_bool, p_enum, p_int, p_optional, p_shape
+from weftplan.ops.core.registry import get
+from weftplan.ops.core.rules import Shapes, merge_shape
+from weftplan.ops.core.schema import Param, Params
+from weftplan.ops.elementwise.add_n import NUM_ARGS
 from weftplan.ops.numpy.derive import derive
-from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
-from weftplan.ops.registry import get
-from weftplan.ops.rules import Shapes, merge_shape
-from weftplan.ops.schema import Param, Params
 
 for _name, _base in (
     ("_npi_expand_dims", "expand_dims"), ("_npi_stack", "stack"), ("_npi_split", "_split_v2"), ("_npi_slice", "slice"),

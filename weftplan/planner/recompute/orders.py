@@ -13,9 +13,9 @@ too.
 
 from __future__ import annotations
 
-from weftplan.depth_first import deepest_first
 from weftplan.planner.liveness import dependencies, scheduled
 from weftplan.planner.program import Program
+from weftplan.support.post_order import deepest_first
 
 
 def stepwise_forward(program: Program) -> Program:

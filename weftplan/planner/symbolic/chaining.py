@@ -11,16 +11,16 @@ from dataclasses import replace
 from math import prod
 
 from weftplan.errors import PlanError
-from weftplan.ops import chains
-from weftplan.ops.depthwise_block import BLOCK
-from weftplan.ops.implementations import choose
-from weftplan.ops.schema import DType, Shape, TensorSpec
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import DType, Shape, TensorSpec
+from weftplan.ops.fusion import elementwise as chains
+from weftplan.ops.fusion.depthwise_block import BLOCK
 from weftplan.planner.symbolic.differentiate import Differentiated
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import depthwise_blocks, joined_chains
-from weftplan.symbol.chaining import chained
-from weftplan.symbol.depthwise_blocks import Block, with_blocks
-from weftplan.symbol.joining import alike
+from weftplan.planner.symbolic.passes.fuse_depthwise import Block, with_blocks
+from weftplan.planner.symbolic.passes.fuse_elementwise import chained
+from weftplan.planner.symbolic.passes.fuse_relu import alike
+from weftplan.planner.symbolic.passes.report import depthwise_blocks, joined_chains
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import depth_first_order
 

@@ -4,8 +4,8 @@ The model is a roofline: a node takes as long as its arithmetic or its memory tr
 cost of being called. Only ratios matter to the search (which results are cheap to repeat, and what part of a step the
 repetition is), so two rough machines are enough: a few host cores under NumPy, and a current accelerator.
 
-What an operator computes is counted in :mod:`weftplan.ops.work`; pooling also sweeps its output once for every element
-of its window.
+What an operator computes is counted in :mod:`weftplan.ops.core.cost`; pooling also sweeps its output once for every
+element of its window.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weftplan.errors import PlanError
-from weftplan.ops import work
-from weftplan.ops.joined import layer_of
+from weftplan.ops.core import cost
+from weftplan.ops.fusion.relu import layer_of
 from weftplan.planner.program import Program
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
@@ -74,13 +74,13 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
         arithmetic = 0.0
         if node is not None and node.op is not None:
             name = layer_of(node.op.backward_of or node.op.name)
-            traffic *= work.SWEEPS.get(name, 1.0)
+            traffic *= cost.SWEEPS.get(name, 1.0)
             if name == "Pooling":
                 # Of both sides the smaller has one element per window.
                 pooled = min(program.nbytes[e] for e in (*graph.inputs[nid], *outs))
-                traffic += 2.0 * work.window(node.params) * pooled
-            if name in work.COUNTED:
-                arithmetic = work.operations(
+                traffic += 2.0 * cost.window(node.params) * pooled
+            if name in cost.COUNTED:
+                arithmetic = cost.operations(
                     name,
                     [program.shapes[e] for e in graph.inputs[nid]],
                     [program.shapes[e] for e in outs],

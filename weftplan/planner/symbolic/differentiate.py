@@ -14,19 +14,19 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops import registry
-from weftplan.ops.schema import DType, Req, Shape
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.labels import Pass
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.symbolic.gathering import Forward, gather
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.passes import folded, gathered_gradients, joined_layers, merged
+from weftplan.planner.symbolic.passes.common_subexpressions import eliminate
+from weftplan.planner.symbolic.passes.fuse_relu import join
+from weftplan.planner.symbolic.passes.placement import place
+from weftplan.planner.symbolic.passes.report import folded, gathered_gradients, joined_layers, merged
+from weftplan.planner.symbolic.passes.weight_gradient_batches import Forward, gather
 from weftplan.symbol import placeholder
 from weftplan.symbol.gradient import GRAD_REQS, INHERITED, Gradients, add_gradients, read_grad_req
-from weftplan.symbol.joining import join
-from weftplan.symbol.merging import eliminate
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.placement import place
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables
 
 

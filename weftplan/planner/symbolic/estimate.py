@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import PlanError, did_you_mean
-from weftplan.ops.params import p_dtype
-from weftplan.ops.schema import DType, Req, Shape
+from weftplan.ops.core.params import p_dtype
+from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.batch import with_batch
 from weftplan.planner.budget import plan_within
 from weftplan.planner.hooks import hook

@@ -13,10 +13,10 @@ from functools import partial
 from itertools import accumulate
 
 from weftplan.errors import PlanError
-from weftplan.ops import depthwise_block
-from weftplan.ops.joined import layer_of
-from weftplan.ops.schema import Op, Params
-from weftplan.ops.settled import Settled
+from weftplan.ops.core.rule_cache import Settled
+from weftplan.ops.core.schema import Op, Params
+from weftplan.ops.fusion import depthwise_block
+from weftplan.ops.fusion.relu import layer_of
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order

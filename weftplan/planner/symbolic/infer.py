@@ -1,7 +1,7 @@
 """Shapes and dtypes of every entry of a whole graph, complete and checked; needs nothing, gives sizes.
 
-The rules live with the operators and are solved by :mod:`weftplan.symbol.infer`; this pass adds what planning demands:
-nothing may stay unknown, and sizes must fit machine integers.
+The rules live with the operators and are solved by :mod:`weftplan.symbol.inference.solver`; this pass adds what
+planning demands: nothing may stay unknown, and sizes must fit machine integers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError, ShapeError, shape_text
-from weftplan.ops.schema import DType, Shape
+from weftplan.ops.core.schema import DType, Shape
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.symbol.infer import infer_dtypes, infer_shapes
-from weftplan.symbol.infer_rest import infer_rest
+from weftplan.symbol.inference.backward_shapes import infer_rest
+from weftplan.symbol.inference.solver import infer_dtypes, infer_shapes
 from weftplan.symbol.node import Node
 
 MAX_BYTES = (1 << 63) - 1

@@ -1,6 +1,6 @@
 """Who computes each node, and the scratch that the chosen kernels declare.
 
-The implementations are those of :mod:`weftplan.ops.implementations`; the executor obeys what is chosen here.
+The implementations are those of :mod:`weftplan.ops.core.implementations`; the executor obeys what is chosen here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from functools import partial
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops import grain, implementations, measured
-from weftplan.ops.implementations import Choice
-from weftplan.ops.schema import DType, Shape, TensorSpec, aligned
-from weftplan.ops.settled import Settled
+from weftplan.ops import autotune
+from weftplan.ops.core import implementations, tiling
+from weftplan.ops.core.implementations import Choice
+from weftplan.ops.core.rule_cache import Settled
+from weftplan.ops.core.schema import DType, Shape, TensorSpec, aligned
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol.node import Node
@@ -74,8 +75,8 @@ def _choice(node: Node, facts: Facts, device_type: str, where: str, options: Pla
     ins, outs = list(map(TensorSpec, *facts[:2])), list(map(TensorSpec, *facts[2:]))
     choice = implementations.choose(op, params, ins, outs, options.kernels, on=where)
     if options.kernels == "auto" and where == "host" and choice.several:
-        choice = measured.tuned(op, params, ins, outs, tune=options.autotune, given=choice)
-    with grain.using(grain.of(device_type)):
+        choice = autotune.tuned(op, params, ins, outs, tune=options.autotune, given=choice)
+    with tiling.using(tiling.of(device_type)):
         nbytes = choice.implementation.workspace(params, ins, outs)
     if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
         raise PlanError(f"operator {op.name} ({node.name!r}) declares {nbytes!r} bytes of workspace: expected >= 0")

@@ -15,8 +15,8 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
-from weftplan.ops.implementations import Choice
-from weftplan.ops.schema import DType, Req, Shape
+from weftplan.ops.core.implementations import Choice
+from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
@@ -28,7 +28,7 @@ from weftplan.planner.symbolic.differentiate import Differentiated, differentiat
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
 from weftplan.planner.symbolic.kernels import operator_choices
-from weftplan.planner.symbolic.passes import dropped, notes_of
+from weftplan.planner.symbolic.passes.report import dropped, notes_of
 from weftplan.planner.symbolic.realise import realised
 from weftplan.symbol.traversal import Order
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.ops import implementations, registry
-from weftplan.ops.chains import Chain, Link
-from weftplan.ops.implementations import Choice, Implementation
-from weftplan.ops.schema import Op, Req
+from weftplan.ops.core import implementations, registry
+from weftplan.ops.core.implementations import Choice, Implementation
+from weftplan.ops.core.schema import Op, Req
+from weftplan.ops.fusion.elementwise import Chain, Link
 from weftplan.planner.labels import Labels, Pass
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions

@@ -5,7 +5,7 @@ Nodes are shared between graphs, so a node that is to read something else is cop
 
 from __future__ import annotations
 
-from weftplan.ops import registry
+from weftplan.ops.core import registry
 from weftplan.planner.graph import Graph
 from weftplan.planner.spill.rewrite import COPY_OUT
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph

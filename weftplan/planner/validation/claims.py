@@ -14,7 +14,7 @@ from weftplan.errors import PlanError
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
-from weftplan.tensor_types import Req
+from weftplan.support.tensor_types import Req
 
 
 class Claims:

@@ -13,7 +13,7 @@ from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.planner.validation.claims import Claims
 from weftplan.planner.validation.stated import ByteMap, check_layout
-from weftplan.tensor_types import Req
+from weftplan.support.tensor_types import Req
 
 
 def validate(planned: PlannedSteps | MemoryPlan) -> None:

@@ -1,0 +1,176 @@
+"""Files that appear whole or not at all, with every writer of the package."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+import weftplan as mx
+from weftplan.profiler.recorder import Recorder
+from weftplan.profiler.trace_file import write_trace
+from weftplan.support.atomic_files import put, replacing
+from weftplan.training.optimizers import optimizer as optimizers
+
+
+def states(path: Path) -> None:
+    """The kvstore's writer."""
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.zeros((2,)))
+    kv.set_optimizer(optimizers.create("sgd", momentum=0.9))
+    kv.push("w", mx.nd.ones((2,)))
+    kv.save_optimizer_states(path)
+
+
+def trace(path: Path) -> None:
+    """The profiler's writer."""
+    write_trace(Recorder(), path)
+
+
+WRITERS = {
+    "arrays": lambda path: mx.nd.save(path, mx.nd.ones((2,))),
+    "symbol": lambda path: mx.sym.Variable("x").save(path),
+    "states": states,
+    "trace": trace,
+}
+
+
+@pytest.fixture(params=WRITERS)
+def write(request):
+    return WRITERS[request.param]
+
+
+@pytest.fixture
+def umask():
+    """Files may be read by the group and by nobody else."""
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    """Permissions of a file."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_file_has_what_the_umask_allows(write, tmp_path, umask):
+    """As any program's files, not for their owner only."""
+    write(tmp_path / "new")
+    assert mode(tmp_path / "new") == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_file_keeps_its_permissions(write, tmp_path):
+    """A second write changes the contents only."""
+    path = tmp_path / "old"
+    path.write_text("before")
+    path.chmod(0o604)
+    write(path)
+    assert mode(path) == 0o604
+    assert path.read_bytes() != b"before"
+
+
+def test_a_link_stays_a_link(write, tmp_path):
+    """What it leads to is replaced, and made where it leads to nothing."""
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "folder" / "real")
+    for _ in range(2):
+        write(link)
+        assert link.is_symlink()
+        assert (tmp_path / "folder" / "real").stat().st_size > 0
+    assert len(list((tmp_path / "folder").iterdir())) == 1
+
+
+def test_the_longest_name(write, tmp_path):
+    """A name that the file system allows is not too long."""
+    write(tmp_path / ("n" * 255))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_pipe_is_written_and_stays(write, tmp_path):
+    """As with ``open``; a rename would put a file in its place, and do so even to /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    thread = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    thread.start()
+    write(pipe)
+    thread.join(60)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert len(read[0]) > 10
+
+
+@pytest.mark.parametrize(("where", "error"), [("absent/x", FileNotFoundError), (".", IsADirectoryError)])
+def test_errors_name_the_path(write, tmp_path, where, error):
+    """Not the name of a temporary file."""
+    with pytest.raises(error) as caught:
+        write(tmp_path / where)
+    assert caught.value.filename == str(tmp_path / where)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_protected_file_is_not_replaced(write, tmp_path, monkeypatch):
+    """Taking away the right to write protects contents, as it does from ``open``; root has it always."""
+    path = tmp_path / "kept"
+    path.write_text("mine")
+    monkeypatch.setattr(os, "access", lambda path, how: how != os.W_OK)
+    with pytest.raises(PermissionError, match="write-protected"):
+        write(path)
+    assert path.read_text() == "mine"
+
+
+def test_an_error_while_writing_leaves_the_old_contents(tmp_path):
+    """Nor does it leave another file."""
+    path = tmp_path / "x"
+    path.write_text("before")
+
+    def half() -> None:
+        with replacing(path) as file:
+            file.write(b"after")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half()
+    assert path.read_text() == "before"
+    assert [found.name for found in tmp_path.iterdir()] == ["x"]
+
+
+def test_writers_at_once(tmp_path):
+    """Threads that write one file do not meet: it is always one of theirs, whole."""
+    path, wrong = tmp_path / "x", []
+
+    def work(number: int) -> None:
+        for _ in range(30):
+            with replacing(path) as file:
+                for _ in range(20):
+                    file.write(bytes([number]) * 5000)
+            if len(set(path.read_bytes())) != 1 or path.stat().st_size != 100_000:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert [found.name for found in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_is_put_is_the_users_own(tmp_path, umask, monkeypatch):
+    """Nobody else may read it, a link in its place is no way to another file, and a full disk leaves what was there."""
+    path, other = tmp_path / "put", tmp_path / "other"
+    other.write_bytes(b"not to be touched")
+    path.symlink_to(other)
+    put(str(path), b"first")
+    assert (path.read_bytes(), other.read_bytes()) == (b"first", b"not to be touched")
+    assert not path.is_symlink()
+    assert mode(path) == 0o600
+    monkeypatch.setattr(os, "write", lambda handle, content: len(content) - 1)
+    with pytest.raises(OSError, match="expected to write 6 bytes, the disk took 5"):
+        put(str(path), b"second")
+    assert path.read_bytes() == b"first"
+    assert sorted(os.listdir(tmp_path)) == ["other", "put"]

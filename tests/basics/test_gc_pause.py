@@ -1,0 +1,112 @@
+"""Python's collector of cycles rests while graphs are read and bound, and only then."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import weftplan as mx
+from weftplan.executor.binding import simple_bind
+from weftplan.support.gc_pause import resting
+from weftplan.symbol import json_io
+
+
+def chain(length):
+    """A chain of operators."""
+    x = mx.sym.Variable("data")
+    for k in range(length):
+        x = mx.sym.Activation(x, act_type="tanh", name=f"a{k}")
+    return x
+
+
+@pytest.fixture
+def eager():
+    """A collector that starts after every ten objects; the code objects in the midst of which it started."""
+    found = set()
+
+    def started(phase, _):
+        frame = sys._getframe(1)
+        while phase == "start" and frame is not None:
+            found.add(frame.f_code)
+            frame = frame.f_back
+
+    before = gc.get_threshold()
+    gc.callbacks.append(started)
+    gc.set_threshold(10, 5, 5)
+    yield found
+    gc.set_threshold(*before)
+    gc.callbacks.remove(started)
+
+
+def test_no_collection_starts_while_a_graph_is_read_or_bound(eager):
+    """However many objects a file or a bind makes, the collector does not look through them meanwhile."""
+    text = chain(60).tojson()
+    mx.sym.load_json(text).simple_bind(mx.cpu(), data=(2, 3))
+    assert eager, "the collector starts elsewhere"
+    assert simple_bind.__wrapped__.__code__ not in eager
+    assert json_io.loads.__wrapped__.__code__ not in eager
+    assert gc.isenabled()
+
+
+def test_the_collector_wakes_after_an_error():
+    """A bind that fails leaves the collector on."""
+    with pytest.raises(mx.MXNetError):
+        chain(2).simple_bind(mx.cpu())
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off():
+    """Who has switched the collector off finds it off after a bind."""
+    gc.disable()
+    try:
+        chain(2).simple_bind(mx.cpu(), data=(2, 3))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_calls_of_two_threads_end_with_the_collector_on():
+    """The call that began first may end last, or first: the collector is on after both."""
+    for first_ends_first in (True, False):
+        begun, may_end = threading.Event(), threading.Event()
+
+        @resting
+        def slow(begun=begun, may_end=may_end):
+            begun.set()
+            assert may_end.wait(60)
+
+        thread = threading.Thread(target=slow)
+        thread.start()
+        assert begun.wait(60)
+
+        @resting
+        def other(thread=thread, may_end=may_end, first_ends_first=first_ends_first):
+            if first_ends_first:
+                may_end.set()
+                thread.join()
+
+        other()
+        may_end.set()
+        thread.join()
+        assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_a_fork_has_the_collector_on():
+    """A thread forks while another one binds: nobody in the child would wake the collector."""
+    script = (
+        "import gc, os\n"
+        "from weftplan.support.gc_pause import resting\n"
+        "@resting\n"
+        "def fork():\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        os._exit(0 if gc.isenabled() else 1)\n"
+        "    return os.waitpid(child, 0)[1], gc.isenabled()\n"
+        "print(fork(), gc.isenabled())\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == "(0, False) True\n", shown.stderr

@@ -1,0 +1,158 @@
+"""A keyword argument that a function does not have is an error that names the right one."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.support.together import together
+from weftplan.errors import KeywordError, MXNetError, did_you_mean
+from weftplan.support.keyword_errors import Constructed, known_keywords
+
+
+def network() -> Any:
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
+
+
+def batches(**settings: Any) -> Any:
+    return mx.io.NDArrayIter(np.zeros((4, 2), np.float32), np.zeros(4), **(settings or {"batch_size": 2}))
+
+
+def module(**settings: Any) -> Any:
+    return mx.mod.Module(network(), **settings)
+
+
+def plan() -> Any:
+    return network().plan(data=(2, 4))
+
+
+NEAR: dict[str, tuple[Callable[[], object], str]] = {
+    "fit epochs": (lambda: module().fit(batches(), epochs=1), "num_epoch"),
+    "fit num_epochs": (lambda: module().fit(batches(), num_epochs=1), "num_epoch"),
+    "fit metric": (lambda: module().fit(batches(), metric="acc"), "eval_metric"),
+    "fit metrics": (lambda: module().fit(batches(), metrics=["acc"]), "eval_metric"),
+    "fit validation_data": (lambda: module().fit(batches(), validation_data=batches()), "eval_data"),
+    "fit budget": (lambda: module().fit(batches(), budget="1GB"), "memory_budget"),
+    "fit optim": (lambda: module().fit(batches(), optim="adam"), "optimizer"),
+    "fit callbacks": (lambda: module().fit(batches(), callbacks=[]), "batch_end_callback"),
+    "score": (lambda: module().score(batches(), metric="acc"), "eval_metric"),
+    "predict": (lambda: module().predict(batches(), num_batches=1), "num_batch"),
+    "Module ctx": (lambda: module(ctx=mx.cpu()), "context"),
+    "Module budget": (lambda: module(budget="1GB"), "memory_budget"),
+    "Module memory": (lambda: module(memory="1GB"), "memory_budget"),
+    "Module data_name": (lambda: module(data_name=["data"]), "data_names"),
+    "bind": (lambda: module().bind([("data", (4, 4))], training=True), "for_training"),
+    "init_params": (lambda: module().init_params(init=mx.init.Zero()), "initializer"),
+    "set_params": (lambda: module().set_params({}, {}, allow_misssing=True), "allow_missing"),
+    "init_optimizer": (lambda: module().init_optimizer(optim="sgd"), "optimizer"),
+    "NDArrayIter": (lambda: batches(batchsize=4), "batch_size"),
+    "SGD lr": (lambda: mx.optimizer.SGD(lr=0.1), "learning_rate"),
+    "create lr": (lambda: mx.optimizer.create("adam", lr=0.1), "learning_rate"),
+    "SGD weight_decay": (lambda: mx.optimizer.SGD(weight_decay=0.1), "wd"),
+    "Xavier": (lambda: mx.init.Xavier(magnitud=2), "magnitude"),
+    "TopKAccuracy": (lambda: mx.metric.TopKAccuracy(topk=3), "top_k"),
+    "FactorScheduler": (lambda: mx.lr_scheduler.FactorScheduler(1, factr=0.1), "factor"),
+    "Speedometer": (lambda: mx.callback.Speedometer(batchsize=3), "batch_size"),
+    "do_checkpoint": (lambda: mx.callback.do_checkpoint("x", perod=2), "period"),
+    "LSTMCell": (lambda: mx.rnn.LSTMCell(num_hiden=3), "num_hidden"),
+    "models": (lambda: mx.models.get("lenet", num_class=3), "num_classes"),
+    "array": (lambda: mx.nd.array([1], type="float32"), "dtype"),
+    "zeros": (lambda: mx.nd.zeros((1,), context=mx.cpu()), "ctx"),
+    "PlanOptions": (lambda: mx.planner.PlanOptions(budegt=3), "budget"),  # type: ignore[call-arg]
+    "plan memory": (lambda: network().plan(data=(2, 4), memory="1GB"), "budget"),
+    "plan training": (lambda: network().plan(data=(2, 4), training=True), "train"),
+    "simple_bind": (lambda: network().simple_bind(mx.cpu(), data=(2, 4), grad_reqs="null"), "grad_req"),
+    "forward": (lambda: network().simple_bind(mx.cpu(), data=(2, 4)).forward(training=True), "is_train"),
+    "batch_max": (lambda: plan().batch_max(memory="1GB"), "budget"),
+    "to_html": (lambda: plan().to_html(titel="x"), "title"),
+    "task": (lambda: mx.engine.task(write=["a"]), "writes"),
+    "tiles": (lambda: mx.engine.tiles(np.zeros(4), tile_shape=2), "tile"),
+    "engine": (lambda: mx.engine.create("ThreadedEngine", workers=2), "task_workers"),
+    "profiler": (lambda: mx.profiler.set_config(file="x"), "filename"),
+    "Variable": (lambda: mx.sym.Variable("x", shap=(2,)), "shape"),  # type: ignore[arg-type]
+}
+
+
+@together()
+@pytest.mark.parametrize("case", NEAR)
+def test_the_right_name_is_told(case: str) -> None:
+    """What somebody is likely to write gets an error that says what it is called here."""
+    call, right = NEAR[case]
+    with pytest.raises(MXNetError, match=f"did you mean '{right}'"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("learning_rate", "optimizer_params"), ("batch_size", "NDArrayIter"), ("context", r"Module\(symbol, context=")],
+)
+def test_fit_says_who_takes_what_it_does_not_take(name: str, told: str) -> None:
+    """An argument of the optimizer, the iterator or the module is sent there."""
+    with pytest.raises(KeywordError, match=told):
+        module().fit(batches(), num_epoch=1, **{name: 1})
+
+
+def test_it_is_a_type_error_as_any_unknown_keyword_is() -> None:
+    """Code that catches Python's own error goes on to work, and nothing has happened before."""
+    found = module()
+    with pytest.raises(TypeError):
+        found.fit(batches(), num_epoch=1, epochs=1)
+    assert not found.binded
+
+
+def test_signatures_and_types_are_those_of_the_function() -> None:
+    """Help and completion do not see the check."""
+    assert "num_epoch" in inspect.signature(mx.mod.Module.fit).parameters
+    assert list(inspect.signature(mx.init.Xavier).parameters) == ["rnd_type", "factor_type", "magnitude"]
+    assert mx.mod.Module.fit.__doc__
+    assert pickle.loads(pickle.dumps(mx.init.Xavier(magnitude=2))).magnitude == 2
+
+
+def test_a_users_own_classes_work_as_before() -> None:
+    """A class that takes a setting out of its keywords, and hands on the others, is not refused."""
+
+    class Mine(mx.optimizer.SGD):
+        def __init__(self, **settings: Any) -> None:
+            self.mine = settings.pop("mine")
+            super().__init__(**settings)
+
+    assert Mine(mine=3, learning_rate=0.5).mine == 3
+    with pytest.raises(KeywordError, match=r"Mine has no setting 'lr': did you mean 'learning_rate'"):
+        Mine(mine=3, lr=0.5)
+
+
+def test_a_function_that_takes_any_keyword_is_left_alone() -> None:
+    """There is nothing to check, and no call more."""
+
+    def any_keyword(**options: int) -> dict[str, int]:
+        return options
+
+    assert known_keywords()(any_keyword) is any_keyword
+
+
+def test_the_settings_of_a_class_without_a_constructor_are_its_base() -> None:
+    """The message names the class that was called, and what its base takes."""
+
+    class Base(Constructed):
+        def __init__(self, size: int = 0) -> None:
+            self.size = size
+
+    class Derived(Base):
+        pass
+
+    assert Derived(size=3).size == 3
+    with pytest.raises(KeywordError, match=r"Derived has no setting 'sizes': did you mean 'size'\? known: size$"):
+        Derived(sizes=3)  # type: ignore[call-arg]
+
+
+def test_names_that_other_libraries_use() -> None:
+    """They count where the function has the argument, and only there."""
+    assert did_you_mean("lr", ["left", "learning_rate"]) == "did you mean 'learning_rate'? "
+    assert did_you_mean("lr", ["left"]) == ""
+    assert did_you_mean("init", ["x", "initializer"]) == "did you mean 'initializer'? "

@@ -1,0 +1,99 @@
+"""Imports on first use: whole, whatever signals come meanwhile."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weftplan.support.lazy_import import late_import
+
+PACKAGE = Path(__file__).parents[2] / "weftplan"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package ``interrupted_`` whose module ``child`` is hit by Ctrl-C before its package knows it."""
+    package = tmp_path / "interrupted_"
+    package.mkdir()
+    (package / "__init__.py").write_text("from interrupted_ import first\nassert first.child.value == 1\n")
+    (package / "first.py").write_text("import interrupted_.child as child\n")
+    (package / "child.py").write_text("import signal\nvalue = 1\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield package
+    signal.signal(signal.SIGINT, before)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "interrupted_"]:
+        del sys.modules[name]
+
+
+def test_an_interrupt_comes_after_the_whole_import(folder: Path):
+    """Ctrl-C in the middle is raised once, and the package is then complete."""
+    with pytest.raises(KeyboardInterrupt):
+        late_import("interrupted_")
+    assert sys.modules["interrupted_"].child.value == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    late_import("interrupted_")
+
+
+def test_the_handler_of_the_user_is_called_once(folder: Path):
+    """A handler that raises nothing sees the signal, and the import succeeds."""
+    seen: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    assert late_import("interrupted_").child.value == 1
+    assert seen == [signal.SIGINT]
+
+
+def test_one_late_import_within_another(folder: Path):
+    """The interrupt that comes in the inner one waits for the end of the outer one."""
+    (folder / "outer.py").write_text(
+        textwrap.dedent("""
+        from weftplan.support.lazy_import import late_import
+        late_import("interrupted_.grandchild")
+        done = True
+        """)
+    )
+    (folder / "__init__.py").write_text("")
+    (folder / "grandchild.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    with pytest.raises(KeyboardInterrupt):
+        late_import("interrupted_.outer")
+    assert sys.modules["interrupted_.outer"].done
+
+
+def test_a_handler_that_the_import_installs_stays(folder: Path):
+    """What a module does to signals when it is imported is not undone."""
+    (folder / "__init__.py").write_text("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n")
+    late_import("interrupted_")
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_failed_import_leaves_the_handler(folder: Path):
+    """The error is the import's own, and the handler is what it was."""
+    (folder / "__init__.py").write_text("raise ImportError('no such luck')\n")
+    with pytest.raises(ImportError, match="no such luck"):
+        late_import("interrupted_")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_do_not_touch_the_handler(folder: Path):
+    """Only the main thread may install handlers, so another one imports as usual."""
+    (folder / "child.py").write_text("value = 1\n")
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(late_import("interrupted_").child.value))
+    thread.start()
+    thread.join()
+    assert found == [1]
+
+
+def test_parts_of_the_package_are_imported_wholly():
+    """No module but the command line's own imports a part of the package by name in another way."""
+    direct = re.compile(r"import_module\(\s*f?[\"']weftplan")
+    files = [path for path in PACKAGE.rglob("*.py") if "cli" not in path.parts]
+    assert len(files) > 100
+    assert [path.name for path in files if direct.search(path.read_text())] == []

@@ -1,0 +1,63 @@
+"""Depth-first order, deepest input first, and what the gradient pass makes of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import weftplan as mx
+from weftplan.planner import PlanOptions, plan_symbol
+from weftplan.support.post_order import deepest_first
+
+
+def recurrent(steps):
+    """h = tanh(W x_t + U h) from inputs of their own, the projected input first."""
+    h = mx.sym.Variable("h")
+    w, u, b = (mx.sym.Variable(name) for name in ("w", "u", "b"))
+    for t in range(steps):
+        fed = mx.sym.FullyConnected(mx.sym.Variable(f"x{t}"), w, b, num_hidden=64, name=f"fed{t}")
+        h = mx.sym.Activation(fed + mx.sym.FullyConnected(h, u, b, num_hidden=64, name=f"state{t}"), act_type="tanh")
+    return mx.sym.sum(h), {"h": (16, 64), **{f"x{t}": (16, 64) for t in range(steps)}}
+
+
+def test_inputs_follow_just_before_they_are_needed():
+    """0 1 2 feed 4 5 6 (a chain from 3), one each: they run beside their readers, not in front of all."""
+    before = [[], [], [], [], [0, 3], [1, 4], [2, 5]]
+    assert deepest_first(range(7), before) == [0, 3, 4, 1, 5, 2, 6]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_order_is_legal_and_complete(seed):
+    """Each node comes once and after what it needs, whatever the graph."""
+    rng = random.Random(seed)
+    count = rng.randint(1, 60)
+    before = [[rng.randrange(n) for _ in range(rng.randint(0, 3))] if n else [] for n in range(count)]
+    order = deepest_first(range(count), before)
+    assert sorted(order) == list(range(count))
+    place = {n: step for step, n in enumerate(order)}
+    assert all(place[m] < place[n] for n in range(count) for m in before[n])
+
+
+def test_numbers_outside_the_nodes_are_passed_over():
+    """A part of a graph is sorted alone: what it needs from elsewhere does not appear."""
+    assert deepest_first([5, 6, 9], {5: [1], 6: [5, 2], 9: [6, 5]}) == [5, 6, 9]
+
+
+def test_a_deep_chain_does_not_recurse():
+    """100,000 nodes in a row."""
+    count = 100_000
+    assert deepest_first(range(count), [[n - 1] if n else [] for n in range(count)]) == list(range(count))
+
+
+def test_sums_of_shared_weights_follow_the_steps_backwards():
+    """The gradient of an input's weight is accumulated from the last step to the first, as its terms come up.
+
+    In the order in which depth-first search meets the projections (last step first) the first term would come from
+    step 0, whose gradient is known last: all other steps' gradients would wait for it.
+    """
+    symbol, shapes = recurrent(12)
+    planned = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions())
+    names = [planned.graph.nodes[nid].name for nid in planned.order]
+    steps = [int(name[3:].split("_")[0]) for name in names if name.startswith("fed") and name.endswith("_backward")]
+    assert steps == list(range(11, -1, -1))

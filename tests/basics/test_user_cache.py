@@ -1,0 +1,117 @@
+"""Files in the user's cache folder: found again, and never trusted when others could have written them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from weftplan.support import user_cache
+
+posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+
+
+@posix
+def test_folders_that_others_can_write_are_refused(tmp_path: Path):
+    """Permissions of the folder, a link in its place, and a writable folder above it are each a reason."""
+    place = tmp_path.resolve() / "above" / "kernels"
+    place.mkdir(parents=True, mode=0o700)
+    assert user_cache.refusal(place) is None
+    assert user_cache.keep(place, "one", b"content")
+    assert user_cache.load(place, "one") == b"content"
+    for mode in (0o770, 0o707, 0o702, 0o750):
+        place.chmod(mode)
+        assert "permissions for others" in str(user_cache.refusal(place))
+        assert user_cache.load(place, "one") is None
+        assert not user_cache.keep(place, "two", b"content")
+    place.chmod(0o700)
+    place.parent.chmod(0o777)
+    assert "can be written by others" in str(user_cache.refusal(place))
+    assert user_cache.load(place, "one") is None
+    place.parent.chmod(0o1777)  # as /tmp: others cannot rename what is not theirs
+    assert user_cache.load(place, "one") == b"content"
+    place.parent.chmod(0o755)
+    link = place.parent / "link"
+    link.symlink_to(place)
+    assert "no folder" in str(user_cache.refusal(link))
+    assert user_cache.load(link, "one") is None
+    (place / "linked").symlink_to(place / "one")
+    assert user_cache.load(place, "linked") is None
+
+
+@posix
+def test_folders_behind_a_link_are_looked_at(tmp_path: Path):
+    """Where a link leads is above a folder as well as what the path names, and a pipe is not waited for."""
+    real = tmp_path.resolve() / "shared" / "real"
+    real.mkdir(parents=True)
+    link = tmp_path.resolve() / "link"
+    link.symlink_to(real)
+    assert user_cache.keep(link / "kernels", "one", b"content")
+    assert user_cache.load(link / "kernels", "one") == b"content"
+    real.parent.chmod(0o777)
+    assert user_cache.refusal(link / "kernels") == f"{real.parent} can be written by others"
+    assert user_cache.load(link / "kernels", "one") is None
+    real.parent.chmod(0o755)
+    os.mkfifo(real / "kernels" / "pipe", 0o600)
+    assert user_cache.load(link / "kernels", "pipe") is None
+
+
+@posix
+def test_what_keeps_files_away_is_said_before_there_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file on the way, a place without permission to write, a refused folder; a folder that can be made is none."""
+    place = tmp_path.resolve() / "home" / "weftplan" / "kernels"
+    assert user_cache.obstacle(place) is None
+    place.parent.parent.write_text("a file")
+    assert user_cache.obstacle(place) == f"{tmp_path.resolve()}/home is no folder"
+    assert not user_cache.keep(place, "one", b"content")
+    place.parent.parent.unlink()
+    assert user_cache.keep(place, "one", b"content")
+    assert user_cache.obstacle(place) is None
+    place.chmod(0o755)
+    assert "permissions for others" in str(user_cache.obstacle(place))
+    place.chmod(0o700)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a file system that is read-only
+    assert user_cache.obstacle(place) == f"{place} cannot be written"
+
+
+@posix
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give folders away")
+def test_folders_of_other_users_are_refused(tmp_path: Path):
+    """A folder or an object that belongs to somebody else is not loaded from, whatever its permissions."""
+    place = tmp_path.resolve() / "kernels"
+    place.mkdir(mode=0o700)
+    assert user_cache.keep(place, "one", b"content")
+    os.chown(place / "one", 12345, 12345)
+    assert user_cache.load(place, "one") is None
+    os.chown(place / "one", 0, 0)
+    os.chown(place, 12345, 12345)
+    assert "belongs to another user" in str(user_cache.refusal(place))
+    assert user_cache.load(place, "one") is None
+
+
+@posix
+def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
+    """XDG's cache folder where it is absolute, else the home folder's, else nowhere."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "/a", "HOME": "/h"}) == Path("/a/weftplan/kernels")
+    assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "a", "HOME": "/h"}) == Path("/h/.cache/weftplan/kernels")
+    assert user_cache.folder("kernels", {"HOME": "relative"}) is None
+    assert user_cache.folder("kernels", {}) is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert user_cache.folder("kernels", {"HOME": "/h"}) == Path("/h/Library/Caches/weftplan/kernels")
+
+
+@posix
+def test_the_eldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every folder keeps at most so many bytes: the files written last stay."""
+    for kind in ("kernels", "plans"):
+        place = tmp_path.resolve() / kind
+        for k in range(6):
+            assert user_cache.keep(place, f"{k}{k}", b"content")
+            os.utime(place / f"{k}{k}", ns=(k, k))
+        monkeypatch.setattr(user_cache, "MOST", 4 * (place / "11").stat().st_size - 1)
+        assert user_cache.keep(place, "00", b"content")  # written anew, so the newest
+        assert sorted(os.listdir(place)) == ["00", "44", "55"]
+        monkeypatch.undo()

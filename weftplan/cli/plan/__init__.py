@@ -1,0 +1,1 @@
+"""``weftplan plan``: the memory of a network without running it."""

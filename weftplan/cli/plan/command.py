@@ -1,0 +1,374 @@
+"""``weftplan plan``: how many bytes a network needs, what fills them, and how to fit a budget."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weftplan import models
+from weftplan.cli.columns import output_width, paragraph
+from weftplan.cli.doctor.devices import parse_devices
+from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
+from weftplan.cli.plan import output as plan_output
+from weftplan.cli.plan.batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
+from weftplan.cli.plan.compare import Row, compare, curve
+from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
+from weftplan.cli.progress import Progress
+from weftplan.device.amounts import amount, bytes_of
+from weftplan.device.context import Context
+from weftplan.errors import BudgetError, PlanError
+from weftplan.planner import MemoryPlan, plan
+from weftplan.planner.batch import batch_size
+from weftplan.planner.options import RECOMPUTE, STRATEGIES
+from weftplan.planner.stopping import asked, stop, stoppable
+from weftplan.planner.symbolic.estimate import parameters_only
+from weftplan.training.optimizers import optimizer as optimizers
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def _optimizers() -> list[str]:
+    return sorted({"momentum", *optimizers.Optimizer.opt_registry} - {"test"})
+
+
+def _contexts(context: click.Context, parameter: click.Parameter, value: str | None) -> list[Context]:
+    return [Context("cpu", 0)] if value is None else parse_devices(value)
+
+
+@click.command(
+    "plan",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Built-in networks: {', '.join(models.names())}.",
+)
+@model_argument()
+@shape_option()
+@number("--batch", help="The batch size. The default of built-in networks is 32.")
+@click.option(
+    "--train/--inference",
+    default=True,
+    help="Plan training (the default), or the forward part alone.",
+    show_default=False,
+)
+@click.option("--input-grads", is_flag=True, help="Plan gradients of the inputs too, as simple_bind does by default.")
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    shell_complete=starting(_optimizers),
+    help="Count the states that this optimizer keeps: sgd, momentum, adam, …",
+)
+@click.option(
+    "--dtype",
+    "dtype_texts",
+    multiple=True,
+    metavar="[NAME=]DTYPE",
+    shell_complete=starting(lambda: list(DTYPES)),
+    help="The dtype of all inputs, or of one.",
+)
+@click.option(
+    "--device",
+    "contexts",
+    metavar="DEVICES",
+    callback=_contexts,
+    help="The device: gpu0, sim0, or several such as gpu0,gpu1, over which the batch is split.",
+)
+@click.option(
+    "--kvstore",
+    type=click.Choice(("local", "device", "dist_sync", "dist_device_sync", "dist_async")),
+    default="local",
+    help="How several devices, or with --workers several processes, exchange gradients.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 1 << 16),
+    help="How many processes on one host share a distributed kvstore; the plan is that of one of them.",
+)
+@budget_option("Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device.")
+@click.option(
+    "--batch-max",
+    is_flag=True,
+    help="Find the largest batch that fits the budget; with --batch, in how many micro-batches that one is trained.",
+)
+@click.option(
+    "--order", type=click.Choice(["given", "best"]), help="Whether the planner may choose the execution order."
+)
+@click.option("--strategy", type=click.Choice(STRATEGIES), help="How buffers share memory.")
+@click.option(
+    "--recompute",
+    type=click.Choice([*RECOMPUTE, "budget"]),
+    help="What the backward part computes again instead of keeping it. With --budget the default is budget, which "
+    "computes again only what it must to make everything fit.",
+)
+@click.option(
+    "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's own figure does."
+)
+@click.option("--html", "html_path", type=FILE, help="Write a page to explore in a browser.")
+@click.option("--picture", type=FILE, help="Draw the plan into a .svg, .png or .pdf file.")
+@click.option("--save", type=FILE, help="Write the whole plan as JSON.")
+@json_option("Print the figures as JSON.")
+@click.option(
+    "--kernels",
+    "want_kernels",
+    is_flag=True,
+    help="Print which kernel computes each node, why it was chosen, and the passes over the graph that ran.",
+)
+@click.option("--compare", "want_compare", is_flag=True, help="Print strategies, policies and budgets side by side.")
+@click.option(
+    "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
+)
+def command(
+    model: str,
+    shape_texts: tuple[str, ...],
+    batch: int | None,
+    train: bool,
+    input_grads: bool,
+    optimizer: str | None,
+    dtype_texts: tuple[str, ...],
+    contexts: list[Context],
+    kvstore: str,
+    workers: int | None,
+    budget: str | None,
+    batch_max: bool,
+    order: str | None,
+    strategy: str | None,
+    recompute: str | None,
+    no_workspaces: bool,
+    html_path: Path | None,
+    picture: Path | None,
+    save: Path | None,
+    as_json: bool,
+    want_kernels: bool,
+    want_compare: bool,
+    want_curve: bool,
+) -> None:
+    """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
+
+    Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
+    then names the smallest budget that works. After Ctrl-C it is 130.
+    """
+    if recompute == "budget" and budget is None:
+        raise click.UsageError("--recompute budget needs --budget BYTES")
+    if batch_max and budget is None:
+        raise click.UsageError("--batch-max needs --budget BYTES to fit into")
+    if batch_max and batch is not None and not train:
+        raise click.UsageError("--batch-max with --batch looks for micro-batches of training; leave out --inference")
+    if (input_grads or optimizer is not None) and not train:
+        raise click.UsageError("gradients and optimizer states belong to training; leave out --inference")
+    if want_curve and not train:
+        raise click.UsageError("--curve trades time for memory in training; leave out --inference")
+    distributed = kvstore.startswith("dist")
+    if distributed and (workers is None or not train):
+        raise click.UsageError(f"--kvstore {kvstore} needs --workers N, and belongs to training")
+    if workers is not None and not distributed:
+        raise click.UsageError("--workers N belongs to --kvstore dist_sync, dist_device_sync or dist_async")
+    network = load_network(model)
+    given = parse_shapes(shape_texts)
+    shapes = network.shapes(given, batch)
+    limit = _limit(budget, contexts)
+    dtypes = parse_dtypes(dtype_texts, shapes, network.symbol)
+    chosen: dict[str, Any] = {
+        "train": train,
+        "grad_req": parameters_only(network.symbol, shapes, inputs=input_grads),
+        "dtype": dtypes,
+        "optimizer": optimizer,
+        "context": contexts[0] if len(contexts) == 1 and not distributed else contexts,
+        "kvstore": kvstore,
+        "workers": workers,
+        "order": order,
+        "strategy": strategy,
+        "workspaces": not no_workspaces,
+    }
+    if recompute not in (None, "budget"):
+        chosen["recompute"] = recompute
+    make: Make = partial(plan, network.symbol, shapes, **chosen)
+    as_needed = budget is not None and recompute in (None, "budget") and train
+    facts: dict[str, Any] = {"model": network.name, "train": train}
+    width = output_width()
+    doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
+    advice = _advice(network, shapes, None if batch_max else budget)
+    with Progress(doing) as progress, advice, _best_so_far(as_needed) as stopped:
+        if batch_max:
+            assert limit is not None
+            again_fits = recompute == "budget" and train
+            if batch is None:
+                facts["batch_max"], chosen_plan = largest(make, limit, progress, recompute=again_fits)
+            else:
+                pieces, chosen_plan = micro_batches(
+                    make,
+                    chosen["grad_req"],
+                    batch,
+                    limit,
+                    progress,
+                    recompute=again_fits,
+                    devices=len(contexts),
+                )
+                facts["micro_batches"], facts["micro_batch"] = pieces, batch // pieces
+        else:
+            chosen_plan = _fitting(make, limit, as_needed=as_needed)
+    described = _described(network, shapes, dtypes, facts.get("batch_max", facts.get("micro_batch")), contexts)
+    what = f"{'training' if train else 'inference'} {described}"
+    lines = paragraph(plan_output.answer(chosen_plan, what, train=train), width)
+    if "batch_max" in facts:
+        hint = "; give --batch, too, to learn in how many micro-batches a larger one is trained" if train else ""
+        lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes{hint}", width)
+    if "micro_batches" in facts:
+        assert batch is not None
+        assert budget is not None
+        lines += paragraph(what_to_type(batch, facts["micro_batches"], budget), width)
+    lines += ["", *plan_output.figures(chosen_plan, width), "", *plan_output.peak(chosen_plan, width)]
+    if want_kernels:
+        lines += ["", *plan_output.kernels(chosen_plan, width)]
+    lines += ["", *paragraph(chosen_plan.left_out, width)]
+    if not as_json:
+        click.echo("\n".join(lines))
+    again = partial(
+        plan, network.symbol, network.shapes(given, facts.get("batch_max", facts.get("micro_batch", batch))), **chosen
+    )
+    several: dict[str, list[Row]] = {}
+    interrupted = stopped()
+    for name, wanted, rows, shown in (
+        ("compare", want_compare, partial(compare, again, train=train), plan_output.compared),
+        ("curve", want_curve, partial(curve, again), plan_output.drawn),
+    ):
+        if wanted and not interrupted:
+            several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
+            if not as_json:
+                click.echo("\n".join(["", *shown(several[name], width)]))
+    if as_json:
+        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan), **several}, indent=1))
+    _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json)
+    if interrupted:
+        click.echo("interrupted: what was found until then is printed above", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
+    """Where ``can_stop``, the first Ctrl-C ends a search with what it has found; the second is an interrupt.
+
+    Gives a function that says, after the block, whether that has happened.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    found = [False]
+
+    def on_signal(number: int, frame: Any) -> None:
+        stop()
+        signal.signal(signal.SIGINT, before)
+
+    with stoppable():
+        signal.signal(signal.SIGINT, on_signal)
+        try:
+            yield lambda: found[0]
+        except BudgetError as error:
+            if not asked():
+                raise
+            click.echo(
+                f"interrupted: no plan that fits was found until then: {error}; a longer search may find less", err=True
+            )
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt:
+            click.echo("interrupted: the search ended at once, so no plan is printed", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        finally:
+            signal.signal(signal.SIGINT, before)
+            found[0] = asked()
+
+
+@contextmanager
+def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> Iterator[None]:
+    """Where a shape is missing or the budget is too small, say what to type next."""
+    try:
+        with shape_advice(network, shapes):
+            yield
+    except BudgetError as error:
+        if error.smallest is None or budget is None:
+            raise
+        raise BudgetError(
+            f"{error} (type --budget {error.smallest}, which is {amount(error.smallest)}, or --budget {budget} "
+            f"--batch-max, which finds the largest batch that fits)",
+            smallest=error.smallest,
+        ) from None
+
+
+def _limit(budget: str | None, contexts: list[Context]) -> int | None:
+    """The budget in bytes; a malformed one is a usage error."""
+    try:
+        return None if budget is None else bytes_of(budget, contexts[0])
+    except PlanError as error:
+        raise click.BadParameter(str(error), param_hint="--budget") from error
+
+
+def _described(
+    network: Network, shapes: Any, dtypes: dict[str, str], batch: int | None, contexts: list[Context]
+) -> str:
+    """The network, its batch and its dtype, in words."""
+    names = set(dtypes.values())
+    dtype = (
+        "float32" if not names else names.pop() if len(names) == 1 and set(shapes) == set(dtypes) else "mixed dtypes"
+    )
+    try:
+        size = f", batch {batch_size(shapes) if batch is None else batch}"
+    except PlanError:
+        size = ""
+    where = "" if contexts == [Context("cpu", 0)] else f" on {', '.join(map(str, contexts))}"
+    return f"{network.name}{where}{size}, {dtype}"
+
+
+def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
+    """The plan; with a budget one that fits, by recomputation as needed or under the named policy.
+
+    Raises:
+        BudgetError: it does not fit; names the smallest budget that works.
+    """
+    if as_needed:
+        return make(budget=budget)
+    found = make()
+    if budget is not None and found.counted > budget:
+        raise BudgetError(
+            f"the network needs {found.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
+            f"works is {found.counted}",
+            smallest=found.counted,
+        )
+    return found
+
+
+def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
+    """All rows, or those before Ctrl-C; whether it came."""
+    found: list[Row] = []
+    with Progress(what) as progress:
+        try:
+            for row in rows:
+                found.append(row)
+                progress.say(f"{what}: {len(found)} plans made, the last {row['plan']}")
+        except KeyboardInterrupt:
+            return found, True
+    return found, False
+
+
+def _write(
+    found: MemoryPlan, title: str, html_path: Path | None, picture: Path | None, save: Path | None, *, to_stderr: bool
+) -> None:
+    """Write the files that were asked for."""
+    writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
+        (html_path, lambda path: path.write_text(found.to_html(title=title), encoding="utf-8")),
+        (picture, lambda path: found.plot(path, title=title)),
+        (save, lambda path: path.write_text(found.to_json(), encoding="utf-8")),
+    )
+    for path, write in writers:
+        if path is None:
+            continue
+        try:
+            write(path)
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+        click.echo(f"wrote {path} ({path.stat().st_size:,} bytes)", err=to_stderr)

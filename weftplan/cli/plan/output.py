@@ -1,0 +1,184 @@
+"""What ``weftplan plan`` prints: one line that answers, figures, the buffers that fill the peak, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan.cli.columns import Column, paragraph, table
+from weftplan.device.amounts import amount, counted, unit_of
+from weftplan.planner import MemoryPlan
+from weftplan.planner.labels import Pass
+from weftplan.report.plan_html import facts
+from weftplan.report.plan_text import reuse
+
+ROWS = 12
+"""Buffers at the peak that are listed."""
+
+
+def as_json(plan: MemoryPlan) -> dict[str, Any]:
+    """The figures of a plan, for programs. Bytes are integers."""
+    return {
+        "peak": plan.peak,
+        "lower_bound": plan.lower_bound,
+        "unshared": plan.unshared_bytes,
+        "total": plan.total,
+        "external": dict(plan.external_bytes),
+        "per_device": {str(context): nbytes for context, nbytes in plan.peak_by_device.items()},
+        "strategy": plan.strategy,
+        "workspaces": plan.options.workspaces,
+        "reuse_edges": plan.num_reuse_edges,
+        "added_waits": plan.num_added_waits,
+        "more_time": plan.more_time,
+        "steps": len(plan.labels.steps),
+        "alive_at_peak": [
+            {
+                "name": item.name,
+                "nbytes": item.nbytes,
+                "shape": list(item.shape),
+                "dtype": None if item.use == "scratch" else item.dtype,
+                "op": item.op,
+                "first": item.first,
+                "last": item.last,
+                "last_reader": item.last_reader,
+            }
+            for item in plan.alive_at_peak(ROWS)
+        ],
+        "notes": list(plan.notes),
+        "passes": [one._asdict() for one in plan.passes],
+        "kernels": dict(plan.kernels),
+        "left_out": plan.left_out,
+    }
+
+
+def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
+    """One line: how much in all, and what it is made of.
+
+    Args:
+        what: the network, its batch and its dtype.
+        train: whether the backward part is planned; an optimizer that is not counted is then named.
+    """
+    scale = unit_of(plan.total)[0]
+
+    def shown(nbytes: int) -> str:
+        return f"{nbytes / scale:.2f}" if nbytes >= 0.005 * scale else "below 0.01"
+
+    external = plan.external_bytes
+    parts = {
+        "activations": plan.peak,
+        "weights": external["arguments"] + external["aux"],
+        "gradients": external["gradients"] + external["head_grads"],
+        "optimizer": external.get("optimizer_states", 0),
+        "other devices": external.get("other_devices", 0),
+        "kvstore": sum(nbytes for purpose, nbytes in external.items() if purpose.startswith("kvstore")),
+        "copies on the host": external.get("host_copies", 0),
+    }
+    made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts.items() if nbytes)
+    missing = "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in external else ""
+    return f"{what}: {amount(plan.total)} in all ({made_of}{missing})"
+
+
+def figures(plan: MemoryPlan, width: int | None) -> list[str]:
+    """The figures one by one, what the plan is like, and its notes."""
+    rows = facts(plan)
+    lines = table(
+        [
+            Column("", [name for name, _ in rows]),
+            Column("", [amount(nbytes) for _, nbytes in rows], right=True),
+            Column("bytes", [f"{nbytes:,}" for _, nbytes in rows], right=True, leave=1),
+        ],
+        width,
+    )
+    ratio = plan.peak / plan.lower_bound if plan.lower_bound else 1.0
+    text = (
+        f"strategy {plan.strategy}: {ratio:.4f} times the lower bound, {len(plan.labels.steps)} steps, "
+        f"{counted(plan.num_slabs, 'allocation')}, {reuse(plan)}"
+    )
+    lines += paragraph(text, width)
+    for note in plan.notes:
+        lines += paragraph(f"note: {note}", width, indent="      ")
+    return lines
+
+
+def peak(plan: MemoryPlan, width: int | None) -> list[str]:
+    """The largest buffers that are alive at the peak."""
+    alive = plan.alive_at_peak()
+    shown = alive[:ROWS]
+    columns = [
+        Column("bytes", [f"{item.nbytes:,}" for item in shown], right=True),
+        Column("buffer", [item.name for item in shown], name_like=True),
+        Column("shape", ["scratch" if i.use == "scratch" else f"{i.dtype} {i.shape}" for i in shown], leave=2),
+        Column("operator", [item.op for item in shown], leave=1),
+        Column("steps", [f"{item.first}-{item.last}" for item in shown], leave=3),
+        Column("last read by", [item.last_reader for item in shown], leave=4),
+    ]
+    return [f"alive at the peak: {len(alive)} buffers, the largest first", *table(columns, width)]
+
+
+def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
+    """Nodes that could be computed in several ways, equal ones together, and the passes that made them."""
+    labels = plan.labels
+    found: dict[tuple[str, str], list[int]] = {}
+    for nid in labels.steps:
+        text = plan.kernels.get(labels.node_names[nid])
+        if text is not None:
+            found.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
+    rows = sorted(found.items())
+    columns = [
+        Column("operator", [op for (op, _), _ in rows]),
+        Column("nodes", [str(len(scratch)) for _, scratch in rows], right=True),
+        Column("largest scratch", [amount(max(scratch)) for _, scratch in rows], right=True, leave=1),
+        Column("kernel", [text for (_, text), _ in rows], name_like=True),
+    ]
+    lines = ["kernels (nodes for which there are several)", *table(columns, width)]
+    columns = [
+        Column("pass", [one.name for one in plan.passes]),
+        Column("what it changed", [one.changed or "nothing" for one in plan.passes]),
+        Column("what switches it off", [switched_off(one) for one in plan.passes], leave=1, name_like=True),
+    ]
+    return [*lines, "", "passes that ran, the first one first", *table(columns, width)]
+
+
+def switched_off(one: Pass) -> str:
+    """What to do so that a pass does not run."""
+    return f"{one.switch}=0" if one.switch.isupper() else f"no call of {one.switch}"
+
+
+def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """Plans side by side; each row is what :func:`weftplan.cli.plan.compare.compare` found."""
+    made = [row for row in rows if "total" in row]
+    scale, unit = unit_of(max((row["total"] for row in made), default=0))
+    first = next((row["total"] for row in made), 0)
+
+    def cell(row: Mapping[str, Any], text: str) -> str:
+        return text if "total" in row else ""
+
+    columns = [
+        Column("plan", [row["plan"] for row in rows]),
+        Column(f"total, {unit}", [cell(r, f"{r.get('total', 0) / scale:.3f}") for r in rows], right=True),
+        Column("/ first", [cell(r, f"{r.get('total', 0) / max(first, 1):.3f}") for r in rows], right=True, leave=1),
+        Column(f"peak, {unit}", [cell(r, f"{r.get('peak', 0) / scale:.3f}") for r in rows], right=True, leave=3),
+        Column("time", [cell(r, f"+{100 * r.get('more_time', 0):.1f} %") for r in rows], right=True),
+        Column("/ lower bound", [cell(r, f"{r.get('over_bound', 1):.4f}") for r in rows], right=True, leave=4),
+        Column("order edges", [cell(r, f"{r.get('reuse_edges', 0):,}") for r in rows], right=True, leave=5),
+        Column("planned in", [cell(r, f"{r.get('planned_in_s', 0):.1f} s") for r in rows], right=True, leave=2),
+    ]
+    lines = ["plans side by side; time is modelled, as what a step takes longer", *table(columns, width)]
+    for row in rows:
+        if "error" in row:
+            lines += paragraph(f"{row['plan']}: {row['error']}", width, indent="  ")
+    return lines
+
+
+def drawn(points: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """Memory against time as bars, the fastest plan first."""
+    scale, unit = unit_of(max((point["total"] for point in points), default=0))
+    totals = [f"{point['total'] / scale:.3f}" for point in points]
+    times = [f"+{100 * point['more_time']:.1f} %" for point in points]
+    columns = [Column(f"total, {unit}", totals, right=True), Column("time", times, right=True)]
+    used = sum(column.width for column in columns) + 4
+    room = max(10, min(60, (100 if width is None else width) - used))
+    most = max((point["total"] for point in points), default=1)
+    bars = ["█" * max(1, round(room * point["total"] / most)) for point in points]
+    title = "memory against time: each row is the fastest plan found with that much memory"
+    return [*paragraph(title, width), *table([*columns, Column("", bars)], width)]

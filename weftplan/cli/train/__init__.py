@@ -1,0 +1,1 @@
+"""``weftplan train``: a network trained through every layer."""

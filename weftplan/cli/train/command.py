@@ -1,0 +1,365 @@
+"""``weftplan train``: a real network on real data, through every layer.
+
+It owns the options and the report of a run; what is trained stands in ``train_tasks.py``. It runs on the main thread,
+on which Ctrl-C ends the run after the batch at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+import weftplan.ops  # noqa: F401 - registers every operator
+from weftplan import engine, profiler, storage
+from weftplan.cli.doctor.devices import parse_devices
+from weftplan.cli.options import budget_option, json_option, number, positive, writable_folder, writable_prefix
+from weftplan.cli.train import tasks as train_tasks
+from weftplan.cli.train.report import write_report
+from weftplan.cli.train.result import print_result, result_rows, weights_sha256
+from weftplan.device.context import Context
+from weftplan.errors import MXNetError
+from weftplan.kvstore import KVStoreBase
+from weftplan.kvstore import create as create_store
+from weftplan.ndarray import random
+from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
+from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.display import Display
+from weftplan.training.fit.events import Events
+from weftplan.training.initializers.initializer import Xavier
+from weftplan.training.module.base_module import BaseModule
+from weftplan.training.module.module import Module
+
+ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+
+def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Context]:
+    return parse_devices(value)
+
+
+@click.command("train")
+@click.option(
+    "--network",
+    type=click.Choice(train_tasks.NETWORKS),
+    default="lenet",
+    show_default=True,
+    help="The network to train: mlp, lenet and resnet learn digits, lstm learns text.",
+)
+@click.option(
+    "--devices",
+    default="2",
+    show_default=True,
+    callback=_devices,
+    help="The number of CPU contexts, or a list of devices such as gpu0,gpu1 or, simulated, sim0,sim1.",
+)
+@click.option(
+    "--engine",
+    "kind",
+    type=click.Choice(ENGINES),
+    default=None,
+    help="The engine. Without this option MXNET_ENGINE_TYPE decides.",
+)
+@click.option(
+    "--kvstore",
+    default="device",
+    show_default=True,
+    type=click.Choice(("local", "device", "dist_sync", "dist_device_sync", "none")),
+    help="Where gradients are summed: on the host, on a device, over the processes of `weftplan launch`, or nowhere "
+    "(one device).",
+)
+@number("--epochs", help="The number of passes over the data. The default is 25 for digits and 8 for text.")
+@number("--batch-size", default=64, help="The number of images or lines in a step, over all devices and processes.")
+@number(
+    "--micro-batches",
+    default=1,
+    help="Cut each batch into this many pieces and sum their gradients, which takes the memory of a piece. "
+    "`weftplan plan --batch-max` says how many a budget needs.",
+)
+@click.option(
+    "--mixed-precision",
+    type=click.Choice(("float16", "bfloat16")),
+    help="Compute products in this dtype. Parameters stay float32, and the loss is scaled with float16.",
+)
+@number(
+    "--seed",
+    default=0,
+    least=0,
+    most=2**32 - 1,
+    help="The seed of the weights and of the order of samples. The same seed gives the same bits.",
+)
+@positive("--lr", help="The learning rate. The default is 0.05 with SGD for digits and 0.005 with Adam for text.")
+@budget_option("Keep the memory of training within this limit: 2MB, 512KiB, or 80% of the memory.")
+@click.option(
+    "--report",
+    type=click.Path(file_okay=False, path_type=Path),
+    callback=writable_folder,
+    help="Write a report into this folder: loss, speed, where the time went, memory and queues as a page and as JSON "
+    "lines, the plan, and what ran when.",
+)
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    callback=writable_prefix,
+    help="Save checkpoints under this prefix while training runs, and the trained network at its end. Without this "
+    "option Ctrl-C saves digits-<network> or text-<network>.",
+)
+@number(
+    "--every",
+    help="The number of steps between two checkpoints. Without this option there is one at the end of each epoch.",
+)
+@number("--keep", default=3, help="How many of the newest checkpoints stay.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the newest checkpoint, or begin where there is none. The result has the bits of a run that was "
+    "not interrupted.",
+)
+@number(
+    "--patience",
+    help="Validate after each epoch, and stop when this many epochs in a row bring no improvement. The best one stays "
+    "beside the checkpoints.",
+)
+@json_option("Print the result as one JSON object and nothing else.")
+def command(
+    network: str,
+    devices: list[Context],
+    kind: str | None,
+    kvstore: str,
+    epochs: int | None,
+    batch_size: int,
+    micro_batches: int,
+    mixed_precision: str | None,
+    seed: int,
+    lr: float | None,
+    budget: str | None,
+    report: Path | None,
+    checkpoint: Path | None,
+    every: int | None,
+    keep: int,
+    resume: bool,
+    patience: int | None,
+    as_json: bool,
+) -> None:
+    """Train a network on 1,797 real handwritten digits (8x8), or on lines of real text, over several devices.
+
+    The engine schedules the training, its memory is planned before the run, and its gradients go through the kvstore.
+    Ctrl-C stops it between two batches and saves a checkpoint. A run with --checkpoint and --resume may be killed at
+    any moment and goes on when the same command is typed again.
+    """
+    for name, value in (("--resume", resume), ("--every", every)):
+        if value and checkpoint is None:
+            raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
+    _warn_alone(kvstore)
+    if kvstore == "none" and len(devices) > 1:
+        raise click.UsageError(
+            f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
+            f"use --devices 1, or --kvstore device"
+        )
+    store = create_store(kvstore) if kvstore != "none" else None
+    first = store is None or store.rank == 0  # of several processes only one speaks
+    console = Console(stderr=as_json, quiet=as_json or not first, highlight=False)
+    chosen = engine.create(kind) if kind is not None else engine.get()
+    with engine.using(chosen):
+        try:
+            wishes = _Wishes(epochs, micro_batches, mixed_precision, checkpoint, every, keep, resume, patience, report)
+            task = train_tasks.make(
+                network,
+                devices,
+                batch_size,
+                seed=_seeded(seed),
+                rank=store.rank if store is not None else 0,
+                workers=store.num_workers if store is not None else 1,
+                lr=lr,
+                budget=budget,
+            )
+            result = _run(network, task, devices, store, wishes, console)
+        except MXNetError as error:
+            raise click.ClickException(str(error)) from error
+        finally:
+            engine.get().wait_for_all()
+    if kind is not None:
+        chosen.stop()
+    if as_json and first:
+        click.echo(json.dumps(result))
+    if result.get("interrupted"):
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What the options ask of the run."""
+
+    epochs: int | None
+    micro_batches: int
+    mixed_precision: str | None
+    checkpoint: Path | None
+    every: int | None
+    keep: int
+    resume: bool
+    patience: int | None
+    report: Path | None
+
+
+def _warn_alone(kvstore: str) -> None:
+    """Say it where processes of one job would each train a network of their own."""
+    processes = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
+    if processes != "1" and not kvstore.startswith("dist") and os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+        click.echo(
+            f"warning: --kvstore {kvstore} exchanges nothing between the {processes} processes of this job, so each "
+            f"trains a network of its own; use --kvstore dist_sync",
+            err=True,
+        )
+
+
+def _seeded(seed: int) -> int:
+    """The seed, from which all random numbers begin."""
+    random.seed(seed)
+    return seed
+
+
+def _partners(store: KVStoreBase) -> str:
+    """In words: who shares the store, where there could be several."""
+    if store.num_workers > 1:
+        return f" of {store.num_workers} processes"
+    return " of this process alone (weftplan launch starts several)" if store.type.startswith("dist") else ""
+
+
+def _run(
+    network: str,
+    task: train_tasks.Task,
+    devices: list[Context],
+    store: KVStoreBase | None,
+    wishes: _Wishes,
+    console: Console,
+) -> dict[str, Any]:
+    rank, workers = (store.rank, store.num_workers) if store is not None else (0, 1)
+    module, epochs = task.module, wishes.epochs or task.epochs
+    report = wishes.report if rank == 0 else None
+    stop = StopAtBatchEnd()
+    display = Display(epochs, task.batches, memory=lambda: _memory(devices)[0], silent=console.quiet)
+    start = time.perf_counter()
+    interrupted = False
+    events = None if report is None else Events(report, page=False)
+    if report is not None and epochs == 1:
+        profiler.set_state("run")
+    following = [] if report is None else [_Recording(epochs, task.batches)]
+    with stop:
+        # Whoever reads this line may interrupt: from here on Ctrl-C waits for the end of a batch.
+        console.print(
+            f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore "
+            f"{'none' if store is None else store.type + _partners(store)}, {task.described}",
+            highlight=False,
+        )
+        try:
+            module.fit(
+                task.train,
+                eval_data=None if wishes.patience is None else task.test,
+                eval_metric=task.metric,
+                kvstore=store if workers > 1 or len(devices) > 1 else None,
+                optimizer=task.optimizer,
+                optimizer_params=task.optimizer_params,
+                progress=display,
+                batch_end_callback=[stop, *following],
+                initializer=Xavier(magnitude=2.24),
+                num_epoch=epochs,
+                micro_batches=wishes.micro_batches,
+                mixed_precision=wishes.mixed_precision,
+                checkpoint=wishes.checkpoint,
+                every=wishes.every,
+                keep=wishes.keep,
+                resume=wishes.resume,
+                early_stopping=None if wishes.patience is None else EarlyStopping(patience=wishes.patience),
+                report=events,
+            )
+        except KeyboardInterrupt:
+            interrupted = True
+    display.clear()
+    if rank == 0:
+        _save(
+            module,
+            network,
+            wishes,
+            display.epoch if interrupted else epochs,
+            console,
+            interrupted=interrupted,
+            alone=workers == 1,
+        )
+    lanes = ""
+    if report is not None:
+        profiler.set_state("stop")
+        lanes = profiler.to_html(title=f"training {network}: the last epoch")
+    engine.get().wait_for_all()
+    wall = time.perf_counter() - start
+    executors = module.owner().group.executors
+    plans = [executor.memory_plan for executor in executors]
+    result: dict[str, Any] = {
+        "network": network,
+        "workers": workers,
+        "devices": [str(ctx) for ctx in devices],
+        "engine": type(engine.get()).__name__,
+        **task.score(),
+        f"{task.unit}_per_s": display.samples / wall,
+        "wall_s": wall,
+        "planned_peak_bytes": sum(plan.peak for plan in plans),
+        "unshared_bytes": sum(plan.unshared_bytes for plan in plans),
+        "lower_bound_bytes": sum(plan.lower_bound for plan in plans),
+        "allocated_bytes": sum(executor.allocated_bytes for executor in executors),
+        "weights_sha256": weights_sha256(*module.get_params()),
+        "interrupted": interrupted,
+        **task.facts,
+    }
+    rows = result_rows(result)
+    print_result(rows, console)
+    if events is not None and report is not None:
+        write_report(report, network, plans[0], events, lanes, result, rows)
+        console.print(f"report: {report / 'index.html'}")
+    return result
+
+
+def _save(
+    module: BaseModule, network: str, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, alone: bool
+) -> None:
+    """Write what stays: after Ctrl-C what one needs to go on, else the trained network."""
+    if interrupted and wishes.checkpoint is not None and alone:
+        newest = Checkpoints(wishes.checkpoint).found()[-1:]
+        where = f"saved {newest[0]}" if newest else "no step had ended"
+        console.print(f"interrupted: {where}; type the same command with --resume to go on")
+    elif interrupted:
+        prefix = wishes.checkpoint or Path(f"{'text' if network == 'lstm' else 'digits'}-{network}")
+        if isinstance(module, Module):
+            path = module.save_checkpoint(prefix, epoch, save_optimizer_states=module.optimizer_initialized)
+            console.print(
+                f"interrupted: saved {path}; continue with mx.mod.Module.load({str(prefix)!r}, {epoch}, "
+                f"load_optimizer_states={module.optimizer_initialized})"
+            )
+        else:
+            path = module.owner().save_checkpoint(prefix, epoch)
+            console.print(f"interrupted: saved {path}; with --checkpoint and --resume a run goes on where it was")
+    elif wishes.checkpoint is not None:
+        console.print(f"saved {module.owner().save_checkpoint(wishes.checkpoint, epoch)}")
+
+
+class _Recording:
+    """Records what runs from the beginning of the last epoch on."""
+
+    def __init__(self, epochs: int, batches: int) -> None:
+        self._epochs, self._batches = epochs, batches
+
+    def __call__(self, param: BatchEndParam) -> None:
+        if param.epoch == self._epochs - 2 and param.nbatch == self._batches - 1:
+            profiler.set_state("run")
+
+
+def _memory(devices: Sequence[Context]) -> tuple[int, int]:
+    """(live, peak) bytes requested from the storage of these devices."""
+    statistics = [storage.get(ctx).statistics() for ctx in devices]
+    return sum(s.requested_bytes for s in statistics), sum(s.peak_requested_bytes for s in statistics)

@@ -1,0 +1,46 @@
+"""The folder that ``weftplan train --report`` writes: how training went, the plan, what ran when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weftplan.planner import MemoryPlan
+from weftplan.training.fit.events import NAME, Events
+
+_LINKS = (
+    ("the plan of one device, to explore", "plan.html"),
+    ("the plan as a picture", "memory-plan.svg"),
+    ("the workers in the last epoch, lane by lane", "lanes.html"),
+    ("the figures", "result.json"),
+    ("the events", NAME),
+)
+
+
+def write_report(
+    folder: Path,
+    network: str,
+    plan: MemoryPlan,
+    events: Events,
+    lanes: str,
+    result: Mapping[str, Any],
+    rows: Sequence[tuple[str, str]],
+) -> None:
+    """Write ``index.html`` and what it links to.
+
+    Args:
+        plan: of one device.
+        events: of the run, in the same folder.
+        lanes: the page of what ran when.
+        result: figures of the run, which go to ``result.json``.
+        rows: the figures in words.
+    """
+    plan.plot(folder / "memory-plan.svg", title=f"{network}: memory plan")
+    (folder / "plan.html").write_text(plan.to_html(title=f"training {network}, one device"), encoding="utf-8")
+    (folder / "lanes.html").write_text(lanes, encoding="utf-8")
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    facts = [(name.strip(), value) for name, value in rows]
+    facts.append(("devices", ", ".join(result["devices"])))
+    events.write_page(title=f"Training {network}", facts=facts, links=_LINKS)

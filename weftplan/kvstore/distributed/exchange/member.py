@@ -1,0 +1,244 @@
+"""What every store of several processes has: a place in the job, a thread for exchanges, initial values of rank 0."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan import config
+from weftplan.device.context import cpu_pinned
+from weftplan.engine import FnProperty
+from weftplan.engine import get as get_engine
+from weftplan.engine.shield import shielded, unbroken
+from weftplan.engine.waiting import helpers
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.copies import HOST, SMALL, copy
+from weftplan.kvstore.distributed.arrays.piece_copies import Mover
+from weftplan.kvstore.distributed.exchange.bucket_operation import JointPart
+from weftplan.kvstore.distributed.exchange.sequencer import Sequencer
+from weftplan.kvstore.distributed.exchange.tickets import Ticket
+from weftplan.kvstore.distributed.group.group import Group
+from weftplan.kvstore.distributed.group.membership import Steps
+from weftplan.kvstore.distributed.transport import mpi
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.local import KVStoreLocal
+from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.updater import Updater
+from weftplan.kvstore.updating import UpdaterFunction
+from weftplan.ndarray import NDArray, empty
+
+EXIT_S = 30.0
+"""Seconds that a process which ends gives its last exchanges."""
+
+OPERATION = "KVStoreExchange"
+
+
+class KVStoreDist(KVStoreLocal):
+    """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
+
+    _inline = SMALL
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        library = mpi.start()
+        self._share_cores(mpi.cores_of_this_process())
+        self._mpi = library
+        self._group = Group(
+            library,
+            mpi.communicator(library),
+            stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
+            timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
+            mover=Mover(**self._sharing),
+        )
+        self._sequencer = Sequencer(self._group, name)
+        helpers.append(self._sequencer.help)
+        self._wire: dict[Key, NDArray] = {}
+        """What travels of an array on a device, in host memory."""
+        self._at_exit = _once_at_exit(self._end)
+        self._meet(f"create the store {name!r}")
+        self._sequencer.call(Group.share_memory)
+
+    def init(self, key: Any, value: Any) -> None:
+        """Make keys with the values of rank 0; every rank gives its own, of the same shape and dtype.
+
+        Raises:
+            KVStoreError: as ``local``; the other ranks' errors are raised where the value is read.
+        """
+        with self._turn:
+            self._sequencer.check()
+            made = self._new_values(key, value)
+            super().init(key, value)
+            for k, _ in made:
+                self._from(0, "init", k, self._stored[k])
+
+    def _before_pull(self) -> None:
+        """What is small and ready is exchanged now, so that it can be copied at once."""
+        self._sequencer.hurry()
+
+    def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
+        try:
+            return super()._checked(key, value, what, verb)
+        except KVStoreError as error:
+            raise KVStoreError(f"rank {self.rank}: {error}") from None
+
+    def _part(self, key: Key, array: NDArray, priority: int, sources: Sequence[NDArray] = ()) -> JointPart:
+        """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged.
+
+        Where there are ``sources``, arrays on the host, their sum is exchanged instead, and ``array`` is the result.
+        """
+        wire = array
+        if array.context.device_type not in HOST:
+            wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
+            copy(array, wire, priority)
+        part = JointPart.of(wire, sources, self._add)
+        with shielded():
+            unbroken()
+            self._start(part, priority)
+        if wire is not array:
+            copy(wire, array, priority)
+        return part
+
+    def _start(self, part: JointPart, priority: int) -> None:
+        """Begin the operation of a part, or push it."""
+        if not priority and part.begin(OPERATION):
+            return
+        round = part.round
+        # It runs even when a sum has failed: the others wait for this process, and must be told.
+        get_engine().push_async(
+            part.start, round.reads, tuple(round.writes), prop=FnProperty.NO_SKIP, priority=priority, name=OPERATION
+        )
+
+    def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
+        """Queue that the ``array`` of a key becomes what rank ``root`` has."""
+        part, description = self._part(key, array, 0), f"{verb} {described(key, array)}"
+
+        def exchange(
+            group: Group, shares: Sequence[Array], arrays: Sequence[Array], what: str, failure: str | None
+        ) -> Steps[None]:
+            del shares  # the same array
+            return group.broadcast(arrays[0] if arrays else np.empty(0, np.uint8), root, what, failure)
+
+        self._sequencer.put(Ticket(description, [part], exchange))
+
+    def set_updater(self, updater: UpdaterFunction | None) -> None:
+        """As of ``local``. Every rank calls this, or ``set_optimizer``, with one that does the same, and waits here.
+
+        Raises:
+            KVStoreError: ranks give different ones, as far as can be seen. The store has the one that it had before.
+        """
+        self._meet(f"use {_named(updater)}")
+        super().set_updater(updater)
+
+    _set_updater = set_updater
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        """Raises KVStoreError: no process takes commands."""
+        del head, body
+        raise KVStoreError(
+            f"a store {self.type!r} has no servers that take commands: call set_optimizer or set_gradient_compression "
+            f"on every process, which reach whoever updates"
+        )
+
+    def _meet(self, description: str) -> None:
+        """Wait for all processes, and compare what they are about to do."""
+        self._sequencer.call(lambda group: group.meet(description))
+
+    # -- the group ------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's place among those that share the store, from 0."""
+        return self._group.position
+
+    @property
+    def shares_memory(self) -> bool:
+        """True where exchanges go through memory that the processes of one host share."""
+        return self._group.shares_memory
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes share the store now."""
+        return len(self._group.members)
+
+    def barrier(self) -> None:
+        """Wait until every process is here and all that was pushed before has been exchanged.
+
+        Raises:
+            KVStoreError: a process does something else, or does not come in time.
+            WorkerLostError: a process died.
+        """
+        self._meet("meet at a barrier")
+
+    _barrier = barrier
+
+    def agree(self, what: str) -> None:
+        """As :meth:`barrier`, where every process is about to do ``what``, in words; raises where they differ."""
+        self._meet(what)
+
+    def close(self) -> None:
+        """Take part in no exchange any more; the others go on without this process. A process that ends does this."""
+        self._at_exit()
+
+    def _end(self) -> None:
+        self._sequencer.close(EXIT_S)
+        helpers.remove(self._sequencer.help)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.type!r}: {len(self._stored)} keys, rank {self.rank} of {self.num_workers}>"
+        )
+
+
+def described(key: Key, array: NDArray) -> str:
+    """A key with the shape and dtype of its array."""
+    return f"{key!r} {array.shape} {array.dtype}"
+
+
+def arrays_in(state: Any) -> Iterator[NDArray]:
+    """The arrays of an optimizer's state."""
+    if isinstance(state, NDArray):
+        yield state
+    elif isinstance(state, tuple | list):
+        for item in state:
+            yield from arrays_in(item)
+
+
+def _once_at_exit(end: Any) -> Any:
+    """A function that calls ``end`` when it is called or when the process ends, whichever comes first."""
+    done: list[bool] = []
+
+    def at_exit() -> None:
+        atexit.unregister(at_exit)
+        if not done:
+            done.append(True)
+            end()
+
+    atexit.register(at_exit)
+    return at_exit
+
+
+def _named(updater: UpdaterFunction | None) -> str:
+    """What of an updater must be the same on all ranks; functions cannot be compared."""
+    if updater is None:
+        return "no updater"
+    if not isinstance(updater, Updater):
+        return "an updater"
+    scheduler = getattr(updater.optimizer, "lr_scheduler", None)
+    words = f"the optimizer {_settings(updater.optimizer)}"
+    return words if scheduler is None else f"{words} with {_settings(scheduler)}"
+
+
+def _settings(settled: Any) -> str:
+    """The class and the plain settings of an optimizer or a schedule, and its multipliers for some keys."""
+    plain, multipliers = {}, {}
+    for name, value in sorted(vars(settled).items()):
+        numbers = isinstance(value, list | tuple) and all(isinstance(one, (int, float)) for one in value)
+        if (numbers or isinstance(value, (int, float, str, bool, type(None)))) and not name.startswith("_"):
+            plain[name] = value
+        elif name in ("lr_mult", "wd_mult") and value:
+            multipliers[name] = {str(key): value[key] for key in value}
+    return f"{type(settled).__name__} {json.dumps(plain | multipliers, sort_keys=True)}"

@@ -1,0 +1,277 @@
+"""What the members of a store say to each other before data moves, and how they decide by it.
+
+Every exchange begins with a message from each process to each other; as all of them see the same messages, all of them
+decide the same: to exchange the data, to fail with the same error, or to go on without those who leave. Messages go
+through memory that all members share, where there is some, else through MPI; ``wire.py`` says what they look like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.arrays.lazy_values import Late
+from weftplan.kvstore.distributed.group.membership import Members, Steps, Watch
+from weftplan.kvstore.distributed.transport.shared_memory import Areas, SharedMemory
+from weftplan.kvstore.distributed.transport.wire import (
+    HEADER,
+    INLINE,
+    SIZE,
+    Kind,
+    Message,
+    clip,
+    decode,
+    digest,
+    encoded,
+)
+
+_LOOKS = 8
+"""At messages in shared memory before the driver is asked how to wait: some microseconds."""
+
+_PIECE = 64
+"""Letters of a description that are compared at once, to find the first that differ."""
+
+mark_of = lru_cache(1024)(digest)
+"""Descriptions come again at every step."""
+
+
+class Apart(Exception):
+    """Not all processes can make the exchanges of a message as one, so all make them one by one."""
+
+
+class Meeting(Members):
+    """Members that can ask each other what they are about to do."""
+
+    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float) -> None:
+        super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
+        self._rooms: dict[int, bytearray] = {}
+        """Where the message of each rank arrives, while no request of a lost exchange may write there."""
+        self._shared: SharedMemory | None = None
+        self._late: Late | None = None
+        """What is stored, where it may not be written yet."""
+        self._last: object = None
+        """What is known of the last sum, where nothing else was said since."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """True where messages and sums go through memory that all members share."""
+        return self._shared is not None
+
+    def settle(self) -> None:
+        """Write what is stored: before a message of something new, whose senders may write over the last sums."""
+        late, self._late, self._last = self._late, None, None
+        if late is not None:
+            late.settle()
+
+    def share_memory(self) -> Steps[None]:
+        """Use memory that all members share, where all run on one host and are willing; every member calls this."""
+        areas = Areas.new() if len(self.members) > 1 else None
+        offer = Message(Kind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
+        offers = [decode(raw, rank).payload for rank, raw in (yield from self._named(offer, "offer memory"))]
+        others: dict[int, Areas] = {}
+        reason = b"" if areas else b"no"
+        try:
+            for rank, words in zip(self.members, offers, strict=True):
+                if rank != self.rank:
+                    others[rank] = Areas.accept(words)
+        except (OSError, ValueError):
+            reason = b"no"
+        answer = Message(Kind.TEXT, self.sequence, bytes(8), 0, reason)
+        answers = [decode(raw, rank).payload for rank, raw in (yield from self._named(answer, "share memory"))]
+        if areas is not None and not any(answers):
+            self._shared = SharedMemory(areas, others)
+            return
+        for one in (*others.values(), *([areas] if areas else [])):
+            one.close()
+
+    def stop_listening(self) -> None:
+        """Let go of what stands for messages of others; nothing is exchanged afterwards."""
+        super().stop_listening()
+        if self._shared is not None:
+            self._shared.close()
+
+    def meet(self, description: str) -> Steps[None]:
+        """Return when every member is here; raises as :meth:`agreed` does."""
+        yield from self.agreed(description, None, 0)
+        self.sequence += 1
+
+    def leave(self) -> Steps[None]:
+        """Take part in nothing any more; the others go on without this process at their next exchange."""
+        self._settle_own()
+        own, what = Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work"
+        if self._shared is None or len(self.members) == 1:
+            yield from self.swap(own, what)
+            return
+        self._shared.send(own)
+        yield from self._until_none(self._shared.behind, what)
+
+    def regroup(self) -> Steps[int]:
+        """See :meth:`Members.regroup`; messages in shared memory begin anew."""
+        self._settle_own()
+        leader = yield from super().regroup()
+        if self._shared is not None:
+            self._shared.begin(self._epoch)
+        return leader
+
+    def depart(self) -> Steps[None]:
+        """See :meth:`Members.depart`."""
+        self._settle_own()
+        yield from super().depart()
+
+    def _settle_own(self) -> None:
+        """:meth:`settle`, where the others may go on without this process: what is lost is told whoever reads it."""
+        with contextlib.suppress(KVStoreError):
+            self.settle()
+
+    def agreed(
+        self,
+        description: str,
+        failure: str | None,
+        nbytes: int,
+        payload: bytes = b"",
+        *,
+        kind: Kind = Kind.READY,
+        sent: bool = False,
+    ) -> Steps[list[memoryview]]:
+        """Exchange messages until all who are left want the same; returns payloads by position, one's own included.
+
+        They are valid until the next exchange. ``kind``: of one's own. ``sent``: in memory that all share, the first.
+
+        Raises:
+            Apart: others do not want these exchanges as one.
+        """
+        mark = mark_of(description)
+        if failure is None:
+            own = encoded(int(kind), self.sequence, mark, nbytes, payload)
+        else:
+            own = Message(Kind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
+        while True:
+            every = yield from self.swap(own, description, sent=sent)
+            sent = False
+            if failure is None and alike(own, every):
+                return [raw[HEADER:] for raw in every]
+            messages = [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)]
+            for other in messages:
+                if other.kind is not kind or other.digest != mark or other.nbytes != nbytes:
+                    break
+            else:
+                return [raw[HEADER:] for raw in every]
+            leaving = {rank for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE}
+            self.without(leaving)
+            if kind is Kind.TOGETHER:
+                raise Apart
+            if not leaving and all(message.kind is not Kind.TOGETHER for message in messages):
+                break  # else all say again what they want
+        sizes = {message.nbytes for message in messages if message.kind is Kind.READY}
+        self.sequence += 1
+        if len({message.digest for message in messages}) > 1 or len(sizes) > 1:
+            raise (yield from self._difference(description))
+        raise self.failure(description, messages)
+
+    def failure(self, description: str, messages: Sequence[Message]) -> KVStoreError:
+        """What the first member that failed says of it."""
+        for rank, message in zip(self.members, messages, strict=True):
+            if message.kind is Kind.FAILED:
+                return KVStoreError(f"{description}: rank {rank} has no value for it: {message.text}")
+        return KVStoreError(f"{description}: the processes are not at the same place of their programs")
+
+    def _named(self, own: Message, what: str) -> Steps[list[tuple[int, memoryview]]]:
+        """:meth:`swap`, with the ranks of the members."""
+        every = yield from self.swap(own.encode(), what)
+        return list(zip(self.members, every, strict=True))
+
+    def swap(self, own: bytes, what: str, *, sent: bool = False) -> Steps[list[memoryview]]:
+        """Send one message to every member, unless it was ``sent``, receive one from each; returned by position.
+
+        They are valid until the next call; those in shared memory until the one after it.
+        """
+        if not sent and self._last is not None:
+            self.settle()
+        if len(self.members) == 1:
+            return [memoryview(own)]
+        shared = self._shared
+        if shared is None:
+            found = yield from self._swap_by_mpi(own, what)
+            return [found[rank] for rank in self.members]
+        if not sent:
+            shared.send(own)
+        others = self.others()
+        for _ in range(_LOOKS):
+            if not shared.missing(others):
+                break
+        else:
+            yield from self._until_none(shared.missing, what)
+        return [memoryview(own) if rank == self.rank else shared.received(rank) for rank in self.members]
+
+    def _until_none(self, missing: Callable[[list[int]], list[int]], what: str) -> Steps[None]:
+        """Wait until none of the others is ``missing`` any more."""
+        left, watch = missing(self.others()), Watch(self, what)
+        with self.losses(what):
+            while left:
+                watch.in_vain(left)
+                yield
+                left = missing(left)
+
+    def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[int, memoryview]]:
+        """The same, by rank; valid until the next call.
+
+        Sends are synchronous. A small one would otherwise be complete before it has left this process, and what
+        :meth:`_is_done` avoids could happen to it.
+        """
+        byte, comm, others, tag = self._mpi.BYTE, self._comm, self.others(), 2 + 2 * self._epoch
+        found = {self.rank: memoryview(own)}
+        rooms, self._rooms = self._rooms, {}
+
+        def arrived(rank: int, status: Any) -> None:
+            found[rank] = memoryview(rooms[rank])[: status.Get_count(byte)]
+
+        for rank in others:
+            if rank not in rooms:
+                rooms[rank] = bytearray(SIZE)
+        with self.losses(what):
+            receives = [comm.Irecv([rooms[rank], byte], rank, tag) for rank in others]
+            sends = [comm.Issend([own, byte], rank, tag) for rank in others]
+            yield from self.wait(receives, sends, [*others, *others], what, arrived)
+        self._rooms = rooms
+        return found
+
+    def _difference(self, description: str) -> Steps[KVStoreError]:
+        """What the members wanted instead of the same; of what is too long for a message, from where it differs on."""
+        marks = b"".join([digest(description[at : at + _PIECE]) for at in range(0, len(description), _PIECE)])
+        every = yield from self._texts(marks[:INLINE], description)
+        text = description
+        if max(map(len, every)) // 8 * _PIECE > INLINE // 4:  # bytes of a letter at most
+            pieces = zip(*[[found[at : at + 8] for at in range(0, len(found), 8)] for found in every], strict=False)
+            same = next((place for place, found in enumerate(pieces) if len(set(found)) > 1), min(map(len, every)) // 8)
+            text = f"... {description[max(0, same - 1) * _PIECE :]}"
+        own = clip(text)
+        every = yield from self._texts(own, description)
+        rank, other = next(
+            ((self.members[p], found.decode(errors="replace")) for p, found in enumerate(every) if found != own),
+            (self.members[0], "arrays of other sizes"),
+        )
+        return KVStoreError(
+            f"the processes do not do the same: rank {self.rank} wants to {own.decode(errors='replace')}, rank {rank} "
+            f"to {other}. Make the same calls of the store, in the same order, on every rank"
+        )
+
+    def _texts(self, own: bytes, what: str) -> Steps[list[bytes]]:
+        message = Message(Kind.TEXT, self.sequence, bytes(8), payload=own)
+        return [decode(raw, rank).payload for rank, raw in (yield from self._named(message, what))]
+
+    def others(self) -> list[int]:
+        """Every other member, beginning behind oneself, so that not everybody sends to the same one first."""
+        members, place = self.members, self.position
+        return members[place + 1 :] + members[:place]
+
+
+def alike(own: bytes, every: Sequence[memoryview]) -> bool:
+    """Whether all messages have the same header."""
+    head = own[:HEADER]
+    for raw in every:  # noqa: SIM110  # a generator costs more than the rest
+        if raw[:HEADER] != head:
+            return False
+    return True

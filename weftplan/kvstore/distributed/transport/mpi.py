@@ -1,0 +1,182 @@
+"""The one place that imports mpi4py: the processes of this job, and the settings that Open MPI needs.
+
+MPI is started when the first store of several processes is made. It then waits until all processes do so. Whoever
+imports :mod:`mpi4py.MPI` as usual waits within it, out of reach of Ctrl-C, and for ever where one never comes. So here
+it is started on a thread of its own, for which :func:`start` waits no longer than the settings say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from weftplan import config
+from weftplan.engine.edges import forking
+from weftplan.errors import KVStoreError, WorkerLostError
+from weftplan.kvstore.distributed.transport.rendezvous import START, Gathering, begun, ended, gather
+from weftplan.kvstore.distributed.transport.shutdown import end_too, failures, lost, note_loss, prepare
+from weftplan.support.blas_threads import usable_cpus
+
+log = logging.getLogger("weftplan")
+
+COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
+"""Open MPI's collective components that report a dead process. Its defaults, ``han`` and ``adapt`` among them, returned
+wrong sums as success after a death on several hosts (Open MPI 5.0.11)."""
+
+TCP = "OMPI_MCA_btl_tcp_flags"
+BOTH_WAYS = "send,inplace"
+"""How Open MPI sends by TCP: large messages in pieces. Its default, ``put``, hands a whole message to the connection at
+once, with the answer to the message that comes from the other side behind it: the two then take turns, and an exchange
+takes up to twice as long."""
+
+
+def environment() -> dict[str, str]:
+    """Settings of Open MPI for the processes of a job, as environment variables; a user may set that of :data:`TCP`."""
+    return {"OMPI_MCA_coll": COMPONENTS, TCP: os.environ.get(TCP, BOTH_WAYS)}
+
+
+def cores_of_this_process() -> int:
+    """How many of this machine's cores each of the job's processes on it has for itself, at least 1."""
+    here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    return max(1, usable_cpus() // int(here)) if here.isdecimal() and int(here) else usable_cpus()
+
+
+_stores = count(1)
+
+
+def _wait(done: Callable[[], bool], gathering: Gathering, what: str, failed: Callable[[], int]) -> None:
+    """Until all processes are in the same function of MPI, and it is ``done``.
+
+    Raises:
+        WorkerLostError: one of them has ended, or has not come in time.
+    """
+    since, warned, rest_s, looked = time.monotonic(), False, 1e-4, 0.0
+    stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
+    while not done():
+        waited = time.monotonic() - since
+        if waited - looked > 0.02:
+            looked = waited
+            missing, gone, dead = gathering.missing(), ended(), failed()
+            if gone or dead:
+                note_loss()
+                raise WorkerLostError(f"{what}: {_named(sorted(gone)) if gone else 'a rank'} died meanwhile")
+            late = waited > timeout_s
+            if late or (waited > stall_s and not warned):
+                warned = True
+                who = _named(missing) if missing else "the others"
+                if missing and gathering.here < gathering.size:
+                    who += f" (those of other hosts may have come; {gathering.here} processes are to run on this one)"
+                text = f"rank {gathering.rank} has waited {waited:.0f} s for {who} to {what}"
+                if late:
+                    note_loss()
+                    raise WorkerLostError(f"{text}; gave up")
+                log.warning("%s", text)
+        time.sleep(rest_s)
+        rest_s = min(2 * rest_s, 0.005)
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def communicator(mpi: Any) -> Any:
+    """A communicator of all processes for a store; every process asks for it when it creates the same store.
+
+    Raises:
+        WorkerLostError: a process has died, or does not come in time.
+    """
+    what, gathering = "create the same store", gather(f"store {next(_stores)}")
+    try:
+        comm, request = mpi.COMM_WORLD.Idup()
+        _wait(request.Test, gathering, what, lambda: failures(mpi))
+    except mpi.Exception as error:
+        note_loss()
+        raise WorkerLostError(f"{what}: a rank was lost ({error})") from error
+    return comm
+
+
+def _started() -> Any:
+    """MPI, which this module is to end unless the program has said otherwise."""
+    settings = importlib.import_module("mpi4py").rc
+    starts, before = settings.initialize is not False, (settings.initialize, settings.finalize)
+    ends = starts and settings.finalize is None
+    settings.initialize = False
+    if ends:
+        settings.finalize = False
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    except BaseException:
+        settings.initialize, settings.finalize = before
+        raise
+    if ends:
+        end_too(mpi)
+    if starts and not mpi.Is_initialized():
+        _initialize(mpi)
+    return mpi
+
+
+def _initialize(mpi: Any) -> None:
+    """Start MPI on a thread, without the interpreter's lock."""
+    over, error = threading.Event(), ctypes.c_int()
+    begin = ctypes.CDLL(mpi.__file__).MPI_Init_thread
+
+    def run() -> None:
+        error.value = begin(None, None, int(mpi.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
+        over.set()
+
+    threading.Thread(target=run, name="weftplan-start", daemon=True).start()
+    try:
+        _wait(over.is_set, gather(START), "create a store of all processes", lambda: 0)
+    except BaseException:
+        note_loss()
+        raise
+    if error.value:
+        raise RuntimeError(f"MPI_Init_thread returned {error.value}")
+    for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns what is returned into exceptions
+
+
+def start() -> Any:
+    """The module :mod:`mpi4py.MPI`, with MPI running and callable from any thread.
+
+    Raises:
+        KVStoreError: mpi4py or an MPI library is missing, or the library does not allow calls from several threads.
+        WorkerLostError: another process does not come in time.
+    """
+    if forking.in_child and begun():
+        raise KVStoreError(
+            "this process was forked from one that shares a store with others, and MPI works in that one only: create "
+            "no store of several processes here"
+        )
+    for name, value in environment().items():
+        os.environ.setdefault(name, value)
+    prepare()
+    gather(START)
+    try:
+        mpi = sys.modules.get("mpi4py.MPI") or _started()
+    except KVStoreError:
+        raise
+    except (ImportError, RuntimeError) as error:
+        raise KVStoreError(
+            f"a distributed kvstore needs mpi4py and an MPI library, which could not be loaded ({error}): "
+            f"pip install 'weftplan[mpi]'"
+        ) from error
+    if not mpi.Is_initialized():
+        if lost():
+            raise WorkerLostError("MPI was not started before, because a process did not come: end this one, too")
+        raise KVStoreError("mpi4py.rc.initialize is False, and nobody has started MPI: call MPI.Init_thread() before")
+    gather(START).missing()  # all of this host have come, and from now on are watched
+    if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
+        raise KVStoreError(
+            "this MPI library was started without MPI_THREAD_MULTIPLE, which a distributed kvstore needs: let weftplan "
+            "import mpi4py, or leave mpi4py.rc.thread_level as it is"
+        )
+    return mpi

@@ -1,0 +1,277 @@
+"""Memory that the processes of one host share: their messages, and what they give to a sum, without a way through MPI.
+
+Each process has an *area* of its own, which the others can only read: two slots for messages and, behind them, room for
+arrays. A message is written into a slot, its number last, so whoever sees the number sees the message and everything
+that was written before it. This needs a processor that keeps the order of stores, as those of x86-64 do; elsewhere
+messages go through MPI.
+
+Two slots are enough: message n + 2 is written over message n when all others have sent n + 1, and they send that
+after they have read n. Only one that leaves is not waited for any more: it asks how far the others are, and reads
+nothing. After a loss numbers begin anew with those of the new agreement.
+
+An area is a file without a name: it goes with the last process that has it, however that one ends. Everything here
+belongs to whoever drives the exchanges (``sequencer.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from weftplan import config
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.transport.wire import HEADER, SIZE
+from weftplan.kvstore.reduce import Array
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.exchange import rendezvous
+from weftplan.ops.compiled.exchange.rendezvous import MeetingSum, MessageSum, TurnSum
+from weftplan.ops.compiled.exchange.sums import Pieces
+
+_SLOT, _TEXT = rendezvous.SLOT, rendezvous.TEXT
+"""Bytes of a slot: the number of its message, the length, the message from the second one on."""
+
+_MARK = 48, 64
+"""Where the first slot has random bytes, by which a process recognises the area that it was told of."""
+
+_GROWTH = 1 << 20
+"""The room for arrays grows by multiples of this."""
+
+_EPOCH = 1 << 40
+"""Messages of one agreement at most."""
+
+assert SIZE <= _SLOT - _TEXT
+
+
+class Area:
+    """The memory of one process, as this process sees it.
+
+    Attributes:
+        words: all of it, as numbers of eight bytes.
+        data: all of it, as bytes.
+        room: what is behind the slots.
+        start: the address of all of it.
+        maps: how often this process has laid an area into its memory; where it has not since, all are where they were.
+    """
+
+    maps: ClassVar[int] = 0
+
+    def __init__(self, file: int, *, own: bool) -> None:
+        self._file, self._own = file, own
+        self._map(2 * _SLOT)
+
+    @classmethod
+    def new(cls) -> Area:
+        """An area of this process; OSError where there is none to be had."""
+        area = cls(os.memfd_create("weftplan"), own=True)
+        area.data[slice(*_MARK)] = os.urandom(_MARK[1] - _MARK[0])
+        return area
+
+    def _map(self, nbytes: int) -> None:
+        if self._own:
+            os.ftruncate(self._file, nbytes)
+        Area.maps += 1
+        rights = mmap.PROT_READ | (mmap.PROT_WRITE if self._own else 0)
+        self.data = memoryview(mmap.mmap(self._file, nbytes, mmap.MAP_SHARED, rights))
+        self.words = self.data.cast("Q")
+        whole: Array = np.frombuffer(self.data, np.uint8)
+        self.room, self.start = whole[2 * _SLOT :], address(whole)
+
+    def reach(self, nbytes: int) -> None:
+        """Have room for so many bytes; of another process only after it has done the same."""
+        if self.room.nbytes < nbytes:
+            self._map(2 * _SLOT + -(-nbytes // _GROWTH) * _GROWTH)
+
+    def offer(self) -> bytes:
+        """The words that another process needs to :meth:`accept` this area."""
+        words = (os.uname().nodename, os.getpid(), self._file, self.data[slice(*_MARK)].hex())
+        return " ".join(map(str, words)).encode()
+
+    @classmethod
+    def accept(cls, words: list[str]) -> Area:
+        """The area that another process on this host has offered in these words.
+
+        Raises:
+            OSError: it is not to be had.
+            ValueError: the process is on another host, or this is another file.
+        """
+        host, process, file, mark = words
+        if host != os.uname().nodename:
+            raise ValueError(f"an area of the host {host}")
+        found = os.open(f"/proc/{int(process)}/fd/{int(file)}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            area = cls(found, own=False)
+            if area.data[slice(*_MARK)].hex() != mark:
+                raise ValueError("another file than the one that was offered")
+        except BaseException:
+            os.close(found)
+            raise
+        return area
+
+    def close(self) -> None:
+        """Let go of the file; what still looks at the memory keeps it."""
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+
+
+def can_share() -> bool:
+    """Whether the setting, the system and the processor allow processes of one host to share memory."""
+    here = platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+    return here and bool(config.get("WEFTPLAN_KVSTORE_SHARED_MEMORY"))
+
+
+class Areas:
+    """What a process shares: one area for its messages and its shares of sums, one for the sums that it makes.
+
+    They are apart, because others may still read sums of the last exchange when shares of the next are written.
+    """
+
+    def __init__(self, shares: Area, sums: Area) -> None:
+        self.shares, self.sums = shares, sums
+
+    @classmethod
+    def new(cls) -> Areas | None:
+        """Areas of this process; None where they are not to be had."""
+        if not can_share():
+            return None
+        try:
+            return cls(Area.new(), Area.new())
+        except OSError:
+            return None
+
+    def offer(self) -> bytes:
+        """What another process needs to :meth:`accept` these areas."""
+        return self.shares.offer() + b" " + self.sums.offer()
+
+    @classmethod
+    def accept(cls, offer: bytes) -> Areas:
+        """The areas that another process on this host has offered; raises as :meth:`Area.accept` does."""
+        words = offer.decode().split()
+        shares = Area.accept(words[: len(words) // 2])
+        try:
+            return cls(shares, Area.accept(words[len(words) // 2 :]))
+        except BaseException:
+            shares.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of them."""
+        self.shares.close()
+        self.sums.close()
+
+
+class SharedMemory:
+    """The areas of all processes of a store that run on this host: messages in order, and room for arrays.
+
+    Args:
+        own: this process's areas.
+        others: those of the others, by rank.
+    """
+
+    def __init__(self, own: Areas, others: dict[int, Areas]) -> None:
+        self.own = own
+        self._areas = others
+        self._number = 0
+
+    def begin(self, epoch: int) -> None:
+        """Number messages anew: all who are left do this at the end of an agreement, before they send anything."""
+        self._number = epoch * _EPOCH
+
+    @property
+    def epoch(self) -> int:
+        """The number of the agreement whose messages are sent."""
+        return self._number // _EPOCH
+
+    def passed(self, epoch: int) -> bool:
+        """Whether another process sends messages of a later agreement than this."""
+        words = [areas.shares.words for areas in self._areas.values()]
+        return any(max(one[0], one[_SLOT // 8]) // _EPOCH > epoch for one in words)
+
+    def send(self, message: bytes) -> None:
+        """The next message to all; it may be read until this process has sent one more and all others, too."""
+        own = self.own.shares
+        self._number += 1
+        start = self._number % 2 * _SLOT
+        own.data[start + _TEXT : start + _TEXT + len(message)] = message
+        own.words[start // 8 + 1] = len(message)
+        own.words[start // 8] = self._number
+
+    def sum_of(
+        self, ranks: Iterable[int], show: Pieces, adds: Sequence[Pieces], takes: Sequence[Pieces], heads: bytes
+    ) -> TurnSum:
+        """A sum with these others whose pieces are known; valid while nobody's memory is laid out anew.
+
+        ``adds``, ``takes``: of exchanges with even numbers and with odd ones; ``heads``: how its messages begin.
+        """
+        others = [self._areas[rank].shares.start for rank in ranks]
+        return TurnSum(show, adds, takes, self.own.shares.start, others, heads)
+
+    def message_sum_of(
+        self, ranks: Iterable[int], shows: Sequence[Pieces], adds: Sequence[Pieces], heads: bytes, nbytes: int
+    ) -> MessageSum:
+        """The same for what travels in messages; pieces of messages with even numbers and odd ones."""
+        others = [self._areas[rank].shares.start for rank in ranks]
+        return MessageSum(shows, adds, self.own.shares.start, others, heads, nbytes)
+
+    def payload(self, rank: int, number: int, nbytes: int) -> Array:
+        """Where message ``number`` of a rank, or of this process, has so many bytes of payload."""
+        areas = self._areas.get(rank, self.own)
+        start = number % 2 * _SLOT + _TEXT + HEADER
+        return np.frombuffer(areas.shares.data, np.uint8, nbytes, start)
+
+    def make(self, work: MeetingSum, sequence: int | None) -> int:
+        """Begin such a sum as exchange ``sequence``, or go on with it; returns how far it has come."""
+        if sequence is None:
+            before = work.stage
+            stage = work.go_on()
+            self._number += min(stage, work.messages) - min(before, work.messages)
+        else:
+            stage = work.begin(self._number + 1, sequence)
+            self._number += min(stage, work.messages)
+        return stage
+
+    def missing(self, ranks: Iterable[int]) -> list[int]:
+        """Those who have not sent the message that is due."""
+        number = self._number
+        place, areas = number % 2 * (_SLOT // 8), self._areas
+        return [rank for rank in ranks if areas[rank].shares.words[place] != number]
+
+    def behind(self, ranks: Iterable[int]) -> list[int]:
+        """Those who have not come as far as the message that is due: who needs none of theirs is not waited for, so
+        they may have written over it."""
+        number = self._number
+        place, areas = number % 2 * (_SLOT // 8), self._areas
+        return [rank for rank in ranks if areas[rank].shares.words[place] < number]
+
+    def received(self, rank: int) -> memoryview:
+        """The message of a rank that is not missing."""
+        area, start = self._areas[rank].shares, self._number % 2 * _SLOT
+        length = area.words[start // 8 + 1]
+        if length > SIZE:
+            raise KVStoreError(f"rank {rank} sent {length} bytes, a message has at most {SIZE}")
+        return area.data[start + _TEXT : start + _TEXT + length]
+
+    def shares(self, rank: int, nbytes: int) -> Array:
+        """Room for what another process gives to a sum, at least so many bytes, after it has made it."""
+        return self._room(self._areas[rank].shares, rank, nbytes)
+
+    def sums(self, rank: int, nbytes: int) -> Array:
+        """Room for the sums of another process, likewise."""
+        return self._room(self._areas[rank].sums, rank, nbytes)
+
+    def _room(self, area: Area, rank: int, nbytes: int) -> Array:
+        try:
+            area.reach(nbytes)
+        except ValueError:
+            raise KVStoreError(f"rank {rank} shares less memory than the {nbytes} bytes it was to have") from None
+        return area.room
+
+    def close(self) -> None:
+        """Let go of all areas."""
+        for areas in (self.own, *self._areas.values()):
+            areas.close()

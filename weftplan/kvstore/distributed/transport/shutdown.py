@@ -1,0 +1,97 @@
+"""How a process of a job ends: with MPI, where all come to their end, and without it after a loss."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from typing import Any
+
+from weftplan.kvstore.distributed.transport.rendezvous import ended
+
+_lost: list[bool] = []
+_own: list[tuple[Any, int]] = []
+"""MPI and the process that has started it, where this package has: it then ends MPI, too."""
+_registered: list[Any] = []
+"""What is called at exit, once it is."""
+
+_LATE_S = 1.0
+"""Seconds after which a process that waits for the ends of all believes that one which has ended did so without it."""
+
+
+def note_loss() -> None:
+    """A process of this job has died or was given up: this one will end without ``MPI_Finalize``.
+
+    There Open MPI (5.0.11) waits for all processes, and after a death now and then for ever. One that was given up
+    hears of it and ends in this way, too.
+    """
+    if not _lost:
+        _lost.append(True)
+
+
+def lost() -> bool:
+    """Whether a loss was noted."""
+    return bool(_lost)
+
+
+def prepare() -> None:
+    """End as this module says. What is registered at exit later, as stores are, comes first."""
+    if not _registered:
+        _registered.append(atexit.register(_end))
+
+
+def end_too(mpi: Any) -> None:
+    """End this MPI, too, which this process starts."""
+    _own.append((mpi, os.getpid()))
+
+
+def _end() -> None:
+    """At exit, after the stores: end MPI, or nothing where that might not let this process go."""
+    for mpi, process in _own:
+        here = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
+        if not _lost and here and _all_end(mpi):
+            mpi.Finalize()
+        return
+    if not _lost:
+        return
+    # MPI was started elsewhere, and ends when the interpreter does. What the program exits with is not known here.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(1 if hasattr(sys, "last_value") else 0)
+
+
+def _all_end(mpi: Any) -> bool:
+    """Wait until all processes have come to their end; False: one of them is lost, and MPI might wait for it for ever.
+
+    One that left before the others hears of their losses nowhere else.
+    """
+    world, rest_s, since = mpi.COMM_WORLD, 1e-4, 0.0
+    if not hasattr(world, "Get_failed"):
+        return True
+    try:
+        request = world.Ibarrier()
+        while not request.Test():
+            if failures(mpi):
+                return False
+            if ended():
+                since = since or time.monotonic()
+                if time.monotonic() - since > _LATE_S:
+                    return False
+            time.sleep(rest_s)
+            rest_s = min(2 * rest_s, 0.01)
+    except mpi.Exception:
+        return False
+    return True
+
+
+def failures(mpi: Any) -> int:
+    """How many processes have died, as far as MPI says."""
+    if not hasattr(mpi.COMM_WORLD, "Get_failed"):
+        return 0
+    failed = mpi.COMM_WORLD.Get_failed()
+    size: int = failed.size
+    failed.Free()
+    return size

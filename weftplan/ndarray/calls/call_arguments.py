@@ -1,0 +1,89 @@
+"""The arguments of ``nd.<Operator>(...)`` as MXNet takes them: inputs, parameters, ``out``, ``ctx`` and ``is_train``.
+
+Nothing here keeps state; any thread may call it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan.device.context import Context
+from weftplan.errors import DeviceError, DTypeError, ParameterError
+from weftplan.ndarray.array import NDArray
+from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op
+
+
+def understood(
+    op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any], Any, Context | None, bool]:
+    """The arguments of ``nd.<name>`` as inputs, parameters, ``out``, ``ctx`` and ``is_train``.
+
+    Leading arrays are the inputs (a list of arrays counts as its elements where the operator takes any number), then
+    parameters follow in the order in which the operator declares them; inputs may also be given by name. ``out``,
+    ``ctx``, ``is_train`` and ``name`` (ignored) are understood for every operator.
+    """
+    named = dict(kwargs)
+    out = named.pop("out", None)
+    named.pop("name", None)
+    is_train = bool(named.pop("is_train", False))
+    declared = [param.name for param in op.params]
+    ctx = None if "ctx" in declared else named.pop("ctx", None)
+    inputs: list[Any] = []
+    rest = list(args)
+    if op.variadic is not None and len(rest) >= 1 and isinstance(rest[0], list | tuple):
+        rest[:1] = list(rest[0])
+    while rest and isinstance(rest[0], NDArray):
+        inputs.append(rest.pop(0))
+    while rest and rest[0] is None and callable(op.inputs) and op.variadic is None:  # an optional input left out
+        rest.pop(0)
+    if rest and rest[0] is not None and not isinstance(rest[0], str):
+        # Text and None may be meant for a parameter all the same; that inputs are missing is told later.
+        names = () if callable(op.inputs) else op.inputs
+        missing = names[len(inputs) :] if not any(one in named for one in names) else ()
+        if missing:
+            raise DTypeError(
+                f"{op.name}: input {missing[0]} must be an NDArray, got {type(rest[0]).__name__}; make one with "
+                f"mx.nd.array"
+            )
+    for parameter in declared:
+        if not rest:
+            break
+        if parameter not in named and parameter != op.variadic:
+            named[parameter] = rest.pop(0)
+    if rest:
+        raise ParameterError(f"{op.name}: {len(rest)} positional arguments too many: {rest!r}")
+    given = {key: named.pop(key) for key in list(named) if isinstance(named[key], NDArray) and key not in declared}
+    named = {key: value for key, value in named.items() if value is not None or key in declared}
+    if given:
+        inputs = _named_inputs(op, inputs, given, named)
+    return inputs, named, out, _as_context(op, named.get("ctx", ctx)), is_train
+
+
+def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: Mapping[str, Any]) -> list[Any]:
+    """Positional inputs followed by the named ones, in the operator's order."""
+    filled = dict(params)
+    if op.variadic is not None:
+        filled.setdefault(op.variadic, len(inputs) + len(given))
+    names = op.input_names(registry.parse_params(op, filled))
+    placed = dict(zip(names, inputs, strict=False))
+    for key, array in given.items():
+        if key not in names or key in placed:
+            raise ParameterError(f"{op.name}: unknown or repeated input {key!r}; the inputs are {', '.join(names)}")
+        placed[key] = array
+    missing = [name for name in names if name not in placed]
+    if missing:
+        raise ParameterError(f"{op.name}: missing inputs {', '.join(missing)}")
+    return [placed[name] for name in names]
+
+
+def _as_context(op: Op, ctx: Any) -> Context | None:
+    """``ctx`` given as a context or its text, such as ``cpu(1)``; None and empty text: not given."""
+    if ctx is None or isinstance(ctx, Context):
+        return ctx
+    found = re.fullmatch(r"([a-z_]+)(?:\((\d+)\))?|", ctx.strip()) if isinstance(ctx, str) else None
+    if found is None:
+        raise DeviceError(f"{op.name}: ctx must be a context such as mx.cpu(0) or its text, got {ctx!r}")
+    return Context(found[1], int(found[2] or 0)) if found[1] else None

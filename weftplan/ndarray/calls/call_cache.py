@@ -1,0 +1,178 @@
+"""Calls of operators by name that repeat: ``nd.exp(a)`` for an array like one before.
+
+Of a call the classes and values of its arguments, and shapes and dtypes of its arrays, decide everything but the
+numbers. So what the first such call has settled is kept by them, for every function apart, and a call that repeats only
+makes the result. What is small runs on the calling thread where that changes no order (``engine.at_once``); all else is
+pushed, and so is what writes an array that is there already: ``out=``, the state of an optimizer. Only the usual is
+kept: NumPy arrays in, one array out, no random numbers.
+
+Kept settings are dictionaries that any thread may use; two threads may settle the same call, with the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan.ndarray.array import NDArray, verbs
+from weftplan.ndarray.calls.call_arguments import understood
+from weftplan.ndarray.calls.invoke import call_settled, invoke, push_call, push_into
+from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
+from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once
+from weftplan.ndarray.memory import chunk as chunks
+from weftplan.ops.core import registry
+from weftplan.ops.core.node_call import bare_call
+from weftplan.ops.core.schema import Op, TensorSpec
+
+_MOST_KEPT = 256
+"""Calls of one function."""
+_NAMED = object()
+"""Separates positional arguments from those with names."""
+_PLAIN = frozenset((int, bool, str, type(None)))
+_BY_TEXT = frozenset((float, tuple))
+"""Equal values of these may mean different things: 0.0 and -0.0, (1,) and (True,)."""
+
+
+class Repeated:
+    """What is known of a call.
+
+    Attributes:
+        plan: its outcome.
+        order: positions of the operator's inputs among the arrays of the call; None: as they come.
+        small: its work, where the arrays are small; else None.
+    """
+
+    __slots__ = ("op", "order", "plan", "small")
+
+    def __init__(self, op: Op, plan: SettledCall, arrays: Sequence[NDArray], order: tuple[int, ...] | None) -> None:
+        self.op = op
+        self.plan = plan
+        self.order = order
+        self.small: SmallWork | None = None
+        nbytes, shape, dtype = plan.outputs[0]
+        if nbytes + sum(array.nbytes for array in arrays) <= MOST_BYTES and not plan.ignored:
+            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+            bare = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
+            rule = getattr(plan.kernel, "loops", None)
+            loops = None if rule is None else rule(plan.params, specs, [TensorSpec(shape, dtype)])
+            self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace, loops)
+
+
+def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``nd.<name>(*args, **kwargs)``, as :func:`weftplan.ndarray.calls.invoke.call_settled` does it.
+
+    Args:
+        kept: what is known of earlier calls of this function.
+    """
+    arrays: list[NDArray] = []
+    reads = []
+    context = target = None
+    here = True
+    parts: list[Any] = []
+    for value in args:
+        kind = value.__class__
+        if kind is NDArray:
+            arrays.append(value)
+            parts.append(value.shape)
+            parts.append(value.dtype)
+            chunk = value.chunk
+            reads.append(chunk.var)
+            if chunk.context is not context:
+                here = context is None or (here and context == chunk.context)
+                context = chunk.context
+        elif kind in _PLAIN:
+            parts += (kind, value)
+        elif kind in _BY_TEXT:
+            parts += (kind, repr(value))
+        else:
+            return call_settled(name, args, kwargs)
+    if kwargs:
+        parts.append(_NAMED)
+        for key, value in kwargs.items():
+            kind = value.__class__
+            if kind in _PLAIN:
+                parts += (key, kind, value)
+            elif kind is NDArray:
+                parts += (key, value.shape, value.dtype)
+                chunk = value.chunk
+                if chunk.context is not context:
+                    here = context is None or (here and context == chunk.context)
+                    context = chunk.context
+                if key == "out":
+                    target = value
+                else:
+                    arrays.append(value)
+                    reads.append(chunk.var)
+            elif kind in _BY_TEXT:
+                parts += (key, kind, repr(value))
+            else:
+                return call_settled(name, args, kwargs)
+    form = tuple(parts)
+    known = kept.get(form)
+    if known is None:
+        return call_settled(name, args, kwargs) if form in kept else _first(kept, form, name, args, kwargs, arrays)
+    if not here or context is None or context.device_type != "cpu":
+        return call_settled(name, args, kwargs)
+    if known.order is not None:
+        arrays = [arrays[i] for i in known.order]
+    if target is not None:
+        if all(may_share(known.plan, i, 0, array, target) for i, array in enumerate(arrays)):
+            push_into(known.op, known.plan, arrays, target, context, known.small)
+            return target
+        return call_settled(name, args, kwargs)
+    if known.small is not None:
+        found = at_once(known.small, arrays, NDArray, context, reads)
+        if found is not None:
+            return found
+    nbytes, shape, dtype = known.plan.outputs[0]
+    made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
+    out = NDArray(made, shape, dtype)
+    push_call(known.op, known.plan, arrays, out, context)
+    return out
+
+
+def _first(
+    kept: dict[Any, Repeated | None], form: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    arrays: Sequence[NDArray],
+) -> Any:  # fmt: skip
+    """Make a call of which nothing is known, and keep what there is to know."""
+    op = registry.get(name)
+    inputs, params, out, ctx, is_train = understood(op, args, kwargs)
+    results = invoke(op, inputs, params, out, ctx=ctx, is_train=is_train)
+    known = None
+    order = _order(inputs, arrays, any(value.__class__ is NDArray for value in kwargs.values()))
+    targets = () if out is None else (out,)
+    usual = arrays and order is not None and not is_train and ctx is None and (out is None or out.__class__ is NDArray)
+    usual = usual and (out is not None or not op.aux)
+    if usual and not op.random and not op.single and arrays[0].context.device_type == "cpu":
+        plan = settled(op, inputs, params, targets)
+        if len(plan.outputs) == 1:
+            known = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    kept[form] = known
+    return results[0] if len(results) == 1 else results
+
+
+def _order(inputs: Sequence[NDArray], arrays: Sequence[NDArray], named: bool) -> tuple[int, ...] | None:
+    """Where the operator's inputs are among the arrays of a call, some of them ``named``; None where that cannot be
+    told: one array may stand for several inputs."""
+    places = {id(array): i for i, array in enumerate(arrays)}
+    if len(inputs) != len(arrays) or (named and len(places) != len(arrays)):
+        return None
+    if all(one is other for one, other in zip(inputs, arrays, strict=True)):
+        return tuple(range(len(inputs)))
+    if not named or any(id(array) not in places for array in inputs):
+        return None
+    return tuple(places[id(array)] for array in inputs)
+
+
+_methods: dict[str, dict[Any, Repeated | None]] = {}
+"""What is known of calls as methods of arrays, by operator."""
+
+
+def _call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return call(_methods.setdefault(name, {}), name, args, kwargs)
+
+
+verbs.call = _call_method

@@ -1,0 +1,139 @@
+"""What a call of an operator depends on but the numbers: parsed parameters, shapes, dtypes, and the kernel that runs.
+
+It is settled on the calling thread, so that errors are raised at the call, and kept per (operator, parameters, shapes,
+dtypes). Any thread may call anything here: two threads may settle the same call, with the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan import config
+from weftplan.errors import DTypeError, ParameterError, ShapeError, own
+from weftplan.ndarray.array import NDArray
+from weftplan.ops.core import cuda_tuning, implementations, registry, tiling
+from weftplan.ops.core.schema import DType, InplacePair, Kernel, Op, Shape, TensorSpec
+
+_MOST_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SettledCall:
+    """Everything about a call that depends only on operator, parameters, shapes and dtypes."""
+
+    params: Mapping[str, Any]
+    outputs: tuple[tuple[int, Shape, DType], ...]
+    """Bytes, shape and dtype of each output."""
+    visible: int
+    ignored: frozenset[int]
+    inplace: tuple[InplacePair, ...]
+    kernel: Kernel
+    workspace: int
+
+
+_plans: dict[Any, SettledCall] = {}
+
+
+def settled(
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool = False
+) -> SettledCall:
+    """What a call depends on but the numbers; kept for calls like it."""
+    if op.single:
+        return _settle(op, inputs, params, targets, on_gpu)
+    key: Any = (
+        op.name,
+        on_gpu,
+        tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
+        tuple((a.shape, a.dtype) for a in inputs),
+        tuple((a.shape, a.dtype) for a in targets) if targets else None,
+    )
+    try:
+        plan = _plans.get(key)
+    except TypeError:  # a parameter that cannot be hashed, such as a list
+        key, plan = None, None
+    if plan is None:
+        plan = _settle(op, inputs, params, targets, on_gpu)
+        if key is not None:
+            if len(_plans) >= _MOST_PLANS:
+                _plans.clear()
+            _plans[key] = plan
+    return plan
+
+
+def _apart(value: Any) -> Any:
+    """What tells ``value`` from equal ones of other meaning: 1 from True and 1.0, 0.0 from -0.0, also in tuples."""
+    return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
+
+
+def _settle(
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool
+) -> SettledCall:
+    if op.variadic is not None and op.variadic not in params:
+        params = {**params, op.variadic: len(inputs)}
+    parsed = registry.parse_params(op, params)
+    names = op.input_names(parsed)
+    if len(inputs) != len(names):
+        raise ParameterError(
+            f"{op.name}: expected {len(names)} inputs ({', '.join(names) or 'none'}), got {len(inputs)}"
+        )
+    for name, array in zip(names, inputs, strict=True):
+        if 0 in array.shape:
+            raise ShapeError(f"{op.name}: input {name} has shape {array.shape}; operators do not take empty arrays")
+    count, visible = op.num_outputs(parsed), op.num_visible_outputs(parsed)
+    if targets and len(targets) not in (visible, count):
+        raise ParameterError(f"{op.name}: out= needs {visible} arrays, got {len(targets)}")
+    given: list[Shape | None] = [a.shape for a in inputs]
+    kinds: list[DType | None] = [a.dtype for a in inputs]
+    known = [*(t.shape for t in targets), *[None] * (count - len(targets))]
+    known_kinds = [*(t.dtype for t in targets), *[None] * (count - len(targets))]
+    try:
+        ins, outs = op.infer_shape(parsed, list(given), list(known))
+        in_kinds, out_kinds = op.infer_dtype(parsed, list(kinds), list(known_kinds))
+    except (ShapeError, DTypeError) as error:
+        shown = ", ".join(f"{name}: {a.shape} {a.dtype}" for name, a in zip(names, inputs, strict=True))
+        raise type(error)(f"{op.name}({shown}): {error}") from own(error)
+    for name, array, shape, dtype in zip(names, inputs, ins, in_kinds, strict=True):
+        if shape is not None and shape != array.shape:
+            raise ShapeError(f"{op.name}: input {name} must have shape {shape}, got {array.shape}")
+        if dtype is not None and dtype != array.dtype:
+            raise DTypeError(f"{op.name}: input {name} must be {dtype}, got {array.dtype}; use astype")
+    specs = []
+    for name, shape, dtype in zip(op.output_names(parsed), outs, out_kinds, strict=True):
+        if shape is None or 0 in shape:
+            raise ShapeError(f"{op.name}: the shape of output {name} cannot be told from the inputs (known: {shape})")
+        specs.append(TensorSpec(tuple(shape), np.dtype(np.float32) if dtype is None else np.dtype(dtype)))
+    for target, spec in zip(targets, specs, strict=False):
+        if target.shape != spec.shape or target.dtype != spec.dtype:
+            raise ShapeError(f"{op.name}: out has {target.shape} {target.dtype}, the result {spec.shape} {spec.dtype}")
+    sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
+    # A host computes single calls by NumPy: compiled kernels are for plans.
+    mode = "numpy"
+    if on_gpu:
+        cuda_tuning.read_with(config.get)
+        mode = config.get("WEFTPLAN_KERNELS")
+    chosen = implementations.choose(op, parsed, sources, specs, mode, on="gpu" if on_gpu else "host").implementation
+    with tiling.using(tiling.of("gpu" if on_gpu else "cpu")):
+        scratch = chosen.workspace(parsed, sources, specs)
+    return SettledCall(
+        params=parsed,
+        outputs=tuple((spec.nbytes, spec.shape, spec.dtype) for spec in specs),
+        visible=visible,
+        ignored=frozenset(op.ignored(parsed)),
+        inplace=tuple(op.inplace_pairs(parsed)),
+        kernel=chosen.kernel,
+        workspace=scratch,
+    )
+
+
+def may_share(plan: SettledCall, i: int, k: int, array: NDArray, target: NDArray) -> bool:
+    """True when writing ``target`` as output ``k`` cannot spoil input ``i``."""
+    if i in plan.ignored or array.chunk is not target.chunk:
+        return True
+    if array.offset >= target.offset + target.nbytes or target.offset >= array.offset + array.nbytes:
+        return True
+    same = array.offset == target.offset and array.nbytes == target.nbytes
+    return same and any(pair.input == i and pair.output == k for pair in plan.inplace)

@@ -1,0 +1,1 @@
+"""Files and memory of other libraries: ``.params``, safetensors, DLPack, NumPy."""

@@ -1,0 +1,144 @@
+"""Taking in memory of other libraries, without a copy where it can be shared: DLPack and NumPy.
+
+``export.py`` is the way out. Every function may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+
+from weftplan import device
+from weftplan.device.context import Context
+from weftplan.device.stream import no_stream
+from weftplan.errors import DTypeError, ParameterError
+from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.base import check_dtype
+from weftplan.ndarray.memory.chunk import Chunk
+
+
+class _Writable:
+    """Looks like the bytes of a NumPy array, which may be written."""
+
+    __slots__ = ("__array_interface__", "kept")
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.kept = values
+        described = values.__array_interface__
+        self.__array_interface__ = {**described, "data": (described["data"][0], False)}
+
+
+class _Capsule:
+    """A DLPack capsule in the clothes of the object that it came from, as NumPy and CuPy want it."""
+
+    __slots__ = ("_capsule", "_device", "plain")
+    plain: bool
+    """Without a version, and so without a mark for memory that must not be written."""
+
+    def __init__(self, capsule: Any) -> None:
+        api = ctypes.pythonapi
+        api.PyCapsule_IsValid.argtypes = api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        for name, start in ((b"dltensor", 0), (b"dltensor_versioned", 32)):  # where the tensor stands in the struct
+            if api.PyCapsule_IsValid(capsule, name):
+                address = api.PyCapsule_GetPointer(capsule, name) + start + ctypes.sizeof(ctypes.c_void_p)
+                kind, index = (ctypes.c_int32 * 2).from_address(address)
+                self._capsule, self._device, self.plain = capsule, (kind, index), start == 0
+                return
+        raise DTypeError("from_dlpack: this capsule is no DLPack tensor, or was used already: each can be used once")
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def to_dlpack_for_read(data: NDArray) -> Any:
+    """A DLPack capsule of ``data`` that another library reads, or :func:`from_dlpack`: see ``NDArray.__dlpack__``."""
+    return data.__dlpack__()
+
+
+def to_dlpack_for_write(data: NDArray) -> Any:
+    """A DLPack capsule of ``data`` that another library writes: finish there before using the array here again."""
+    return data.__dlpack__()
+
+
+def from_dlpack(dlpack: Any) -> NDArray:
+    """An array on the memory of ``dlpack``; copied only where it cannot be shared.
+
+    ``dlpack`` is anything with ``__dlpack__``, or a capsule, which can be used once.
+
+    Shared: contiguous, writable memory of a supported dtype on the host or a GPU. The other side must not write to it
+    while operations that were pushed here have not finished.
+
+    Raises:
+        DTypeError: ``dlpack`` is neither, a capsule that was used already, or of a dtype that is not supported.
+    """
+    if isinstance(dlpack, np.ndarray):  # NumPy 2.0 would mark its own memory read-only on the way
+        return adopt(dlpack, Context("cpu", 0))
+    source = _Capsule(dlpack) if type(dlpack).__name__ == "PyCapsule" else dlpack
+    if not hasattr(source, "__dlpack__"):
+        raise DTypeError(f"from_dlpack needs an object with __dlpack__, got {type(source).__name__}")
+    kind, index = source.__dlpack_device__()
+    if int(kind) == 2:
+        context = Context("gpu", int(index))
+        place = device.get(context)
+        made = []
+        # Without a stream of ours the launch ends by waiting for CuPy's, behind which the other library has put its
+        # work: our streams do not wait for that one.
+        with no_stream():
+            place.launch(lambda: made.append(place.xp.from_dlpack(source)))
+        return adopt(made[0], context)
+    try:
+        foreign = np.from_dlpack(source)
+    except (TypeError, RuntimeError, BufferError) as error:
+        raise DTypeError(f"from_dlpack: NumPy cannot read this {type(source).__name__}: {error}") from error
+    if isinstance(source, _Capsule) and source.plain:
+        foreign = np.asarray(_Writable(foreign))  # NumPy marks it read-only for want of knowledge
+    return adopt(foreign, Context("cpu", 0))
+
+
+_lent: dict[int, weakref.ref[Any]] = {}
+"""NumPy arrays that :func:`from_numpy` has made read-only, by their ids: they can be shared again."""
+
+
+def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
+    """An array on the memory of a NumPy array, or with ``zero_copy=False`` a copy of it.
+
+    Of shared memory the NumPy array becomes read-only, as in MXNet: the engine would not see what it writes.
+
+    Raises:
+        DTypeError: not a NumPy array, or a dtype that is not supported.
+        ParameterError: memory that cannot be shared; a ValueError, as in MXNet.
+    """
+    if not isinstance(ndarray, np.ndarray):
+        raise DTypeError(f"from_numpy needs a NumPy array, got {type(ndarray).__name__}")
+    if not zero_copy:
+        return adopt(ndarray.copy(), Context("cpu", 0))
+    lent = _lent.get(id(ndarray), lambda: None)() is ndarray
+    if lent:
+        ndarray.flags.writeable = True
+    if not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
+        raise ParameterError("from_numpy: only contiguous, writable memory can be shared; pass zero_copy=False")
+    made = adopt(ndarray, Context("cpu", 0))
+    if not np.may_share_memory(made.chunk.raw, ndarray):  # another order of bytes, or none
+        return made
+    ndarray.flags.writeable = False
+    if not lent:
+        place = id(ndarray)
+        _lent[place] = weakref.ref(ndarray, lambda gone: _lent.pop(place, None))
+    return made
+
+
+def adopt(foreign: Any, context: Context) -> NDArray:
+    """An array on the memory of ``foreign``, a NumPy or CuPy array; copies when it is strided or read-only."""
+    dtype = check_dtype(foreign.dtype)
+    usable = foreign.flags.c_contiguous and getattr(foreign.flags, "writeable", True) and foreign.dtype == dtype
+    if not usable or foreign.size == 0:
+        foreign = foreign.astype(dtype, order="C", copy=True)
+    flat = foreign.reshape(-1).view(np.uint8)
+    return NDArray(Chunk.wrap(context, flat, name="shared"), tuple(foreign.shape), dtype)

@@ -1,0 +1,101 @@
+"""Arrays and texts in a file of the safetensors format: a length, a header of JSON, and the arrays' bytes.
+
+This file owns the format alone; what the names mean is the caller's. Files appear whole or not at all. Any thread may
+read and write.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import FormatError
+from weftplan.support.atomic_files import other_kind, replacing
+
+Host = np.ndarray[Any, np.dtype[Any]]
+
+_DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+_NAMES = {np.dtype(text): name for name, text in _DTYPES.items()}
+_MOST_HEADER = 100_000_000
+
+
+def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Mapping[str, str]) -> None:
+    """Write arrays by name, and texts by name.
+
+    Raises:
+        FormatError: a dtype that the format does not know.
+        OSError: the file cannot be written; what was there before stays.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end, parts = 0, []
+    for name, array in arrays.items():
+        values = np.ascontiguousarray(array)
+        kind = _NAMES.get(values.dtype.newbyteorder("<"))
+        if kind is None:
+            raise FormatError(f"{os.fspath(path)}: {name} has dtype {values.dtype}, which safetensors does not know")
+        # Not the contiguous copy's shape, which has a dimension more where there was none.
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+        parts.append(values)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for values in parts:
+            file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B") if values.size else b"")
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]:
+    """(arrays by name, metadata) of a file.
+
+    Raises:
+        FormatError: the file is damaged, or something else; says what.
+    """
+    where = os.fspath(path)
+    with open(path, "rb") as file:
+        content = file.read()
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MOST_HEADER):
+        what = other_kind(content[:64]) or f"the header is said to have {size:,} of {len(content):,} bytes"
+        raise FormatError(f"{where}: no safetensors file: {what}")
+    try:
+        header = json.loads(content[8 : 8 + size])
+    except (ValueError, RecursionError) as error:
+        what = other_kind(content[:64]) or f"its header is no JSON ({error})"
+        raise FormatError(f"{where}: no safetensors file: {what}") from error
+    if not isinstance(header, dict):
+        raise FormatError(f"{where}: no safetensors file: its header is no object")
+    metadata = header.pop("__metadata__", {})
+    data = memoryview(content)[8 + size :]
+    arrays = {name: _array(data, name, entry, where) for name, entry in header.items()}
+    return arrays, metadata if isinstance(metadata, dict) else {}
+
+
+def _array(data: memoryview, name: str, entry: Any, where: str) -> Any:
+    what = f"{where}: damaged: {name!r}"
+    if not isinstance(entry, dict):
+        raise FormatError(f"{what} is described by {entry!r}")
+    kind, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if kind not in _DTYPES:
+        raise FormatError(f"{where}: {name!r} has dtype {kind!r}; those read are {', '.join(_DTYPES)}")
+    if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim < 1 << 62 for dim in shape):
+        raise FormatError(f"{what} has shape {shape!r}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(one) is int for one in offsets):
+        raise FormatError(f"{what} has data_offsets {offsets!r}")
+    start, end = offsets
+    dtype = np.dtype(_DTYPES[kind])
+    if not 0 <= start <= end <= len(data) or end - start != math.prod(shape) * dtype.itemsize:
+        raise FormatError(f"{what} of shape {shape} is said to take bytes {start:,} to {end:,} of {len(data):,}")
+    if len(shape) > 32:
+        raise FormatError(f"{what} has {len(shape)} dimensions; NumPy has at most 32 of them everywhere")
+    values = np.frombuffer(data[start:end], dtype).reshape(shape)
+    return values.astype(np.uint8) if kind == "BOOL" else values.astype(dtype.newbyteorder("="))

@@ -1,0 +1,1 @@
+"""The memory under arrays: chunks, their release, and joint allocation."""

@@ -1,0 +1,356 @@
+"""Chunks: one allocation joined to one engine var.
+
+The chunk of a result takes its memory inside the operation that writes it first (``delay_alloc``), as in MXNet: what is
+pushed and not run yet needs none, so a loop that nobody waits for takes no more memory than one that waits. A refusal
+of memory is then a failure of that operation, raised at the wait.
+
+Chunks may be made and dropped on any thread. Who touches the bytes must be an operation that declared the var, or have
+waited for it. ``release.py`` says how the memory of a dead chunk goes back, ``pushing.py`` how work is pushed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from sys import getrefcount
+from typing import Any, Self
+
+from weftplan import engine, storage
+from weftplan.device.context import Context
+from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.locks import Lock, whole_in_children
+from weftplan.ndarray.memory import joint_allocation
+from weftplan.ndarray.memory.origin import origin_of
+from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, Shelf, dead, drain, due, sweep
+from weftplan.storage import Allocation, Resource, relief
+
+_delay_lock = whole_in_children(Lock())
+
+
+class Chunk:
+    """Bytes on one context, and the var that orders access to them.
+
+    Args:
+        ctx: where.
+        nbytes: how many, at least 0.
+        delay_alloc: take the memory at first use of :attr:`raw` instead of now.
+        name: shown in out-of-memory reports and by the engine.
+        prompt: first give back what is dead, all of it; False: a few small chunks may wait (see :data:`due`).
+
+    Attributes:
+        var: the engine var; every operation on the bytes declares it.
+        engine: the engine that made the var.
+
+    Raises:
+        OutOfMemoryError: storage cannot serve the request, even after freeing what is dead.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_origin",
+        "_raw",
+        "_release",
+        "_resource",
+        "_shelf",
+        "_view",
+        "context",
+        "engine",
+        "name",
+        "nbytes",
+        "var",
+    )
+    _origin: object
+    """What its memory is for, in reports."""
+    _raw: Any
+    _release: Callable[[], object] | None
+    _resource: Resource | None
+    """Where memory that is taken later comes from: what was in force when the chunk was made, whoever runs when."""
+    _shelf: Shelf | None
+    """Where it leaves what it had; None where memory is that of others, so that nobody knows how much it keeps."""
+    _view: Any
+    """Where it has a shelf with room: all its bytes, as what the shelf is for."""
+    may_leave = False
+    """True where the bytes may wait elsewhere, and are worth a copy."""
+    movable = False
+    """True where the memory may change: typed views of it must not be kept beyond an operation."""
+
+    def __init__(
+        self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None, prompt: bool = True
+    ) -> None:
+        if dead and (prompt or due):
+            sweep()
+        self.context = ctx
+        self.nbytes = nbytes
+        self.name = name
+        self._shelf = CLOSED
+        self._origin = origin_of(name, nbytes)
+        if delay_alloc and nbytes:  # no bytes are there at once: nothing is gained by waiting
+            self._release = self._raw = None
+            try:
+                self._resource = storage.get(ctx)
+            except MXNetError:  # the device is not there, which is an error of the operation
+                self._resource = None
+        else:
+            self._resource = None
+            resource, allocation = take(ctx, nbytes, self._origin)
+            self._release = partial(resource.free, allocation)
+            self._raw = allocation.raw
+        current = engine.get()
+        self.engine = current
+        self.var: Any = current.new_variable(name)
+
+    def _take(self) -> tuple[Resource, Allocation]:
+        return take(self.context, self.nbytes, self._origin, self._resource)
+
+    @property
+    def raw(self) -> Any:
+        """Flat uint8 array of exactly ``nbytes``: only for operations that declared the var, or after a wait."""
+        raw = self._raw  # read once: another thread may take it meanwhile
+        return raw if raw is not None else self._first_use()
+
+    def _first_use(self) -> Any:
+        if due:  # the loop that pushed this may be over, so that nobody else gives back what is dead
+            sweep()
+        resource, allocation = self._take()
+        # Not allocated under the lock: that may take until others have ended. Two readers of what was never written
+        # may both have got this far.
+        with _delay_lock:
+            if self._raw is None:
+                self._release = partial(resource.free, allocation)
+                self._raw = allocation.raw
+                return self._raw
+        resource.free(allocation)
+        return self._raw
+
+    @property
+    def address(self) -> int:
+        """Another number for other bytes, as long as somebody keeps :attr:`raw`."""
+        return id(self._raw)
+
+    @property
+    def keeper(self) -> object:
+        """What keeps the bytes that :attr:`raw` has now from going back to storage, even if the chunk moves."""
+        return self._release
+
+    def close(self) -> None:
+        """Give the memory back now: for owners that know that no operation is pending and nobody else looks at it."""
+        release, self._release, self._raw = self._release, nothing, None
+        if release is not None:
+            release()
+
+    @property
+    def allocated(self) -> bool:
+        """False for a delayed chunk that nobody has used yet."""
+        return self._raw is not None
+
+    @classmethod
+    def wrap(cls, ctx: Context, raw: Any, *, name: str | None = None) -> Chunk:
+        """A chunk over memory that somebody else owns; ``raw`` (flat uint8) is kept alive until the var is idle."""
+        return cls._over(ctx, raw, raw, name)
+
+    def part(self, offset: int, nbytes: int) -> Chunk:
+        """A chunk over ``nbytes`` bytes from ``offset`` of this one, with a var of its own.
+
+        It keeps this chunk's memory alive. The engine sees no relation between the two vars: whoever uses parts that
+        overlap, or a part and the whole, must order them.
+
+        Raises:
+            MXNetError: the part does not lie within this chunk.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise MXNetError(f"part [{offset}, {offset + nbytes}) does not lie within {self!r}")
+        return Chunk._over(self.context, self.raw[offset : offset + nbytes], self, self.name)
+
+    def cut(self, sizes: Iterable[int]) -> list[Chunk]:
+        """Parts of so many bytes, one behind the other from the start of this chunk, in which they lie: a bind makes
+        hundreds."""
+        raw, parts, begin = self.raw, [], 0
+        for nbytes in sizes:
+            parts.append(raw[begin : begin + nbytes])
+            begin += nbytes
+        return Chunk._each_over(self.context, parts, self, self.name)
+
+    @classmethod
+    def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Self:
+        return cls._each_over(ctx, (raw,), owner, name)[0]
+
+    @classmethod
+    def _each_over(cls, ctx: Context, parts: Iterable[Any], owner: Any, name: str | None) -> list[Self]:
+        """A chunk over each of ``parts``, flat uint8; each holds ``owner`` until its var's last operation."""
+        if dead:
+            sweep()
+        current = engine.get()
+        made = []
+        for raw in parts:
+            chunk = cls.__new__(cls)
+            # The reference to the owner lives in the release, so it ends only after the var's last operation.
+            chunk._release, chunk._raw, chunk._shelf = partial(_let_go, owner), raw, None
+            chunk.context, chunk.nbytes, chunk.name = ctx, int(raw.nbytes), name
+            chunk.engine, chunk.var = current, current.new_variable(name)
+            made.append(chunk)
+        return made
+
+    def __del__(self) -> None:
+        # Only append: this may run inside any lock.
+        try:
+            shelf, var = self._shelf, self.var
+            if (
+                shelf is not None
+                and len(shelf.entries) < shelf.room
+                and getrefcount(var) == _ALONE
+                and getrefcount(self._view) <= _VIEWED
+                and var.failure is None
+                and var.events is None
+            ):
+                shelf.entries.append((var, self._release, self._raw, self._view))
+                return
+            dead.append((self.engine, var, self.context, self._release or nothing))
+            if shelf is None or self.nbytes > SMALL or len(dead) > FEW:
+                due.append(self.nbytes)
+        except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
+            return
+
+    def __repr__(self) -> str:
+        return f"<Chunk {self.name or ''} of {self.nbytes:,} bytes on {self.context}>"
+
+
+class MovableChunk(Chunk):
+    """A range of somebody's memory that may be put elsewhere; the var, and with it every array on it, stays."""
+
+    __slots__ = ("_bring_back", "_watchers")
+    movable = True
+    _watchers: list[weakref.WeakMethod[Any]]
+    _bring_back: weakref.WeakMethod[Any] | None
+    """Brings the bytes of a context back from where they wait."""
+
+    @classmethod
+    def over(cls, ctx: Context, raw: Any, owner: Any, *, name: str | None = None) -> Self:
+        """A chunk of the bytes ``raw`` (flat uint8), which ``owner`` keeps from going back to storage; the chunk holds
+        ``owner`` until the var's last operation."""
+        return cls.several(ctx, (raw,), owner=owner, name=name)[0]
+
+    @classmethod
+    def several(cls, ctx: Context, parts: Iterable[Any], *, owner: Any, name: str | None = None) -> list[Self]:
+        """A chunk as :meth:`over` for each of ``parts``: a bind makes thousands."""
+        made = cls._each_over(ctx, parts, owner, name)
+        for chunk in made:
+            chunk._watchers, chunk._bring_back = [], None
+        return made
+
+    def watch(self, method: weakref.WeakMethod[Any]) -> None:
+        """Call a bound method, as long as its object exists, whenever the bytes have moved: views of the old are dead.
+
+        Whoever keeps typed views beyond an operation needs this, and gives all its chunks one reference.
+        """
+        self._watchers.append(method)
+
+    def move(self, raw: Any, owner: Any) -> None:
+        """From now on the bytes are ``raw``, kept by ``owner``; the caller has copied the contents.
+
+        Only while no operation on the var is pending: one that was pushed before may have taken the old bytes.
+
+        Raises:
+            MXNetError: ``raw`` is smaller than what arrays on this chunk may use.
+        """
+        if raw.nbytes < self.nbytes:
+            raise MXNetError(f"{self!r} cannot move to {raw.nbytes:,} bytes: they must be at least as many")
+        self._raw, self.nbytes, self._release = raw, int(raw.nbytes), partial(_let_go, owner)
+        self._tell()
+
+    def leave(self) -> None:
+        """Let go of the bytes; until the next :meth:`move` the chunk cannot be used."""
+        self._raw = self._release = None
+        self._tell()
+
+    def withhold(self) -> Any:
+        """Take the bytes from whoever wants them next, who then calls :meth:`returned_by`; returns them."""
+        raw, self._raw = self._raw, None
+        return raw
+
+    def returned_by(self, method: weakref.WeakMethod[Any]) -> None:
+        """Call a bound method with the context, as long as its object exists, where somebody wants bytes that are not
+        there; it says whether they have been, since then."""
+        self._bring_back = method
+
+    def _first_use(self) -> Any:
+        method = None if self._bring_back is None else self._bring_back()
+        # They may be on their way out again, or withheld by a thread that will find that they are needed here.
+        while method is not None and method(self.context):
+            raw = self._raw
+            if raw is not None:
+                return raw
+        return super()._first_use()
+
+    def forget_views(self) -> None:
+        """Let those that :meth:`watch` forget what they made of the bytes."""
+        self._tell()
+
+    def _tell(self) -> None:
+        for method in [found for ref in self._watchers if (found := ref()) is not None]:
+            method()
+        self._watchers = [ref for ref in self._watchers if ref() is not None]
+
+    def _take(self) -> tuple[Resource, Allocation]:
+        raise lost(self)
+
+
+class _Counted:
+    """A twin of a chunk whose var and view nobody else has, but for the array that is just dying."""
+
+    __slots__ = ("_view", "var")
+
+    def __init__(self) -> None:
+        self.var, self._view = object(), object()
+
+    def __call__(self) -> tuple[int, int]:
+        var = self.var
+        return getrefcount(var), getrefcount(self._view) + 1
+
+
+_ALONE, _VIEWED = _Counted()()
+"""What a finalizer finds where it may leave var and view on a shelf."""
+ArrayChunk: Callable[..., Chunk] = Chunk
+"""What makes the chunks of arrays: look it up when one is made, since ``spilling.py`` puts another class here."""
+
+
+def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:
+    """Memory from a resource (by default the one in force), and where to give it back.
+
+    After a refusal what is pending may end first, and runs of executors that have not begun wait meanwhile; but not
+    where the memory of several arrays is taken (``together.py``).
+
+    Raises:
+        OutOfMemoryError: there is none even then.
+    """
+    if resource is None:
+        resource = storage.get(ctx)
+    try:
+        return resource, resource.allocate(nbytes, name=origin)
+    except OutOfMemoryError:  # what is dead, and frees that wait, have been tried on the ladder of storage
+        if joint_allocation.refused(ctx):
+            raise
+    with relief.Lacking(ctx):
+        return resource, joint_allocation.patiently(partial(_after_others, resource, nbytes, origin), ctx)
+
+
+def _after_others(resource: Resource, nbytes: int, origin: object) -> Allocation:
+    """Memory, once what has died meanwhile has gone back."""
+    drain(everything=True)
+    return resource.allocate(nbytes, name=origin)
+
+
+def lost(what: object) -> OutOfMemoryError:
+    """The error of whoever uses bytes that could not be taken again."""
+    return OutOfMemoryError(
+        f"{what!r} has lost its memory: it was given back to make room for a larger executor of the same pool, and "
+        f"could not be taken again; free memory and bind again"
+    )
+
+
+def _let_go(owner: Any) -> None:
+    """Hold ``owner`` until called."""
+
+
+def nothing() -> None:
+    """The work of an operation that only orders others, and the release of a chunk that never had memory."""

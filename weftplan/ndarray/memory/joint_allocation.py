@@ -1,0 +1,237 @@
+"""The memory of several arrays at once: an operation has that of all its arrays, or none while others go first.
+
+Where arrays may wait elsewhere, an operation may have to bring several of them back. If each waited for memory with
+what it has already, two could have one half of their arrays each, and nobody would ever go on. So
+
+1. one operation at a time takes the memory of its arrays (:func:`run`). Who finds none lets go what it has, gives what
+   was new back to storage, and waits with empty hands: for operations that are ready or at work, as
+   ``Engine.others_first`` says;
+2. when those can help no more, it keeps others from beginning, waits for the *looks* that have begun, and tries after
+   each. Its request is refused when it finds no room while nobody looks.
+
+A look is the time in which somebody has views of arrays: an operation while it computes, a copy on its way to a home or
+back, a thread that reads. It ends by itself, and waits for nobody, unless it lacks memory itself: nobody waits for that
+one. Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self, TypeVar
+
+from weftplan import engine
+from weftplan.device.context import Context
+from weftplan.errors import OutOfMemoryError
+from weftplan.locks import ReentrantLock, free_in_children
+from weftplan.ndarray.memory.release import PATIENCE_S, drain
+from weftplan.storage import relief
+
+T = TypeVar("T")
+
+_GLANCE_S = 0.0005
+_MOMENT_S = 1.0
+_beginning = free_in_children(ReentrantLock())
+"""Held while a look begins. Who has it waits for nothing but looks that have begun, copies and the device."""
+_looks: dict[int, int] = {}
+"""The thread of each look, by its id."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_looks.clear)
+
+
+class _Attempt:
+    """One attempt of a thread to get the memory of several arrays."""
+
+    __slots__ = ("context", "fresh")
+
+    def __init__(self) -> None:
+        self.context: Context | None = None
+        """Where there was no room."""
+        self.fresh: list[Any] = []
+        """Chunks that have got their first memory."""
+
+
+class _Here(threading.local):
+    attempt: _Attempt | None = None
+
+
+_here = _Here()
+
+
+class Look:
+    """The time in which this thread has views of arrays: a ``with`` block that does not begin while somebody else must
+    have all memory to itself."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        with _beginning:
+            self.begin()
+        return self
+
+    def begin(self) -> None:
+        """As ``with``, for who has the lock."""
+        _looks[id(self)] = threading.get_ident()
+
+    def __exit__(self, *exc: object) -> None:
+        _looks.pop(id(self), None)
+
+    __del__ = __exit__  # an interrupt may have come between the two
+
+
+def run(get: Callable[[], list[Any]], use: Callable[[list[Any]], object]) -> None:
+    """``use(get())`` in an operation, where ``get`` looks up the bytes of arrays, which may take memory, and may be
+    called again. The list is empty afterwards.
+
+    Raises:
+        OutOfMemoryError: they do not fit even when nobody else has views of arrays.
+    """
+    look = Look()
+    held = _all_of(get, look)
+    try:
+        use(held)
+    finally:
+        held.clear()
+        look.__exit__()
+
+
+def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
+    """What ``get`` returns; ``look`` has begun then."""
+    attempt = _Attempt()
+    found = _tried(get, look, attempt)
+    if found is not None:
+        return found
+    assert attempt.context is not None
+    with relief.Lacking(attempt.context):
+        for _ in chances(attempt.context):
+            drain(everything=True)
+            found = _tried(get, look, attempt)
+            if found is not None:
+                return found
+        with _beginning:
+            for last in _ends_of_looks():
+                found = _tried(get, look, attempt, last=last)
+                if found is not None:
+                    return found
+    raise AssertionError("the last attempt has raised")
+
+
+def _tried(get: Callable[[], list[Any]], look: Look, attempt: _Attempt, *, last: bool = False) -> list[Any] | None:
+    """What ``get`` returns, or None where there was no room. Memory that was new has gone back then.
+
+    Raises:
+        OutOfMemoryError: there was no room in the ``last`` attempt, or no attempt can help.
+    """
+    with _beginning:
+        before, _here.attempt = _here.attempt, attempt
+        attempt.context = None
+        try:
+            found = get()
+            look.begin()
+            return found
+        except OutOfMemoryError as error:
+            for chunk in attempt.fresh:
+                chunk.drop()
+            if last or attempt.context is None:
+                raise error.with_traceback(None) from None
+            return None
+        finally:
+            attempt.fresh.clear()
+            _here.attempt = before
+
+
+def refused(context: Context) -> bool:
+    """Called by who was refused memory of ``context``: True where it must not wait, since it may have other memory for
+    which others wait."""
+    attempt = _here.attempt
+    if attempt is not None:
+        attempt.context = context
+    return attempt is not None
+
+
+def first_memory(chunk: Any) -> None:
+    """A chunk has got memory in which nobody has written: it gives that back where its attempt fails."""
+    if _here.attempt is not None:
+        _here.attempt.fresh.append(chunk)
+
+
+class Impatient:
+    """A ``with`` block in which this thread waits for no memory: there is some at once, or it is refused."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> Self:
+        self._before, _here.attempt = _here.attempt, _Attempt()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _here.attempt = self._before
+
+
+def patiently(attempt: Callable[[], T], context: Context) -> T:
+    """What ``attempt`` returns, which raises OutOfMemoryError while there is no room on ``context``: for who has no
+    other memory for which others may wait."""
+    try:
+        return relief.again(attempt, chances(context))
+    except OutOfMemoryError:
+        if engine.get().in_operation:
+            raise
+    with _beginning:  # nobody is in the middle of an attempt, with memory in its hands and no look yet
+        for last in _ends_of_looks(time.monotonic() + PATIENCE_S):
+            try:
+                return attempt()
+            except OutOfMemoryError:
+                if last:
+                    raise
+    raise AssertionError("the last attempt has raised")
+
+
+def chances(context: Context) -> Iterator[None]:
+    """Yields whenever there may be more memory on ``context`` than before, without anybody else's help, looks aside."""
+    current = engine.get()
+    inside = current.in_operation
+    while True:
+        while not inside and relief.wait(context, in_operation=False):
+            yield
+        for _ in current.others_first(PATIENCE_S):
+            yield
+        if not relief.wait(context, in_operation=inside):
+            return
+        yield
+
+
+def _ends_of_looks(end: float = math.inf) -> Iterator[bool]:
+    """Yields at once and after the end of each look that others have begun; True, and no more, when there are none, or
+    at the time ``end``.
+
+    Who lacked memory and has just got it counts as lacking for a moment longer, so those are waited for a moment, too.
+    """
+    late = time.monotonic() + _MOMENT_S
+    while time.monotonic() < end:
+        begun = _others()
+        if not begun and not (_looks_of_others() and time.monotonic() < late):
+            break
+        yield False
+        _await_one(begun, end)
+    yield True
+
+
+def _await_one(begun: dict[int, int], end: float) -> None:
+    """Wait until one of these looks is over, or lacks memory; a glance where there are none."""
+    time.sleep(_GLANCE_S)
+    while begun and begun.keys() <= _others().keys() and time.monotonic() < end:
+        time.sleep(_GLANCE_S)
+
+
+def _looks_of_others() -> dict[int, int]:
+    here = threading.get_ident()
+    return {key: thread for key, thread in list(_looks.items()) if thread != here}
+
+
+def _others() -> dict[int, int]:
+    """The looks of other threads that end by themselves."""
+    lacking = relief.lacking()
+    return {key: thread for key, thread in _looks_of_others().items() if thread not in lacking}

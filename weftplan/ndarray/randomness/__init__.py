@@ -1,0 +1,1 @@
+"""Random draws: their keys, their distributions, and how they are pushed."""

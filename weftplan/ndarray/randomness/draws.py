@@ -1,0 +1,150 @@
+"""How a random draw is pushed: what it fills, the parameters that it is given, and the key that it takes.
+
+The functions here keep nothing. They take a key on the calling thread, so the order of the calls decides what each one
+draws; the draw itself runs on a worker. A parameter of the wrong kind is told at the call, and a value out of bounds at
+the next wait.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan import device
+from weftplan.device.context import Context
+from weftplan.errors import DTypeError, ParameterError, ShapeError
+from weftplan.ndarray.array import NDArray, fresh
+from weftplan.ndarray.base import check_context, check_dtype
+from weftplan.ndarray.pushing import push_kernel
+from weftplan.ndarray.randomness import fills
+from weftplan.ndarray.randomness.seeds import next_key
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.schema import OpContext
+
+UNSET: Any = ()
+
+
+def _dims(shape: Any) -> tuple[int, ...]:
+    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape or (1,))
+    if any(dim < 0 for dim in dims):
+        raise ShapeError(f"a shape has no negative dimensions, got {shape!r}")
+    return tuple(int(dim) for dim in dims)
+
+
+def block_shape(shape: Any) -> tuple[int, ...]:
+    """The shape that one element of an array parameter gives."""
+    return () if shape is None or shape == UNSET else _dims(shape)
+
+
+def target_of(shape: Any, wanted: np.dtype[Any], ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
+    """``out``, whose shape must be ``shape`` where that is given, or a new array."""
+    if out is None:
+        dims = _dims(shape)
+        context = check_context(ctx)
+        return fresh(context, dims, wanted, name)
+    if shape is not None and shape != UNSET and _dims(shape) != out.shape:
+        raise ShapeError(f"{name}: out has shape {out.shape}, but shape={shape} was given")
+    return out
+
+
+def push_draw(draw: Callable[..., None], sources: Sequence[NDArray], out: NDArray, name: str) -> NDArray:
+    """Push ``draw(generator, target, array module, *sources)``, which reads arrays and fills ``out``."""
+    drawing = partial(_draw, draw, next_key(out.context), device.get(out.context).xp)
+    reads = [source.var for source in sources]
+    push_kernel(drawing, [out, *sources], reads, (out.var,), out.context, name=name)
+    return out
+
+
+def _draw(draw: Callable[..., None], key: tuple[int, int], xp: Any, target: Any, *sources: Any) -> None:
+    draw(OpContext(xp, random_key=key).generator(), target, xp, *sources)
+
+
+_LEAST = {"any": "", "positive": "above 0", "not negative": "at least 0", "probability": "above 0 and at most 1"}
+
+
+def _number(name: str, key: str, value: Any) -> float:
+    if not isinstance(value, numbers.Real):
+        raise ParameterError(f"{name}: {key} must be a number or an NDArray, got {type(value).__name__}")
+    return float(value)
+
+
+def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
+    """Raise ParameterError unless each number is within its bounds, a key of ``_LEAST``, and low is not above high."""
+    given = dict(zip(bounds, values, strict=True))
+    for key, value in given.items():
+        if not isinstance(value, float):
+            continue  # an array, whose values the distribution judges
+        fits = {"any": True, "positive": value > 0, "not negative": value >= 0, "probability": 0 < value <= 1}
+        if not fits[bounds[key]]:
+            raise ParameterError(f"{name}: {key} must be {_LEAST[bounds[key]]}, got {value}")
+    low, high = given.get("low"), given.get("high")
+    if isinstance(low, float) and isinstance(high, float) and not low <= high:
+        raise ParameterError(f"{name}: low must not be above high, got [{low}, {high})")
+
+
+def wanted_dtype(dtype: Any) -> Any:
+    """A dtype as given, None where it is left open: ``np.dtype("float64")`` equals None, so identity decides."""
+    return None if dtype is None or (isinstance(dtype, str) and dtype == "None") else dtype
+
+
+def sample(
+    draw: fills.Draw,
+    parameters: Mapping[str, tuple[Any, str]],
+    shape: Any,
+    dtype: Any,
+    ctx: Context | None,
+    out: NDArray | None,
+) -> NDArray:
+    """Push a draw of floats; ``parameters`` are name -> (number or array, bounds of a number).
+
+    Arrays must have one shape and context; each element then gives a block of ``shape``. A value out of bounds, of a
+    number as of an array, is reported when the operation has run: at the next wait, as in MXNet.
+    """
+    name = draw.__name__
+    wanted = out.dtype if out is not None else check_dtype(wanted_dtype(dtype))
+    if not is_float(wanted):
+        raise DTypeError(f"{name}: the dtype must be a float, got {wanted}; use randint for integers")
+    arrays = [value for value, _ in parameters.values() if isinstance(value, NDArray)]
+    bounds = {key: bound for key, (_, bound) in parameters.items()}
+    values = [
+        value if isinstance(value, NDArray) else _number(name, key, value) for key, (value, _) in parameters.items()
+    ]
+    known = [None if isinstance(value, NDArray) else value for value in values]
+    if not arrays:
+        return push_draw(partial(_run, draw, bounds, known, 0), (), target_of(shape, wanted, ctx, out, name), name)
+    first = arrays[0]
+    for array in arrays:
+        if array.shape != first.shape or array.context != first.context:
+            raise ShapeError(
+                f"{name}: arrays of parameters must have one shape and context, got {first.shape} on {first.context} "
+                f"and {array.shape} on {array.context}"
+            )
+    block = block_shape(shape)
+    target = target_of((*first.shape, *block), wanted, first.context, out, name)
+    return push_draw(partial(_run, draw, bounds, known, len(block)), arrays, target, name)
+
+
+def _run(
+    draw: fills.Draw,
+    bounds: Mapping[str, str],
+    known: Sequence[float | None],
+    inner: int,
+    generator: Any,
+    target: Any,
+    xp: Any,
+    *arrays: Any,
+) -> None:
+    """Draw with parameters that are numbers, or None for the next of ``arrays``, whose elements each give a block of
+    ``inner`` dimensions."""
+    following = iter(arrays)
+    values: list[Any] = [
+        (raw := next(following)).reshape(*raw.shape, *(1,) * inner) if value is None else value for value in known
+    ]
+    _check(draw.__name__, bounds, values)
+    if not all(isinstance(value, float) for value in values):
+        values = [xp.asarray(value, np.float64) for value in values]
+    draw(generator, target, xp, *values)

@@ -1,0 +1,62 @@
+"""Chunks that hold memory only while somebody needs it: under results of executors without a slab."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from weftplan import storage
+from weftplan.device.context import Context
+from weftplan.ndarray.memory import stream_order
+from weftplan.ndarray.memory.release import drain, due
+from weftplan.ndarray.spill import spilling
+from weftplan.ndarray.spill.spilling import SpillableChunk
+from weftplan.storage import Allocation, Resource
+from weftplan.storage.recording import address_of
+
+
+class DynamicChunk(SpillableChunk):
+    """A chunk that takes memory at its first use, and after each :meth:`drop` again; var and arrays stay.
+
+    Only operations that declared the var use it, so no two threads take the memory at once.
+    """
+
+    __slots__ = ("_address",)
+
+    def __init__(self, ctx: Context, nbytes: int, name: str) -> None:
+        self._address = 0
+        super().__init__(ctx, nbytes, delay_alloc=True, name=name)
+
+    def _first_use(self, *, beside: bool = False) -> Any:
+        if spilling.moving() or self._home is not None:
+            raw = super()._first_use(beside=beside)
+        else:  # nobody else moves the bytes
+            if due:
+                drain()
+            resource, allocation = self._place = self._take()
+            self._release = partial(resource.free, allocation)
+            raw = self._raw = allocation.raw
+        self._address = address_of(raw) if self.nbytes else 0
+        return raw
+
+    def _take(self) -> tuple[Resource, Allocation]:
+        if stream_order.waiting:
+            resource = self._resource or storage.get(self.context)
+            allocation = stream_order.take(resource, self.context, self.nbytes)
+            if allocation is not None:
+                return resource, allocation
+        return super()._take()
+
+    def drop(self) -> None:
+        if spilling.moving() or self._home is not None:
+            super().drop()
+            return
+        release = self._release
+        self._release = self._raw = self._place = None
+        if release is not None:
+            release()
+
+    @property
+    def address(self) -> int:
+        """Where the bytes lie: pools cut new arrays of the same bytes."""
+        return self._address

@@ -1,0 +1,135 @@
+"""Which implementation of an operator is fastest for a call, measured once and kept in the user's cache folder.
+
+This is what MXNET_CUDNN_AUTOTUNE_DEFAULT and ``cudnn_tune`` of a convolution ask for. Implementations run in turn on
+arrays of the call's shapes, and the least time of each counts. What was measured is kept by operator, parameters,
+shapes, dtypes, processor and versions: in this process, and in a file that later processes read, so that they choose
+alike. Where no file can be kept each process measures for itself.
+
+Measuring takes memory for the arrays of one call, for a moment, beside every plan. Any thread may ask; the first one
+measures while others wait.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from weftplan.locks import Lock, whole_in_children
+from weftplan.ops.compiled import jit
+from weftplan.ops.compiled.target import host
+from weftplan.ops.core import tiling
+from weftplan.ops.core.implementations import Choice, Implementation, Specs, numpy_of, provided
+from weftplan.ops.core.schema import Op, OpContext, Params
+from weftplan.support import user_cache
+
+OFF, LIMITED, FASTEST = 0, 1, 2
+"""Values of MXNET_CUDNN_AUTOTUNE_DEFAULT: no measuring, the fastest of those whose scratch fits, the fastest."""
+BY_NAME = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}
+"""The same as ``cudnn_tune`` of a convolution calls them."""
+MOST_SECONDS = 0.3
+"""Of one key, after every implementation has run twice."""
+
+_lock = whole_in_children(Lock())
+_known: dict[str, dict[str, float]] = {}
+
+
+def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, given: Choice) -> Choice:
+    """The choice for a call on a host.
+
+    Args:
+        tune: one of :data:`OFF`, :data:`LIMITED` and :data:`FASTEST`; the node's own ``cudnn_tune`` comes first.
+        given: what the heuristic has chosen.
+    """
+    tune = BY_NAME.get(params.get("cudnn_tune") or "", tune)
+    if tune == OFF:
+        return given
+    choices = [numpy_of(op)]
+    other = provided().get(op.name)
+    while other is not None:
+        if not other.refusal(params, inputs, outputs):
+            choices.append(other)
+        other = other.otherwise
+    if len(choices) == 1:
+        return given
+    if tune == LIMITED and "workspace" in params:
+        limit = params["workspace"] << 20
+        fitting = [one for one in choices if one.workspace(params, inputs, outputs) <= limit]
+        choices = fitting or choices
+    if len(choices) == 1:
+        return Choice(choices[0], "alone within the workspace limit", several=True)
+    seconds = times(op, params, inputs, outputs, choices=choices)
+    best = min(choices, key=lambda one: seconds[one.name])
+    return Choice(best, "measured", several=True)
+
+
+def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: list[Implementation]) -> dict[str, float]:
+    """Seconds of one call of each implementation, measured now or earlier."""
+    name = _key(op, params, inputs, outputs)
+    with _lock:
+        found = _known.get(name)
+        if found is None:
+            place = jit.place()
+            found = _read(user_cache.load(place, name), choices)
+            if found is None:
+                found = _measured(op, params, inputs, outputs, choices=choices)
+                user_cache.keep(place, name, json.dumps(found).encode())
+            _known[name] = found
+    return found
+
+
+def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
+    machine = host()
+    where = machine if isinstance(machine, str) else f"{machine.cpu} {machine.bits} {machine.compiler}"
+    settings = sorted((name, repr(value)) for name, value in params.items() if name not in ("cudnn_tune", "workspace"))
+    specs = [(spec.shape, str(spec.dtype)) for spec in (*inputs, *outputs)]
+    return user_cache.key("time 1", where, np.__version__, op.name, repr(settings), repr(specs))
+
+
+def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, float] | None:
+    """What a file holds; None where it is not what this would have written."""
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+        seconds = {one.name: float(found[one.name]) for one in choices}
+    except (ValueError, TypeError, KeyError):
+        return None
+    return seconds if all(0 < value < math.inf for value in seconds.values()) else None
+
+
+def _measured(
+    op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: list[Implementation]
+) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    ignored = op.ignored(params)
+    arrays = [
+        None if i in ignored else rng.uniform(0.5, 1.5, spec.shape).astype(spec.dtype) for i, spec in enumerate(inputs)
+    ]
+    results = [np.empty(spec.shape, spec.dtype) for spec in outputs]
+
+    def prepared(one: Implementation) -> Callable[[], None]:
+        room = np.empty(one.workspace(params, inputs, outputs), np.uint8)
+
+        def call() -> None:
+            one.kernel(OpContext(np, is_train=True, workspace=room), params, arrays, results)
+
+        return call
+
+    best = {one.name: math.inf for one in choices}
+    with tiling.using(tiling.HOST), np.errstate(all="ignore"):
+        calls = {one.name: prepared(one) for one in choices}
+        for call in calls.values():
+            call()  # compiles, and touches all memory
+        begin = time.perf_counter()
+        rounds = 0
+        while rounds < 2 or (rounds < 20 and time.perf_counter() - begin < MOST_SECONDS):
+            for name, call in calls.items():
+                start = time.perf_counter()
+                call()
+                best[name] = min(best[name], max(time.perf_counter() - start, 1e-9))
+            rounds += 1
+    return best

@@ -1,0 +1,212 @@
+"""Compiled implementation of BatchNorm, forward and backward, by the kernels of ``batch_norm_kernels.py``.
+
+Channels are independent, and idle cores may take some of them. :class:`Pass` is a pass that has been settled, for who
+calls the kernels among others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.batch_norm.kernels import (
+    BACKWARD,
+    EARLY,
+    FORWARD,
+    LATE,
+    LINE,
+    SCALES,
+    STRETCH,
+    backward,
+    forward,
+    scales,
+)
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.offset_tables import KernelArguments
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, Maker, RepeatedKernel, holding, nothing, one_after_other
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec
+
+FEW = 1 << 17
+"""Elements of one part, in which channels are handed to idle cores."""
+LEAST_PLANE = 2
+"""A plane of one element is no range of memory to loop over, and NumPy works on all channels of an image at once."""
+
+
+def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
+    """The compiled functions for elements of ``dtype``."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    return library(
+        f"batch-norm-{scalar}",
+        lambda _: [forward(scalar), backward(scalar), scales(scalar)],
+        ("forward", "backward", "scales"),
+        target,
+    )
+
+
+def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
+    """(outer, channels, inner)."""
+    axis = params["axis"] % len(shape)
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def _on_channels(name: str, names: Sequence[str], data: Any, settled: Pass) -> Call:
+    channels = settled.words["channels"]
+    values = {**settled.words, "last": channels}
+    words = np.array([values.get(name, 0) for name in names], dtype=np.int64)
+    arguments = KernelArguments(names, words, [settled.constants])
+    run = in_parts(entries(data.dtype)[name], arguments, channels, count(data.size, FEW, channels))
+    return one_after_other(settled.before, run, settled.behind)
+
+
+def _address(array: Any) -> int:
+    return 0 if array is None else address(array)
+
+
+def fetching(when: str, at: int, image: int, channel: int, plane: int, *, behind: int = 0) -> dict[str, int]:
+    """Words of a pass over planes of ``plane`` bytes, that it fetches the same channel of another array meanwhile, or
+    the one so many ``behind`` it; the array begins ``at`` an address, 0 for none, and its images and channels are so
+    many bytes apart."""
+    lines = -(-channel * STRETCH // (LINE * plane)) if at else 0
+    values = {"at": at + behind * channel, "image": image, "channel": channel, "lines": lines}
+    return {f"{when}_{name}": value for name, value in values.items()}
+
+
+def scaling(params: Params, statistics: Arrays, scale: Any, shift: Any) -> Call:
+    """What computes by what each channel is multiplied, and what is added then, where ``statistics`` are given: gamma,
+    beta, mean and variance."""
+    gamma, beta, mean, var = statistics
+    constants = np.array([params["eps"]], scale.dtype)
+    values = {
+        "gamma": 0 if params["fix_gamma"] else address(gamma), "beta": address(beta), "mean": address(mean),
+        "var": address(var), "scale": address(scale), "shift": address(shift), "constants": address(constants),
+        "channels": scale.size,
+    }  # fmt: skip
+    words = KernelArguments(SCALES, np.array([values[name] for name in SCALES], dtype=np.int64), [constants])
+    return holding(words.ready(entries(scale.dtype)["scales"]), statistics, scale, shift)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over the channels of a BatchNorm that has been settled: its words, and what is done around it."""
+
+    words: dict[str, int]
+    """By name; ``last`` is left to the caller."""
+    constants: Any
+    """An array to which a word points."""
+    before: Call
+    behind: Call
+
+
+def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Pass:
+    """What computes a BatchNorm, with ``relu`` the same with a relu behind it; ``outputs[0]`` may be the data."""
+    data, gamma, beta, moving_mean, moving_var = inputs
+    images, channels, plane = _extents(params, data.shape)
+    mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
+    given = not ctx.is_train or params["use_global_stats"]
+    moves = not given and not ctx.recompute
+    constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
+    nbytes = plane * data.itemsize
+    words = {
+        "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
+        "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
+        "images": images, "channels": channels, "plane": plane, "given": int(given), "relu": int(relu),
+        "constants": address(constants),
+        **fetching(EARLY, _address(outputs[0]), channels * nbytes, nbytes, nbytes),
+        **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
+    }  # fmt: skip
+
+    def before() -> None:
+        if given:
+            mean[...] = moving_mean
+            var[...] = moving_var
+
+    def behind() -> None:
+        for target, value in zip(outputs[1:], (mean, inverse), strict=True):
+            if target is not None:
+                target[...] = value
+        if moves:
+            for moving, batch in ((moving_mean, mean), (moving_var, var)):
+                np.multiply(moving, params["momentum"], out=moving)
+                np.multiply(batch, 1.0 - params["momentum"], out=inverse)
+                np.add(moving, inverse, out=moving)
+
+    return Pass(words, constants, before, holding(behind, data, outputs, gamma, beta))
+
+
+def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
+    """The call of :func:`forward_pass`."""
+    return _on_channels("forward", FORWARD, inputs[0], forward_pass(ctx, params, inputs, outputs, relu=relu))
+
+
+def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    ograd, data, gamma, beta, mean, inverse = inputs
+    return _backward(ctx, params, [ograd, data, gamma, mean, inverse], outputs, beta=beta)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Call:
+    return _on_channels("backward", BACKWARD, inputs[1], backward_pass(ctx, params, inputs, outputs, beta=beta))
+
+
+def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Pass:
+    """What computes the gradients of a BatchNorm; with ``beta`` those behind a relu."""
+    ograd, data, gamma, mean, inverse = inputs
+    images, channels, plane = _extents(params, data.shape)
+    ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
+    constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
+    nbytes = plane * data.itemsize
+    words = {
+        "dy": address(ograd), "x": address(data), "dx": _address(outputs[0]),
+        "gamma": 0 if params["fix_gamma"] else address(gamma), "mean": address(mean), "inverse": address(inverse),
+        "dgamma": address(ggrad), "dbeta": address(bgrad), "images": images, "channels": channels, "plane": plane,
+        "given": int(params["use_global_stats"]), "beta": _address(beta), "constants": address(constants),
+        "dx_image": channels * nbytes, "dx_channel": nbytes,
+        **fetching(EARLY, _address(outputs[0]), channels * nbytes, nbytes, nbytes),
+        **fetching(LATE, address(ograd), channels * nbytes, nbytes, nbytes, behind=1),
+    }  # fmt: skip
+
+    def behind() -> None:
+        if outputs[1] is not None:
+            np.copyto(outputs[1], 0 if params["fix_gamma"] else ggrad)
+        if outputs[2] is not None:
+            np.copyto(outputs[2], bgrad)
+
+    return Pass(words, constants, nothing, holding(behind, ograd, data, outputs[0], gamma, mean, inverse, beta))
+
+
+def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
+    """Why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do."""
+    found = host()
+    if isinstance(found, str):
+        return found
+    if data.dtype not in (np.float32, np.float64) or vector != data.dtype:
+        return f"compiled kernels are written for float32 and float64, not {data.dtype}"
+    return "planes of few elements" if _extents(params, data.shape)[2] < LEAST_PLANE else ""
+
+
+def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
+    """Offer what ``make`` says; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
+
+    def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
+        return refusal(params, inputs[data], inputs[vector].dtype)
+
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        shape, dtype = inputs[data]
+        return take_bytes(*[((_extents(params, shape)[1],), dtype)] * count)
+
+    provide(op, Implementation(name="native", kernel=RepeatedKernel(make), workspace=workspace, refusal=refused))
+
+
+_provide("BatchNorm", normalization, data=0, vector=2, count=3)
+_provide("_backward_BatchNorm", _backward, data=1, vector=3, count=2)
+_provide("BatchNorm+relu", partial(normalization, relu=True), data=0, vector=2, count=3)
+_provide("_backward_BatchNorm+relu", _backward_behind_relu, data=1, vector=4, count=2)

@@ -1,0 +1,1 @@
+"""Dense convolutions as compiled products over tables of offsets."""

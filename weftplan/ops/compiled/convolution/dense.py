@@ -1,0 +1,219 @@
+"""Dense convolutions by compiled products: forward, gradient of the data, gradient of the weight, on given buffers.
+
+Each pass is cut into the parts of ``scratch.py``, with which idle cores help; a buffer holds the rooms of all parts,
+one behind the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import offset_tables, product
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, holding, nothing, one_after_other
+from weftplan.ops.compiled.scratch import (
+    Cut,
+    Scratch,
+    channels_at_once,
+    copied_once,
+    data_cut,
+    data_scratch,
+    filters_at_once,
+    forward_cut,
+    forward_scratch,
+    tile,
+    weight_rows,
+    weight_scratch,
+)
+from weftplan.ops.compiled.size_table import Bands, Sizes, data_bands, forward_bands
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.core.schema import DType
+from weftplan.support.core_sharing import split, split_in_rooms
+
+FEW_PACKED = 1 << 20
+"""Bytes of one part where weights are packed with the help of idle cores: a fifth of a millisecond."""
+
+
+def entries(dtype: DType, target: Target) -> dict[str, Entry]:
+    """The compiled functions ``gather`` and ``weights`` for elements of ``dtype``, for float16 also ``narrow``."""
+    scalar, halves = "double" if dtype.itemsize == 8 else "float", dtype.itemsize == 2
+    return library(
+        f"convolution-{'half' if halves else scalar}",
+        lambda one: product.functions(scalar, one, halves=halves),
+        ("gather", "weights", *(("narrow",) if halves else ())),
+        target,
+    )
+
+
+def _target(target: Target | None) -> Target:
+    found = host() if target is None else target
+    assert isinstance(found, Target)
+    return found
+
+
+_Slice = tuple[Sizes, int]
+"""(sizes, first channel)."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
+    """The slices in which the channels of a result are computed: those of ``some`` channels, and the rest."""
+    every = s.filters if forward else s.channels
+    if some == every:
+        return [(s, 0)]
+
+    def part(count: int) -> Sizes:
+        return replace(s, filters=count, whole=every) if forward else replace(s, channels=count, whole=every)
+
+    return [(part(min(some, every - first)), first) for first in range(0, every, some)]
+
+
+def _gather(
+    make: Callable[[Sizes, int], offset_tables.KernelArguments], s: Sizes, slices: Sequence[_Slice], bands: Bands,
+    together: int, cut: Cut, scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False,
+    **arrays: Any,
+) -> Call:  # fmt: skip
+    """Calls of ``gather`` for each slice, which takes so many images ``together``; ``steps``: bytes of weight, result
+    and bias from one channel to the next."""
+    target = _target(target)
+    entry = entries(arrays["x"].dtype, target)["gather"]
+    places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
+    packed, padded = scratch.packed // cut.channels, scratch.padded // (cut.channels * cut.images)
+    # The copy of all images that a part's first slice has made serves its others.
+    kept = bands.copies and bands.count == 1 and s.batch <= together
+
+    def arguments(piece: _Slice, room: int) -> offset_tables.KernelArguments:
+        part, first = piece
+        begin = {name: place + first * steps.get(name, 0) if place else 0 for name, place in places.items()}
+        begin["packed"] += room * packed
+        begin["padded"] += room * padded
+        if part.whole:
+            begin["clears"] = 0  # it would clear other slices, too
+        return make(part, target.lanes(s.itemsize)).filled(**begin, relu=int(relu))
+
+    if cut.images > 1:
+        calls = []
+        for piece in slices:
+            here = arguments(piece, 0)
+            calls.append(_packing(entry, here, piece[0], packed, steps["w"], target.lanes(s.itemsize)))
+            computes = here.filled(packs=0)
+            calls.append(in_parts(entry, computes, s.batch, cut.images, unit=together, moves={"padded": padded}))
+        return holding(one_after_other(*calls), *arrays.values())
+    each = -(-len(slices) // cut.channels)
+    made: dict[tuple[int, int], Call] = {}
+
+    def prepared(number: int, room: int) -> Call:
+        calls = []
+        for later, piece in enumerate(slices[number * each : (number + 1) * each]):
+            here = arguments(piece, room)
+            if kept and later:
+                here = here.filled(x=here["padded"], copies=0)
+            calls.append(here.ready(entry))
+        return one_after_other(*calls)
+
+    def work(number: int, room: int) -> None:
+        call = made.get((number, room))
+        if call is None:
+            call = made[number, room] = prepared(number, room)
+        call()
+
+    return holding(partial(split_in_rooms, work, -(-len(slices) // each)), *arrays.values())
+
+
+def _packing(
+    entry: Entry, here: offset_tables.KernelArguments, s: Sizes, nbytes: int, row_bytes: int, lanes: int
+) -> Call:
+    """What packs the weights of a slice, ``nbytes`` of them, in parts where that is worth it."""
+    rows = here.rows_packed
+    parts = count(nbytes, FEW_PACKED, rows // tile(s)) if s.groups == 1 else 1
+    if parts == 1:
+        return here.filled(last=0).ready(entry)  # packs, and computes nothing
+    step = -(-rows // (parts * tile(s))) * tile(s)
+    calls = [
+        offset_tables.packing(here, first, min(step, rows - first), row_bytes=row_bytes, lanes=lanes).ready(entry)
+        for first in range(0, rows, step)
+    ]
+    return partial(split, lambda number: calls[number](), len(calls))
+
+
+def forward(
+    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None, *,
+    widened: Any = None, after: offset_tables.After | None = None, relu: bool = False,
+) -> Call:  # fmt: skip
+    """What makes ``y`` windows of ``x`` times ``weight`` plus ``bias`` unless None, with ``relu`` nothing below 0."""
+    of_filter = dict.fromkeys(("bias", "scale", "shift"), s.itemsize)
+    steps = {"w": s.channels * s.taps * s.stored, "y": s.pixels * s.stored, **of_filter}
+    scale, shift = (None, None) if after is None else after
+    slices = _slices(s, filters_at_once(s), forward=True)
+    widens = s.halves and bias is not None
+    wide_bias = widened.view(np.float32) if widens else bias
+    call = _gather(offset_tables.forward, s, slices, forward_bands(s), s.side_by_side, forward_cut(s),
+                   forward_scratch(s), steps, target, relu=relu, x=x, w=weight, bias=wide_bias, y=y, packed=packed,
+                   padded=padded, scale=scale, shift=shift)  # fmt: skip
+    return one_after_other(partial(np.copyto, wide_bias, bias), call) if widens else call
+
+
+def data_gradient(
+    s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: Any, padded: Any, target: Target | None = None
+) -> Call:
+    """What computes ``dgrad``, the gradient with respect to the image."""
+    steps = {"w": s.taps * s.stored, "y": math.prod(s.image) * s.stored}
+    slices = _slices(s, channels_at_once(s), forward=False)
+    call = _gather(offset_tables.data, s, slices, data_bands(s), s.data_side_by_side, data_cut(s), data_scratch(s),
+                   steps, target, x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
+    # Some places may be read by no window, and a slice does not clear them.
+    return call if len(slices) == 1 else one_after_other(partial(dgrad.fill, 0), call)
+
+
+def weight_gradient(
+    s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: Any, padded: Any, target: Target | None = None, *,
+    widened: Any = None,
+) -> Call:  # fmt: skip
+    """What computes ``wgrad``, the gradient with respect to the weight."""
+    target = _target(target)
+    found = entries(data.dtype, target)
+    entry = found["weights"]
+    slices = _slices(s, weight_rows(s), forward=True)
+    need = weight_scratch(s)
+    packs, copies = need.packed // len(slices), need.padded // len(slices)
+    x, dy, panels = (address(array) for array in (data, ograd, packed))
+    dw = address(widened if s.halves else wgrad)
+    row = s.channels * s.taps
+    image = address(padded) if need.padded else 0
+    once: dict[str, int] = {}
+    copy: Call = nothing
+    if copied_once(s) and len(slices) > 1:
+        # Of no group anything is computed. Rows overwrite what those before them wrote too far, so one thread copies.
+        copy = offset_tables.weight(s, target.lanes(s.itemsize)).filled(x=x, padded=image, groups=0).ready(entry)
+        x, copies, once = image, 0, {"copies": 0}
+    made: dict[tuple[int, int], Call] = {}
+
+    def work(number: int, room: int) -> None:
+        call = made.get((number, room))
+        if call is None:
+            part, first = slices[number]
+            plan = offset_tables.weight(part, target.lanes(s.itemsize))
+            here = dw + first * row * s.itemsize
+            call = plan.filled(
+                **once, x=x, dy=dy + first * s.pixels * s.stored, dw=here,
+                packed=panels + room * packs, padded=image + room * copies,
+            ).ready(entry)  # fmt: skip
+            if s.halves:
+                rounds = offset_tables.narrow(
+                    here, address(wgrad) + first * row * s.stored, part.groups * part.filters * row
+                )
+                call = one_after_other(call, rounds.ready(found["narrow"]))
+            made[number, room] = call
+        call()
+
+    compute = partial(split_in_rooms, work, len(slices))
+    return holding(one_after_other(copy, compute), data, ograd, wgrad, packed, padded, widened)

@@ -1,0 +1,235 @@
+"""Words and tables of the compiled depthwise kernels, from sizes, and their calls.
+
+Tables are made once per size and kept; they are not changed afterwards, so any thread may ask for them and call.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from itertools import product as every
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.copies import PAD
+from weftplan.ops.compiled.depthwise import implementation as depthwise
+from weftplan.ops.compiled.depthwise.implementation import PASS, SLACK, VECTOR_BYTES
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.offset_tables import After, KernelArguments, places_of
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, holding
+from weftplan.ops.compiled.size_table import Sizes
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.core.schema import DType
+
+
+def takes(s: Sizes) -> bool:
+    """Whether these kernels compute such a convolution: one filter a channel, two axes, strides of one or of two."""
+    if (
+        s.halves
+        or s.channels != 1
+        or s.filters != 1
+        or s.groups == 1
+        or s.image[0] != 1
+        or s.kernel[0] != 1
+        or s.pad[0]
+    ):
+        return False
+    return _level(s).stride[1:] in ((1, 1), (2, 2))
+
+
+def _level(s: Sizes) -> Sizes:
+    """A single row has any stride."""
+    if s.image[1] == s.kernel[1] == 1 and not s.pad[1]:
+        return replace(s, stride=(1, s.stride[2], s.stride[2]))
+    return s
+
+
+FEW = 1 << 20
+"""Multiplications of one part."""
+
+
+def _lanes(s: Sizes) -> int:
+    return VECTOR_BYTES // s.itemsize
+
+
+@functools.lru_cache(maxsize=1024)
+def scratch(s: Sizes) -> int:
+    """Bytes of the buffers of the most demanding of the three passes, one for each part."""
+    s = _level(s)
+    return parts(s) * max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
+
+
+def parts(s: Sizes) -> int:
+    """Ranges of channels that are handed to idle cores."""
+    return count(s.batch * s.groups * s.taps * s.pixels, FEW, s.groups)
+
+
+def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
+    """Bytes of the copy of a plane, of its two parts, and of a weight's sums; each a whole number of vectors."""
+    pad = plan.tables[0]
+    get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
+    rows, columns = int(pad[PAD.index("to_height")]), int(pad[PAD.index("to_width")])
+    size = int(plan.tables[1][-1])  # the entry behind the last tap holds the bytes of an element
+    first = -(-rows * columns * size // VECTOR_BYTES) * VECTOR_BYTES + SLACK
+    second = 2 * get["phase"] + SLACK if get["apart"] else 0
+    return first, second, get["taps"] * VECTOR_BYTES
+
+
+def _plan(
+    s: Sizes, source: tuple[int, int], to: tuple[int, int], lead: tuple[int, int], row_stride: int,
+    taps: list[tuple[int, int, int]], rows: int, columns: int, *, apart: bool, counts: list[int] | None = None,
+) -> KernelArguments:  # fmt: skip
+    """Words of one pass; ``taps``: (row, column, index in the kernel) in the padded plane."""
+    size, lanes = s.itemsize, _lanes(s)
+    width = -(-to[1] // (2 * lanes)) * 2 * lanes if apart else to[1]
+    pitch = width * size // (2 if apart else 1)
+    phase = to[0] * pitch
+    pad = np.array([{"depth": 1, "height": source[0], "width": source[1], "to_depth": 1, "to_height": to[0],
+                     "to_width": width, "lead_width": lead[1]}.get(name, 0) for name in PAD], np.int64)  # fmt: skip
+    table = np.array(
+        [
+            (row * pitch + ((column % 2) * phase + column // 2 * size if apart else column * size), index * size)
+            for row, column, index in taps
+        ]
+        + [(0, size)],
+        np.int64,
+    ).reshape(-1)
+    starts = np.array(counts or [0], np.int64)
+    values = {
+        "images": s.batch, "last": s.groups, "rows": rows, "columns": columns,
+        "row_step": row_stride * pitch, "taps": s.taps, "tap_table": address(table), "pad": address(pad),
+        "lead": lead[0], "apart": int(apart), "pitch": pitch, "pad_rows": to[0], "phase": phase,
+        "counts": address(starts),
+    }  # fmt: skip
+    return KernelArguments(PASS, np.array([values.get(name, 0) for name in PASS], np.int64), [pad, table, starts])
+
+
+def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
+    """(row, column, index) of each tap."""
+    return [(i, j, i * s.kernel[2] + j) for i, j in every(range(s.kernel[1]), range(s.kernel[2]))]
+
+
+@functools.lru_cache(maxsize=1024)
+def forward(s: Sizes) -> KernelArguments:
+    """Outputs from the image."""
+    taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
+    plan = _plan(
+        s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
+    )
+    image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
+    return _between(plan, s.groups, image, grid)
+
+
+def _between(plan: KernelArguments, channels: int, x: int, y: int) -> KernelArguments:
+    """``plan`` for images of so many channels, whose planes have so many bytes."""
+    return plan.filled(x_image=channels * x, x_channel=x, y_image=channels * y, y_channel=y)
+
+
+def weight(s: Sizes) -> KernelArguments:
+    """The gradient of the weight from image and output gradient: the same planes and places."""
+    return forward(s)
+
+
+@functools.lru_cache(maxsize=1024)
+def data(s: Sizes) -> KernelArguments:
+    """The gradient of the image."""
+    image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
+    if s.stride[1:] == (1, 1):
+        reach = [d * (k - 1) for d, k in zip(s.dilate[1:], s.kernel[1:], strict=True)]
+        taps = [(reach[0] - i * s.dilate[1], reach[1] - j * s.dilate[2], index) for i, j, index in _kernel(s)]
+        taps.reverse()  # as forward: the first reads the first place
+        lead = (reach[0] - s.pad[1], reach[1] - s.pad[2])
+        to = (s.image[1] + reach[0], s.image[2] + reach[1])
+        plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], apart=False)
+        return _between(plan, s.groups, grid, image)
+    # Position 2a + parity is read by tap i of output a + moved, where 2 · moved = parity + pad - i · dilate.
+    moved: list[list[list[tuple[int, int]]]] = []
+    for axis in (1, 2):
+        of = [
+            (i, parity, parity + s.pad[axis] - i * s.dilate[axis]) for parity in (0, 1) for i in range(s.kernel[axis])
+        ]
+        moved.append([[(i, twice // 2) for i, p, twice in of if p == parity and twice % 2 == 0] for parity in (0, 1)])
+    leads, extents = [], []
+    for axis, parities in zip((1, 2), moved, strict=True):
+        steps = [step for parity in parities for _, step in parity] or [0]
+        leads.append(-min(steps))
+        extents.append(-(-s.image[axis] // 2) + max(steps) - min(steps))
+    taps, counts = [], [0]
+    for row_parity, column_parity in every((0, 1), (0, 1)):
+        for (i, row), (j, column) in every(moved[0][row_parity], moved[1][column_parity]):
+            taps.append((row + leads[0], column + leads[1], i * s.kernel[2] + j))
+        counts.append(len(taps))
+    plan = _plan(
+        s,
+        s.grid[1:],
+        (extents[0], extents[1]),
+        (leads[0], leads[1]),
+        1,
+        taps,
+        s.image[1],
+        s.image[2],
+        apart=False,
+        counts=counts,
+    )
+    return _between(plan, s.groups, grid, image)
+
+
+def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
+    """The compiled functions for elements of ``dtype``."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    return library(
+        f"depthwise-{scalar}",
+        lambda _: depthwise.functions(scalar),
+        ("forward", "forward1", "forward2", "data_by_two", "data_by_two_of_nine", "weights", "weights1", "weights2"),
+        target,
+    )
+
+
+def run(
+    name: str, s: Sizes, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None,
+    **more: int,
+) -> Call:  # fmt: skip
+    """What computes one pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
+    if s.kernel[1:] == (3, 3) and s.dilate[1:] == (1, 1):
+        if name != "data_by_two":
+            name += str(s.stride[1])
+        elif all(pad % 2 for pad in s.pad[1:]):
+            name += "_of_nine"
+    first, second, sums = plan_bytes(plan)
+    begin = address(room)
+    arguments = plan.filled(
+        x=address(x),
+        w=address(w),
+        y=address(y),
+        buffer=begin,
+        second=begin + first,
+        sums=begin + first + second,
+        **more,
+    )
+    moves = dict.fromkeys(("buffer", "second", "sums"), first + second + sums)
+    call = in_parts(entries(x.dtype, target)[name], arguments, s.groups, parts(s), moves=moves)
+    return holding(call, x, w, y, room)
+
+
+def forward_call(
+    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    after: After | None = None, relu: bool = False,
+) -> Call:  # fmt: skip
+    """What makes ``y`` each channel of ``x`` with its filter, plus ``bias`` unless None; with ``relu`` at least 0."""
+    more = {"bias": 0 if bias is None else address(bias), "relu": int(relu), **places_of(after)}
+    return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias, after)
+
+
+def data_call(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> Call:
+    """What computes the gradient of the image."""
+    s = _level(s)
+    name = "forward" if s.stride[1:] == (1, 1) else "data_by_two"
+    return run(name, s, data(s), ograd, weight, dgrad, room, target)
+
+
+def weight_call(s: Sizes, x: Any, ograd: Any, wgrad: Any, room: Any, target: Target | None = None) -> Call:
+    """What computes the gradient of the weight."""
+    return run("weights", s, weight(_level(s)), x, wgrad, ograd, room, target)

@@ -1,0 +1,288 @@
+"""A sum over the processes of one host as one compiled call: show, see that all are here, add, see that all have, take.
+
+Every process has *slots* in memory that the others can read, at the same places: the number of a message, its length,
+and from :data:`TEXT` on the message, of which the first :data:`HEAD` bytes are compared. Message n is in slot n % 2,
+and its number is written last. What others have not written after some looks is left to the caller, who waits for them
+in other ways, and goes on with another call. So a call ends soon whatever the others do, and decides nothing but that
+all is as it should be.
+
+What is written for others goes through the caches or past them. The latter takes a quarter longer where two processors
+have a cache in common, and a quarter of the time where they have none: each line that another one has read must be
+taken from it first. So some sums in a row are made in either way now and then, by all processes at once, and the others
+in the one that took less time.
+
+What is small travels in the first message, behind its head, and there is no second one. Of how a message begins only
+its second word is another one each time: the number of the exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.exchange.sums import LINE, Pieces, pieces_function
+from weftplan.ops.compiled.ir import Function, Value
+from weftplan.ops.compiled.jit import library
+
+SLOT = 8192
+"""Bytes of a slot."""
+
+TEXT = 64
+HEAD = 32
+
+NEW, BEGUN, TOLD, DONE = range(4)
+"""How far a sum has come: nothing is done; this process has shown its share and said so; it has added what is its part
+and said so; all is over."""
+
+_STAGE, _NUMBER, _FIRST = 0, 1, 2
+_SECOND = _FIRST + HEAD // 8
+_SHOW, _ADD, _TAKE, _LENGTH, _OWN, _PAST, _SPENT, _TRIAL, _TIMES = range(_SECOND + HEAD // 8, _SECOND + HEAD // 8 + 9)
+_COUNT = _TIMES + 2
+_OTHERS = _COUNT + 1
+"""Words of a call: how far it has come; the number of the first of its two messages, and how they begin; the tables of
+pieces; the bytes of the first message; the own slots; whether what others read is written past the caches; what the
+steps have taken so far, without the waits; the number of the last trial, and the least that sums have taken in it
+through the caches and past them; the number of others, and the slots of each."""
+
+_TRIALS, _TRIED = 7, 3
+"""Binary logarithms: exchanges from one trial to the next, and those of a trial: half of them in either way."""
+_NEVER = 1 << 40
+"""What takes so long has not been tried."""
+
+_SPINS, _LOOKS = 64, 300
+"""Looks at a message before others may have the core between two, and looks in all: some hundred microseconds."""
+
+
+class MeetingSum:
+    """A sum whose places are known; it can be made again and again, by one thread at a time.
+
+    Args:
+        show, add, take: what moves the pieces of each step; of one dtype. None to take: all is over when it is added.
+        own, others: addresses of slots.
+        heads: how each message begins, one behind the other.
+        nbytes: of what is shown in the first message.
+
+    Attributes:
+        messages: that each process sends.
+        stage: how far the last one has come.
+    """
+
+    __slots__ = ("_entry", "_keeps", "_numbers", "_start", "_words", "messages", "stage")
+
+    def __init__(
+        self,
+        show: Pieces,
+        add: Pieces,
+        take: Pieces | None,
+        own: int,
+        others: Iterable[int],
+        heads: bytes,
+        nbytes: int = 0,
+    ) -> None:
+        slots, steps = list(others), {"show": show, "add": add}
+        if take is not None:
+            steps["take"] = take
+        scalar, name = add.scalar, "-".join(f"{step.terms}-{step.targets}" for step in steps.values())
+
+        def functions(_: object) -> list[Function]:
+            made = [
+                pieces_function(f"{step}{kind}", scalar, pieces.terms, pieces.targets, local=True, past=bool(kind))
+                for step, pieces in steps.items()
+                for kind in ("", "_past")[: 1 if take is None or step == "take" else 2]
+            ]
+            return [_meeting(scalar, {function.name: function for function in made}), *made]
+
+        self._entry = library(f"meeting-{name}-{scalar}", functions, ("meeting",))["meeting"]
+        self._keeps: tuple[object, ...] = show, add, take
+        self._words = np.zeros(_OTHERS + len(slots), np.int64)
+        self._words[_SHOW:_TAKE] = show.start, add.start
+        self._words[_TAKE : _OWN + 1] = take.start if take else 0, HEAD + nbytes, own
+        self._words[_TRIAL:_COUNT] = -1, _NEVER, _NEVER
+        self._words[_COUNT:] = len(slots), *slots
+        self.messages = len(steps) - 1
+        words = np.frombuffer(heads, np.int64)
+        self._words[_FIRST : _FIRST + words.size] = words
+        # Of a memoryview, because those of arrays take ten times as long.
+        self._numbers, self._start = self._words.data, address(self._words)
+        self.stage = DONE
+
+    def begin(self, number: int, sequence: int) -> int:
+        """Make the sum anew, as far as that is possible now; returns how far.
+
+        Args:
+            number: of the first message.
+            sequence: of the exchange.
+        """
+        numbers = self._numbers
+        numbers[_STAGE], numbers[_NUMBER] = NEW, number
+        numbers[_FIRST + 1] = numbers[_SECOND + 1] = sequence
+        return self.go_on()
+
+    def go_on(self) -> int:
+        """Go on where the last call has stopped."""
+        self._entry(self._start)
+        stage: int = self._numbers[_STAGE]
+        self.stage = stage
+        return stage
+
+
+class TurnSum(MeetingSum):
+    """A sum that is made at two places in turn.
+
+    Args:
+        show: what moves the pieces that others read.
+        adds, takes: what moves those of exchanges with even numbers, and with odd ones.
+        own, others, heads: as of every such sum.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(
+        self,
+        show: Pieces,
+        adds: Sequence[Pieces],
+        takes: Sequence[Pieces],
+        own: int,
+        others: Iterable[int],
+        heads: bytes,
+    ) -> None:
+        super().__init__(show, adds[0], takes[0], own, others, heads)
+        self._keeps = show, *adds, *takes
+        self._places = [(add.start, take.start) for add, take in zip(adds, takes, strict=True)]
+
+    def begin(self, number: int, sequence: int) -> int:
+        self._numbers[_ADD], self._numbers[_TAKE] = self._places[sequence % 2]
+        return super().begin(number, sequence)
+
+
+class MessageSum(MeetingSum):
+    """A sum of what travels in the messages themselves.
+
+    Args:
+        shows, adds: what moves the pieces of messages with even numbers, and with odd ones.
+        heads, nbytes: of the one message.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(
+        self,
+        shows: Sequence[Pieces],
+        adds: Sequence[Pieces],
+        own: int,
+        others: Iterable[int],
+        heads: bytes,
+        nbytes: int,
+    ) -> None:
+        super().__init__(shows[0], adds[0], None, own, others, heads, nbytes)
+        self._keeps = *shows, *adds
+        self._places = [(show.start, add.start) for show, add in zip(shows, adds, strict=True)]
+
+    def begin(self, number: int, sequence: int) -> int:
+        self._numbers[_SHOW], self._numbers[_ADD] = self._places[number % 2]
+        return super().begin(number, sequence)
+
+
+def _meeting(scalar: str, steps: dict[str, Function]) -> Function:
+    f = Function("meeting", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
+    f.declare("declare void @llvm.x86.sse2.pause()")
+    f.declare("declare i32 @sched_yield()")
+    f.declare("declare i64 @llvm.readcyclecounter()")
+    take = steps.get("take")
+    first = f.word("%words", _NUMBER)
+    second = f.value(f"add i64 {first}, 1")
+    with f.when(f.compare("eq", f.word("%words", _STAGE), NEW)):
+        if take is not None:
+            _choose_way(f)
+        with _timed(f):
+            _write(f, steps, "show", _SHOW)
+        _tell(f, first, _FIRST, f.word("%words", _LENGTH))
+        f.keep(BEGUN, "%words", _STAGE)
+    with f.when(f.compare("eq", f.word("%words", _STAGE), BEGUN)), f.when(_all_here(f, first, _FIRST)):
+        with _timed(f):
+            _write(f, steps, "add", _ADD)
+        if take is not None:
+            _tell(f, second, _SECOND, HEAD)
+        f.keep(DONE if take is None else TOLD, "%words", _STAGE)
+    if take is None:
+        return f
+    with f.when(f.compare("eq", f.word("%words", _STAGE), TOLD)), f.when(_all_here(f, second, _SECOND)):
+        with _timed(f):
+            f.call(take, f.pointer("%words", _TAKE))
+        with f.when(_in_trial(f)):
+            least = f.add(_TIMES, f.word("%words", _PAST))
+            f.keep(f.smaller(f.word("%words", least), f.word("%words", _SPENT)), "%words", least)
+        f.keep(DONE, "%words", _STAGE)
+    return f
+
+
+def _choose_way(f: Function) -> None:
+    """Say whether what others read is to be written past the caches, in this sum."""
+    sequence = f.word("%words", _FIRST + 1)
+    trial = f.value(f"lshr i64 {sequence}, {_TRIALS}")
+    with f.when(f.compare("ne", f.word("%words", _TRIAL), trial)), f.when(_in_trial(f)):
+        f.keep(trial, "%words", _TRIAL)
+        f.keep(_NEVER, "%words", _TIMES)
+        f.keep(_NEVER, "%words", _TIMES + 1)
+    through, past = (f.word("%words", _TIMES + way) for way in range(2))
+    better = f.value(f"and i1 {f.compare('slt', past, through)}, {f.compare('slt', through, _NEVER)}")
+    tried = f.value(f"and i64 {f.value(f'lshr i64 {sequence}, {_TRIED - 1}')}, 1")
+    f.keep(f.choose(_in_trial(f), tried, f.choose(better, 1, 0)), "%words", _PAST)
+    f.keep(0, "%words", _SPENT)
+
+
+def _in_trial(f: Function) -> str:
+    within = f.value(f"and i64 {f.word('%words', _FIRST + 1)}, {(1 << _TRIALS) - 1}")
+    return f.compare("slt", within, 1 << _TRIED)
+
+
+def _write(f: Function, steps: dict[str, Function], name: str, table: int) -> None:
+    """Make a step whose results others read, in the way that was chosen."""
+    past, pieces = f.word("%words", _PAST), f.pointer("%words", table)
+    for way, function in enumerate([steps[one] for one in (name, f"{name}_past") if one in steps]):
+        with f.when(f.compare("eq", past, way)):
+            f.call(function, pieces)
+
+
+@contextlib.contextmanager
+def _timed(f: Function) -> Iterator[None]:
+    begin = f.value("call i64 @llvm.readcyclecounter()")
+    yield
+    spent = f.sub(f.value("call i64 @llvm.readcyclecounter()"), begin)
+    f.keep(f.add(f.word("%words", _SPENT), spent), "%words", _SPENT)
+
+
+def _slot(f: Function, slots: str, number: str) -> str:
+    return f.at(slots, f.mul(f.value(f"and i64 {number}, 1"), SLOT))
+
+
+def _tell(f: Function, number: str, head: int, length: Value) -> None:
+    slot = _slot(f, f.pointer("%words", _OWN), number)
+    for word in range(HEAD // 8):
+        f.keep(f.word("%words", head + word), f.at(slot, TEXT), word)
+    f.keep(length, slot, 1)
+    f.emit(f"store atomic i64 {number}, ptr {slot} release, align 8")
+
+
+def _all_here(f: Function, number: str, head: int) -> str:
+    """Whether all others have sent message ``number``, and it begins like the own one."""
+    good, others = f.local("i64"), f.word("%words", _COUNT)
+    f.keep(0, good)
+    with f.loop(0, others) as other:
+        slot = _slot(f, f.pointer(f.at("%words", 8 * _OTHERS), other), number)
+        with f.loop(0, _LOOKS) as look:
+            seen = f.value(f"load atomic i64, ptr {slot} acquire, align 8")
+            f.leave(f.compare("eq", seen, number))
+            f.emit("call void @llvm.x86.sse2.pause()")
+            with f.when(f.compare("sge", look, _SPINS)):
+                f.value("call i32 @sched_yield()")
+        seen = f.value(f"load atomic i64, ptr {slot} acquire, align 8")
+        same = f.compare("eq", seen, number)
+        for word in range(HEAD // 8):
+            alike = f.compare("eq", f.word(f.at(slot, TEXT), word), f.word("%words", head + word))
+            same = f.value(f"and i1 {same}, {alike}")
+        f.keep(f.add(f.word(good), f.choose(same, 1, 0)), good)
+    return f.compare("eq", f.word(good), others)

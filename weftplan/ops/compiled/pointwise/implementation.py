@@ -1,0 +1,199 @@
+"""1x1 convolutions as products of their own: which are computed so, how passes are cut, their scratch.
+
+The kernel is that of ``pointwise_kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the
+gradient of the data. Parts are ranges of an image's pixels, or of filters where there are few pixels. Everything but
+how many channels are summed at a time follows from shapes and is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import scratch
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.offset_tables import After, KernelArguments, places_of
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.pointwise.kernels import NEAR, POINTWISE, pointwise
+from weftplan.ops.compiled.replay import Call, holding
+from weftplan.ops.compiled.size_table import PANEL_BYTES, Sizes
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.compiled.winograd.kernels import VECTORS
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.schema import DType, aligned
+
+LEAST_PIXELS = 8
+"""Pixels of an image from which it is at least as fast as a product of matrices: fewer do not fill a vector."""
+ROOM = 48 << 10
+"""Bytes of pixels that are laid close together: they stay near, and the more channels pass at once the longer are the
+stretches in which weights are read."""
+W_ROOM = 512 << 10
+"""Bytes of weights that are gathered for a gradient of the data, where those of one filter lie apart; they stay in the
+second cache while all pixels pass."""
+AS_THEY_LIE = 32 << 10
+"""Bytes of weights that are not gathered: however far apart, all lie in the nearest cache."""
+UNIT = 48
+"""Pixels: ranges of an image begin at multiples, which are whole blocks of registers on every machine."""
+ROWS = 8
+"""Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
+LEAST_FILTERS = 32
+"""Filters of a range at least, since each lays pixels close together anew."""
+ALIKE = 3
+"""Ranges of pixels are alike where as many of the longest have no more pixels than there are and this share of them.
+Two cores take 149 GFLOP/s for a gradient of 1,120 rows of 200 columns where one has 144 of them, 190 with 560 rows
+each."""
+MOST_SPANNED = 256
+"""Pixels of an image below which a vector that is not full costs more than results of several images side by side."""
+SHARE = 64
+"""What share of images and results the rooms of more than two parts may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Channels of images to filters of results of the same extents, forward or back."""
+
+    batch: int
+    channels: int
+    """Summed over."""
+    filters: int
+    pixels: int
+    itemsize: int
+    back: bool
+    """Whether the weight has a row for each channel, not for each filter."""
+    most_gathered: int = W_ROOM
+    """Bytes of weights that are gathered at a time, where they are."""
+    little: bool = False
+    """Whether parts may be so small that only who is awake takes them."""
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.batch * self.channels * self.filters * self.pixels
+
+    @property
+    def least_filters(self) -> int:
+        """Filters of a range at least."""
+        return LEAST_FILTERS // 2 if self.little else LEAST_FILTERS
+
+    @property
+    def spans(self) -> bool:
+        """Whether all images are one row of pixels, since those of one would leave vectors half empty."""
+        return self.batch > 1 and self.pixels < MOST_SPANNED and self.pixels % UNIT > 0
+
+    @property
+    def units(self) -> int:
+        """Ranges into which the pixels of an image may be cut, or of all images where they are one row."""
+        return -(-self.pixels * (self.batch if self.spans else 1) // UNIT)
+
+    @property
+    def all_units(self) -> int:
+        """Those of all images."""
+        return self.units if self.spans else self.batch * self.units
+
+    @property
+    def parts(self) -> int:
+        """Ranges that are handed to idle cores."""
+        images = self.batch * (self.channels + self.filters) * self.pixels * self.itemsize
+        most = min(MOST, max(2, images // SHARE // self.room)) if self.room else MOST
+        wanted = scratch.parts_of(self.work, most, little=self.little)
+        return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // self.least_filters)
+
+    def by_pixels(self, parts: int) -> bool:
+        """Whether so many parts are ranges of pixels, not of filters: there are two units for each, and parts are about
+        alike. Parts of filters gather each weight once."""
+        if self.filters >= parts * self.least_filters:
+            if self.back:
+                return False
+            longest = -(-self.all_units // parts) * UNIT
+            if longest * parts * ALIKE > (ALIKE + 1) * self.pixels * self.batch:
+                return False
+        return self.all_units >= 2 * parts or self.filters < 2 * LEAST_FILTERS
+
+    @property
+    def near(self) -> int:
+        """Bytes of one part's pixels: none for so few channels that they find room on the stack."""
+        behind = VECTORS * PANEL_BYTES if self.spans else 0  # what the last channel writes too far
+        return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES) + behind)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether weights are gathered."""
+        return self.back and self.channels * self.filters * self.itemsize > AS_THEY_LIE
+
+    @property
+    def room(self) -> int:
+        """Bytes of one part's scratch: its pixels, and weights that are gathered."""
+        if not self.gathers:
+            return self.near
+        return self.near + aligned(
+            min(self.most_gathered, -(-self.filters // ROWS) * ROWS * self.channels * self.itemsize)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts' scratch."""
+        return self.parts * self.room
+
+
+def forward_pass(s: Sizes) -> Pass | None:
+    """From the image to the output; None where it is not computed so."""
+    return _pass(s, s.channels, s.filters, back=False)
+
+
+def data_pass(s: Sizes) -> Pass | None:
+    """From the output's gradient to the image's; None where it is not computed so."""
+    return _pass(s, s.filters, s.channels, back=True)
+
+
+def _pass(s: Sizes, channels: int, filters: int, *, back: bool) -> Pass | None:
+    if not s.pointwise or s.groups > 1 or s.halves or s.pixels < LEAST_PIXELS:
+        return None
+    return Pass(s.batch, channels, filters, s.pixels, s.itemsize, back)
+
+
+def entry(dtype: DType, target: Target | None = None) -> Entry:
+    """The compiled function for elements of ``dtype``."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    return library(f"pointwise-{scalar}", lambda one: [pointwise(scalar, one)], ("pointwise",), target)["pointwise"]
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(p: Pass, bits: int) -> KernelArguments:
+    """The words of a pass, but for its arrays."""
+    plane = p.pixels * p.itemsize
+    row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
+    some, pixels = ROOM // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)
+    block = p.filters
+    if p.gathers:
+        block = max(ROWS, p.most_gathered // (min(some, p.channels) * p.itemsize) // ROWS * ROWS)
+    values = {
+        "last": p.all_units, "last_out": p.filters, "units": p.units, "unit": UNIT, "pixels": pixels, "plane": p.pixels,
+        "channels": p.channels, "some": some, "block": block, "x_image": p.channels * plane,
+        "x_plane": plane, "y_image": p.filters * plane, "y_plane": plane, "w_out": row, "w_in": step,
+    }  # fmt: skip
+    return KernelArguments(POINTWISE, np.array([values.get(name, 0) for name in POINTWISE], dtype=np.int64))
+
+
+def call(
+    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    after: After | None = None, relu: bool = False,
+) -> Call:  # fmt: skip
+    """What computes ``y`` of ``x``, in scratch of :attr:`Pass.nbytes`; with ``relu`` nothing below 0."""
+    found = host() if target is None else target
+    assert isinstance(found, Target)
+    here = _arguments(p, found.bits).filled(
+        x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
+        room=address(room) if p.near else 0, w_room=address(room) + p.near if p.gathers else 0, **places_of(after),
+    )  # fmt: skip
+    parts, function = p.parts, entry(x.dtype, found)
+    moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null
+    light = scratch.light(p.work, parts)
+    if p.by_pixels(parts):
+        work = in_parts(function, here, p.all_units, parts, moves=moves, light=light)
+    else:
+        work = in_parts(function, here, p.filters, parts, unit=ROWS, moves=moves, kind="_out", light=light)
+    return holding(work, x, weight, bias, y, room, after)

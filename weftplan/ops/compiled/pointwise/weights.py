@@ -1,0 +1,113 @@
+"""Gradients of the weight of 1x1 convolutions: sizes and calls of :mod:`pointwise_weight_kernels`.
+
+Everything follows from shapes and is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import scratch
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.offset_tables import KernelArguments
+from weftplan.ops.compiled.parts import in_parts
+from weftplan.ops.compiled.pointwise.weight_kernels import CHUNK, WEIGHTS, weights
+from weftplan.ops.compiled.replay import Call, holding
+from weftplan.ops.compiled.size_table import Sizes
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.schema import DType
+
+LEAST_CHANNELS = 16
+"""Channels of the image from which vectors along them are worth it."""
+LEAST_FILTERS = 8
+"""Filters from which it is worth to turn pixels for them."""
+UNIT = 48
+"""Channels: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
+ROWS = 8
+"""Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The gradient of ``filters`` times ``channels`` weights from images of ``pixels``."""
+
+    batch: int
+    channels: int
+    filters: int
+    pixels: int
+    itemsize: int
+    little: bool = False
+    """Whether parts may be so small that only who is awake takes them."""
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.batch * self.channels * self.filters * self.pixels
+
+    @property
+    def together(self) -> int:
+        """Images in one chain."""
+        return max(1, min(self.batch, CHUNK // self.pixels))
+
+    @property
+    def chunk(self) -> int:
+        """Pixels of an image in one chain: about the same in each, and whole vectors but for the last."""
+        each = -(-self.pixels // -(-self.pixels // CHUNK))
+        return -(-each // 16) * 16 if each < self.pixels else self.pixels
+
+    @property
+    def parts(self) -> int:
+        """Ranges that are handed to idle cores."""
+        most = max(self.channels // UNIT, self.filters // (4 * ROWS))
+        return scratch.parts_of(self.work, min(MOST, most), little=self.little)
+
+
+def weight_pass(s: Sizes) -> Pass | None:
+    """The gradient of the weight; None where it is not computed so."""
+    if not s.pointwise or s.groups > 1 or s.halves or s.channels < LEAST_CHANNELS or s.filters < LEAST_FILTERS:
+        return None
+    return Pass(s.batch, s.channels, s.filters, s.pixels, s.itemsize)
+
+
+def entry(dtype: DType, target: Target | None = None) -> Entry:
+    """The compiled function for elements of ``dtype``."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    name = "pointwise_weights"
+    return library(f"{name}-{scalar}", lambda one: [weights(scalar, one)], (name,), target)[name]
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(p: Pass) -> KernelArguments:
+    """The words of a pass, but for its arrays."""
+    plane = p.pixels * p.itemsize
+    values = {
+        "last": p.channels, "last_out": p.filters, "images": p.batch, "together": p.together, "pixels": p.pixels,
+        "chunk": p.chunk, "x_image": p.channels * plane, "x_plane": plane, "dy_image": p.filters * plane,
+        "dy_plane": plane, "dw_row": p.channels * p.itemsize,
+    }  # fmt: skip
+    return KernelArguments(WEIGHTS, np.array([values.get(name, 0) for name in WEIGHTS], dtype=np.int64))
+
+
+def call(
+    p: Pass, x: Any, dy: Any, dw: Any, target: Target | None = None, *, bias: Any = None
+) -> Call:  # fmt: skip
+    """What computes ``dw`` of images ``x`` and output gradients ``dy``.
+
+    For a single image these are matrices: ``dw`` is ``dy`` times the transpose of ``x``, and ``bias`` to each row.
+    """
+    found = host() if target is None else target
+    assert isinstance(found, Target)
+    here = _arguments(p).filled(x=address(x), dy=address(dy), dw=address(dw), bias=0 if bias is None else address(bias))
+    function, parts = entry(x.dtype, found), p.parts
+    light = scratch.light(p.work, parts)
+    if p.channels >= parts * UNIT:
+        work = in_parts(function, here, p.channels, parts, unit=UNIT, light=light)
+    else:
+        work = in_parts(function, here, p.filters, parts, unit=ROWS, kind="_out", light=light)
+    return holding(work, x, dy, dw, bias)

@@ -1,0 +1,1 @@
+"""Compiled convolutions with 3x3 windows, by Winograd's algorithm."""

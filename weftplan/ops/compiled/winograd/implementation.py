@@ -1,0 +1,283 @@
+"""Winograd's way of 3x3 convolutions: which are computed so, how passes are cut, and the scratch that they take.
+
+The kernels are those of ``winograd_kernels.py``. A pass makes *u* of the weight, *v* of the image and *m*, their
+products, for one block of tiles after the other. Where all of u is small it is made once, and idle cores take ranges of
+tiles, each with its own v and m. Else u would be up to 16 MB, and v would not stay in a cache: then the cores share a
+block's m of all filters and its v of some channels after the others, and each makes u of some filters after the others.
+
+Everything but the tiles of a block follows from shapes and is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import scratch
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.offset_tables import After, KernelArguments, places_of
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, holding, one_after_other
+from weftplan.ops.compiled.size_table import Sizes
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.compiled.winograd import kernels as winograd_kernels
+from weftplan.ops.compiled.winograd.kernels import PLACES, WINOGRAD
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.schema import aligned
+
+LEAST_CHANNELS = 32
+"""Channels and filters from which it is faster: with fewer, making v and y costs more than is saved. Where rows of
+tiles fill vectors half as many are enough."""
+FULL = 8
+"""Tiles of a row that fill vectors."""
+LEAST_TILES = 32
+"""Tiles of a batch from which it is faster: with fewer, making u costs more than is saved."""
+WHOLE = 5 << 18
+"""Bytes of u that are kept whole."""
+CHANNELS = 256
+"""Channels of which v is kept whole where u is."""
+CHUNK = 128
+"""Channels that are summed at a time elsewhere: their v stays in the second cache while filters pass."""
+MOST_BYTES = 3 << 20
+"""Bytes of scratch that more than two parts may have, who may have no more than a quarter of images and results."""
+SOME = 32
+"""Filters that are multiplied together where u is kept whole, to read v less often."""
+SOME_TURNED = 16
+"""The same elsewhere, where each part has u of them: of twice as many that takes twice the room, and no less time."""
+WIDE = 64
+"""Tiles of a block at most: their v stays near while filters pass."""
+LANES = 16
+"""Elements of a vector on the widest machine."""
+APART = 192
+"""Bytes between two positions, which lie a multiple of a page apart otherwise and would meet in the nearest cache."""
+
+
+@functools.lru_cache(maxsize=1024)
+def refusal(s: Sizes) -> str:
+    """Why a convolution is not computed so; empty when it is."""
+    if s.kernel != (1, 3, 3) or s.stride != (1, 1, 1) or s.dilate != (1, 1, 1) or s.groups > 1 or s.image[0] > 1:
+        return "not 3x3 with strides of 1 in one group"
+    if s.itemsize != 4 or s.halves:
+        return "not float32"
+    if any(not 0 <= p <= 2 or g != i + 2 * p - 2 for p, g, i in zip(s.pad[1:], s.grid[1:], s.image[1:], strict=True)):
+        return "padded by more than a window reaches"
+    passes = forward_pass(s), data_pass(s)
+    least = LEAST_CHANNELS // 2 if all(p.columns >= FULL for p in passes) else LEAST_CHANNELS
+    if min(s.channels, s.filters) < least:
+        return f"fewer than {least} channels or filters"
+    if any(p.all_tiles < LEAST_TILES for p in passes):
+        return f"fewer than {LEAST_TILES} tiles of 2x2 pixels"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Images to images by 3x3 windows, forward or back."""
+
+    batch: int
+    channels: int
+    """Summed over."""
+    filters: int
+    """Channels of the result."""
+    source: tuple[int, int]
+    result: tuple[int, int]
+    pad: tuple[int, int]
+    back: bool
+    """Whether the weight is turned by half, and its two first axes change places."""
+
+    @property
+    def columns(self) -> int:
+        """Tiles of a row."""
+        return -(-self.result[1] // 2)
+
+    @property
+    def rows(self) -> int:
+        """Rows of tiles of an image."""
+        return -(-self.result[0] // 2)
+
+    @property
+    def all_tiles(self) -> int:
+        """Tiles of all images."""
+        return self.batch * self.rows * self.columns
+
+    @property
+    def work(self) -> int:
+        """Multiplications of the products."""
+        return PLACES * self.all_tiles * self.channels * self.filters
+
+
+@functools.lru_cache(maxsize=1024)
+def forward_pass(s: Sizes) -> Pass:
+    """From the image to the output."""
+    (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
+    return Pass(s.batch, s.channels, s.filters, (image[0], image[1]), (grid[0], grid[1]), (pad[0], pad[1]), False)
+
+
+@functools.lru_cache(maxsize=1024)
+def data_pass(s: Sizes) -> Pass:
+    """From the output's gradient to the image's."""
+    (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
+    turned = 2 - pad[0], 2 - pad[1]
+    return Pass(s.batch, s.filters, s.channels, (grid[0], grid[1]), (image[0], image[1]), turned, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a pass has what in its scratch, in bytes, and its parts."""
+
+    whole: bool
+    """Whether all of u is kept."""
+    chunk: int
+    """Channels that are summed at a time."""
+    some: int
+    """Filters that are multiplied together."""
+    row: int
+    """Tiles that a channel has room for in v."""
+    m_row: int
+    """Tiles that a filter has room for in m."""
+    half: int
+    """Elements of the even, or odd, columns of a line."""
+    lines: int
+    """Rows that are copied at a time."""
+    u: int
+    """From one position of u to the next; likewise v and m."""
+    v: int
+    m: int
+    parts: int
+
+    @property
+    def line(self) -> int:
+        """Bytes of the copied rows."""
+        return aligned(self.lines * 2 * self.half * 4)
+
+    @property
+    def shared(self) -> int:
+        """Bytes that all parts have together."""
+        return aligned(PLACES * self.u) if self.whole else aligned(PLACES * self.v) + aligned(PLACES * self.m)
+
+    @property
+    def own(self) -> int:
+        """Bytes that each part has."""
+        rest = aligned(PLACES * self.v) + aligned(PLACES * self.m) if self.whole else aligned(PLACES * self.u)
+        return self.line + rest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return self.shared + self.parts * self.own
+
+
+def _lines(number: int) -> int:
+    """So many elements, rounded up to whole vectors of the widest machine."""
+    return -(-number // LANES) * LANES
+
+
+def layout(p: Pass) -> Layout:
+    """Scratch of a pass and how it is cut: the same on every machine."""
+    filters = _lines(p.filters)
+    whole = PLACES * p.channels * filters * 4 <= WHOLE and p.channels <= CHANNELS
+    chunk = p.channels if whole else min(CHUNK, p.channels)
+    some = min(filters, SOME if whole else SOME_TURNED)
+    m_row = _lines(min(WIDE, p.all_tiles))
+    # A vector of tiles may begin at the last. Rows an odd number of lines apart spread over the whole nearest cache.
+    row = m_row + LANES * (1 + m_row // LANES % 2)
+    of_u, of_m = (filters, some) if whole else (some, filters)
+    u, v, m = (elements * 4 + APART for elements in (chunk * of_u, chunk * row, of_m * m_row + LANES))
+    half = _lines(max(p.columns, -(-p.source[1] // 2))) + 3 * LANES
+    lines = 2 * min(p.rows, (m_row - 1) // p.columns + 2) + 2
+    one = Layout(whole, chunk, some, row, m_row, half, lines, u, v, m, 1)
+    room = min(MOST_BYTES, p.batch * (p.channels * math.prod(p.source) + p.filters * math.prod(p.result)))
+    most = min(MOST, max(2, (room - one.shared) // one.own))
+    units = -(-p.all_tiles // WIDE) if whole else -(-filters // some)
+    return replace(one, parts=count(p.work, scratch.FEW, min(most, units)))
+
+
+def functions(target: Target) -> dict[str, Entry]:
+    """The compiled functions ``turned`` and ``winograd``."""
+    return library(
+        "winograd-float", lambda one: winograd_kernels.functions("float", one), ("turned", "winograd"), target
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(p: Pass, at: Layout) -> KernelArguments:
+    """The words of a pass, but for its arrays."""
+    (height, width), (y_height, y_width) = p.source, p.result
+    blocks = -(-p.all_tiles // WIDE)
+    block = -(-p.all_tiles // (8 * blocks)) * 8
+    same = [0, 1, 2, 3]
+    turned = [3, 1, 2, 0]  # half a turn of a filter changes the first and the last of its four rows and columns
+    across = turned if p.back else same
+    order = np.array([(4 * i + j) * at.u for i in across for j in across], dtype=np.int64)
+    # Column c of the padded row is even or odd as c + pad is; an even one in front moves its kind by one place.
+    lead = p.pad[1]
+    even_to, odd_to = (0, at.half * 4) if lead == 0 else (at.half * 4, 4) if lead == 1 else (4, at.half * 4 + 4)
+    weights = (36, 36 * p.filters) if p.back else (36 * p.channels, 36)
+    values = {
+        "last": p.all_tiles, "block": block, "last_in": p.channels, "last_out": p.filters, "some": at.some,
+        "turns": int(not at.whole), "channels": at.chunk, "filters": p.filters, "height": height, "width": width,
+        "x_image": p.channels * height * width * 4, "x_plane": height * width * 4, "lead": p.pad[0],
+        "line_bytes": 2 * at.half * 4, "lines_bytes": at.line, "odd": at.half * 4, "even_to": even_to,
+        "odd_to": odd_to, "tiles": p.rows * p.columns, "columns": p.columns,
+        "y_image": p.filters * y_height * y_width * 4, "y_plane": y_height * y_width * 4, "y_height": y_height,
+        "y_width": y_width, "w_out": weights[0], "w_in": weights[1], "order": address(order), "u_place": at.u,
+        "v_row": at.row * 4, "v_place": at.v, "m_row": at.m_row * 4, "m_place": at.m,
+        "m_out": 0 if at.whole else at.m_row * 4, "ends": 1,
+    }  # fmt: skip
+    return KernelArguments(WINOGRAD, np.array([values.get(name, 0) for name in WINOGRAD], dtype=np.int64), [order])
+
+
+def call(
+    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    after: After | None = None, relu: bool = False,
+) -> Call:  # fmt: skip
+    """What computes ``y`` of ``x``, in scratch of :attr:`Layout.nbytes`; with ``relu`` nothing below 0."""
+    found = host() if target is None else target
+    assert isinstance(found, Target)
+    entry = functions(found)
+    at = layout(p)
+    begin = address(room)
+    line = begin + at.shared
+    behind = line + at.line
+    u, v = (begin, behind) if at.whole else (behind, begin)
+    m = v + aligned(PLACES * at.v)
+    here = _arguments(p, at).filled(
+        x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
+        u=u, v=v, m=m, line=line, **places_of(after),
+    )  # fmt: skip
+    calls = _by_tiles(p, at, here, entry) if at.whole else _by_filters(p, at, here, entry)
+    return holding(one_after_other(*calls), x, weight, bias, y, room, after)
+
+
+def _by_tiles(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
+    """u of all filters, then ranges of tiles."""
+    moves = dict.fromkeys(("v", "m", "line"), at.own)
+    ranges = in_parts(entry["winograd"], here, p.all_tiles, at.parts, unit=here["block"], moves=moves)
+    return [here.ready(entry["turned"]), ranges]
+
+
+def _by_filters(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
+    """For each block of tiles and each chunk of channels v of ranges of them, then ranges of filters."""
+    calls: list[Call] = []
+    block = here["block"]
+
+    def ranges(words: KernelArguments, size: int, unit: int, kind: str, *moved: str) -> Call:
+        moves = dict.fromkeys(moved, at.own)
+        return in_parts(entry["winograd"], words, size, at.parts, unit=unit, moves=moves, kind=kind)
+
+    for first in range(0, p.all_tiles, block):
+        for begin in range(0, p.channels, at.chunk):
+            some = min(at.chunk, p.channels - begin)
+            words = here.filled(
+                first=first, last=min(first + block, p.all_tiles), channels=some, last_in=some, adds=int(begin > 0),
+                ends=int(begin + some == p.channels), x=here["x"] + begin * here["x_plane"],
+                w=here["w"] + begin * here["w_in"],
+            )  # fmt: skip
+            calls.append(ranges(words.filled(last_out=0), some, 1, "_in", "line"))
+            calls.append(ranges(words.filled(last_in=0), p.filters, at.some, "_out", "u", "line"))
+    return calls

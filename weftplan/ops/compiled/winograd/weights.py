@@ -1,0 +1,138 @@
+"""The gradient of a 3x3 convolution's weight in Winograd's way: how it is cut, and the scratch that it takes.
+
+The kernels are those of ``winograd_weight_kernels.py``. Idle cores take ranges of channels, each with scratch of its
+own, which follows from shapes and is the same on every machine. The blocks of tiles are part of the result's bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import scratch
+from weftplan.ops.compiled.addresses import address
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.offset_tables import KernelArguments
+from weftplan.ops.compiled.parts import count, in_parts
+from weftplan.ops.compiled.replay import Call, holding
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.compiled.winograd import weight_kernels as winograd_weight_kernels
+from weftplan.ops.compiled.winograd.implementation import APART, LANES, MOST_BYTES, Pass
+from weftplan.ops.compiled.winograd.kernels import PLACES
+from weftplan.ops.compiled.winograd.weight_kernels import ROWS_OF, WEIGHTS
+from weftplan.ops.core.products import MOST
+from weftplan.ops.core.schema import aligned
+
+BLOCK = 64
+"""Tiles in one chain of additions. Part of the result's bits, so it depends on nothing."""
+SOME_IN = 64
+"""Channels whose m is made at a time, so that it stays near."""
+SOME_OUT = 128
+"""Filters whose m is made at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What each part has in its scratch, in bytes."""
+
+    some_in: int
+    some_out: int
+    row: int
+    """From tile to tile of v, and from filter to filter of m."""
+    e_row: int
+    place: int
+    """From one position of v to the next; likewise of e and m."""
+    e_place: int
+    m_place: int
+    columns: int
+    """Places of a line."""
+    lines: int
+    parts: int
+
+    @property
+    def line(self) -> int:
+        """Bytes of the copied rows."""
+        return self.lines * self.columns * LANES * 4
+
+    @property
+    def own(self) -> int:
+        """Bytes of a part."""
+        return aligned(self.line) + aligned(PLACES * (self.place + self.e_place + self.m_place))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return self.parts * self.own
+
+
+def _row(elements: int) -> int:
+    """Bytes of a row of so many elements: an odd number of lines, so that rows spread over the nearest cache."""
+    lines = -(-elements // LANES)
+    return (lines + 1 - lines % 2) * 64
+
+
+def layout(p: Pass) -> Layout:
+    """Scratch of a pass and how it is cut; ``p`` is the forward pass."""
+    one = _cut(p, 1)
+    most = min(MOST, max(2, MOST_BYTES // one.own), -(-p.channels // (2 * LANES)))
+    return _cut(p, count(p.work, scratch.FEW, most))
+
+
+def _cut(p: Pass, parts: int) -> Layout:
+    """That of so many parts."""
+    some_in, some_out = (-(-size // LANES) * LANES for size in (-(-p.channels // parts), p.filters))
+    some_in, some_out = min(SOME_IN, some_in), min(SOME_OUT, some_out)
+    block = min(BLOCK, p.all_tiles)
+    row, e_row = _row(some_in), _row(some_out)
+    v, e, m = (aligned(size) + APART for size in (block * row, block * e_row, some_out * row))
+    return Layout(
+        some_in=some_in, some_out=some_out, row=row, e_row=e_row, place=v, e_place=e, m_place=m,
+        columns=max(2 * p.columns + 2, p.pad[1] + -(-max(p.source[1], p.result[1]) // LANES) * LANES),
+        lines=2 * min(p.rows, (block - 1) // p.columns + 2) + 2, parts=parts,
+    )  # fmt: skip
+
+
+def functions(target: Target) -> dict[str, Entry]:
+    """The compiled function ``weights``."""
+    return library("winograd-weights-float", winograd_weight_kernels.functions, ("weights",), target)
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(p: Pass, at: Layout) -> KernelArguments:
+    """The words of a pass, but for its arrays."""
+
+    def rows(planes: int, extents: tuple[int, int], lead: int) -> Any:
+        plane = extents[0] * extents[1] * 4
+        values = {"image": planes * plane, "plane": plane, "height": extents[0], "width": extents[1], "lead": lead,
+                  "line": at.columns * LANES * 4}  # fmt: skip
+        return np.array([values[name] for name in ROWS_OF], dtype=np.int64)
+
+    images, outputs = rows(p.channels, p.source, p.pad[1]), rows(p.filters, p.result, 0)
+    values = {
+        "lines_bytes": at.line, "last": p.channels, "some_in": at.some_in, "some_out": at.some_out,
+        "channels": p.channels, "filters": p.filters, "all_tiles": p.all_tiles, "block": BLOCK,
+        "tiles": p.rows * p.columns, "columns": p.columns, "lead": p.pad[0], "images": address(images),
+        "outputs": address(outputs), "row": at.row, "place": at.place, "e_row": at.e_row, "e_place": at.e_place,
+        "m_place": at.m_place,
+    }  # fmt: skip
+    words = np.array([values.get(name, 0) for name in WEIGHTS], dtype=np.int64)
+    return KernelArguments(WEIGHTS, words, [images, outputs])
+
+
+def call(p: Pass, x: Any, dy: Any, dw: Any, room: Any, target: Target | None = None) -> Call:
+    """What computes ``dw``, in scratch of :attr:`Layout.nbytes`; ``p`` is the forward pass."""
+    found = host() if target is None else target
+    assert isinstance(found, Target)
+    at = layout(p)
+    line = address(room)
+    v = line + aligned(at.line)
+    e = v + PLACES * at.place
+    here = _arguments(p, at).filled(
+        x=address(x), dy=address(dy), dw=address(dw), line=line, v=v, e=e, m=e + PLACES * at.e_place
+    )
+    moves = dict.fromkeys(("line", "v", "e", "m"), at.own)
+    parts = in_parts(functions(found)["weights"], here, p.channels, at.parts, unit=LANES, moves=moves)
+    return holding(parts, x, dy, dw, room)

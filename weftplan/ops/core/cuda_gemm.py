@@ -1,0 +1,66 @@
+"""Batched products of matrices by cuBLAS, without the copies that ``cupy.matmul`` makes.
+
+CuPy copies a transposed operand of a batched product, and makes arrays of pointers where one matrix is multiplied by
+many; no plan counts either, and no CUDA graph can hold them. cuBLAS itself takes both as they are. Any thread may call;
+the product goes to CuPy's current stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.cuda_tuning import tuning
+
+_CALLS = {"float32": "sgemmStridedBatched", "float64": "dgemmStridedBatched"}
+DTYPES = tuple(_CALLS)
+"""What is multiplied here."""
+_NUMBERS = {(name, value): np.full(1, value, name) for name in DTYPES for value in (0, 1)}
+"""The factors of product and result, which cuBLAS reads in host memory."""
+_TF32 = 3
+"""``CUBLAS_TF32_TENSOR_OP_MATH``."""
+
+
+def gemm(xp: Any, a: Any, b: Any, out: Any, *, add: bool = False) -> None:
+    """``out`` = ``a`` times ``b``, or added to what it holds, as one launch.
+
+    Args:
+        a: (batch, m, k), or (m, k), which is then the same for all.
+        b: (batch, k, n), or (k, n).
+        out: (batch, m, n), or (m, n) where both are matrices; its rows are contiguous.
+
+    Of each matrix rows or columns are contiguous. Arrays are not empty, of one dtype of :data:`DTYPES`.
+    """
+    name = out.dtype.name
+    m, n = out.shape[-2:]
+    batch = out.shape[0] if out.ndim > 2 else 1
+    turn_a, lda, step_a = _layout(a)
+    turn_b, ldb, step_b = _layout(b)
+    turned, ldc, step_c = _layout(out)
+    assert not turned, f"rows of the result, {out.shape} with strides {out.strides}, are not contiguous"
+    one, old = (_NUMBERS[name, value].ctypes.data for value in (1, int(add)))
+    cublas, handle = xp.cuda.cublas, xp.cuda.get_cublas_handle()
+    tensor_cores = name == "float32" and tuning().tensor_cores
+    if tensor_cores:
+        before = cublas.getMathMode(handle)
+        cublas.setMathMode(handle, _TF32)
+    # cuBLAS counts columns first, so it multiplies the transposes, the other way round.
+    getattr(cublas, _CALLS[name])(
+        handle, turn_b, turn_a, n, m, a.shape[-1], one, b.data.ptr, ldb, step_b, a.data.ptr, lda, step_a, old,
+        out.data.ptr, ldc, step_c, batch,
+    )  # fmt: skip
+    if tensor_cores:
+        cublas.setMathMode(handle, before)
+
+
+def _layout(x: Any) -> tuple[int, int, int]:
+    """(1 where columns are contiguous, else 0; distance of rows, or columns; distance of matrices), in elements."""
+    item = x.itemsize
+    row, column = (stride // item for stride in x.strides[-2:])
+    rows, columns = x.shape[-2:]
+    step = x.strides[0] // item if x.ndim > 2 else 0
+    if column == 1 or columns == 1:
+        return 0, max(row, columns) if rows > 1 else columns, step
+    assert row == 1 or rows == 1, f"neither rows nor columns of {x.shape} with strides {x.strides} are contiguous"
+    return 1, max(column, rows), step

@@ -1,0 +1,125 @@
+"""Writing, compiling and launching a kernel in CUDA C.
+
+A source is text in which ``T`` stands for the dtype of the data and ``A`` for the dtype in which sums of it run. It is
+compiled when it is first launched, once for each pair of dtypes, and CuPy keeps the result on disk. Products and sums
+are not contracted, so that a formula rounds as it does on a CPU. Nothing here waits for the device or allocates.
+
+Any thread may launch; two that launch one kernel for the first time compile it twice, which does no harm.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DeviceError
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.schema import DType, Params, TensorSpec
+
+THREADS = 256
+"""Threads of a block that works on elements."""
+WIDE = 1024
+"""Most threads of a block that adds up."""
+
+_NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
+          "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
+
+TOTAL = """
+__device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
+    int t = threadIdx.x;
+    __syncthreads();
+    s[t] = value;
+    __syncthreads();
+    for (int k = blockDim.x / 2; k > 0; k /= 2) {
+        if (t < k) s[t] = s[t] + s[t + k];
+        __syncthreads();
+    }
+    return s[0];
+}
+"""
+"""A function for sources: the sum over a block, whose number of threads is a power of two of at most :data:`WIDE`;
+``s`` is shared memory for as many."""
+
+
+OPTIONS = ("--fmad=false",)
+"""What the compiler is told; CuPy adds ``-ftz=true``, which takes float32 below 1.2e-38 for zero."""
+
+LARGEST = TOTAL.replace("total(", "largest(").replace("s[t] + s[t + k]", "fmax(s[t], s[t + k])")
+"""The same for the largest; a NaN is passed over."""
+
+
+def text_of(code: str, **types: DType) -> str:
+    """A source as the compiler reads it; ``types`` says what its letters stand for; ``A`` follows ``T``."""
+    letters = {letter: _NAMES[np.dtype(dtype).name] for letter, dtype in types.items()}
+    if "T" in types:
+        letters.setdefault("A", _NAMES[accumulator(np.dtype(types["T"])).name])
+    text = re.sub(r"\b[A-Z]\b", lambda found: letters.get(found[0], found[0]), code)
+    return ("#include <cuda_fp16.h>\n" if "__half" in text else "") + text
+
+
+@lru_cache(maxsize=1024)
+def _compiled(maker: Any, code: str, name: str, types: tuple[tuple[str, DType], ...]) -> Any:
+    return maker(text_of(code, **dict(types)), name, options=OPTIONS)
+
+
+def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
+    """The kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
+    return _compiled(xp.RawKernel, code, name, tuple(sorted(types.items())))
+
+
+def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Sequence[Any], **types: DType) -> None:
+    """Enqueue ``blocks`` blocks of ``threads`` threads on the current stream; none where there are no blocks.
+
+    Raises:
+        DeviceError: the source does not compile on this machine, or the compiler is missing.
+    """
+    if not blocks:
+        return
+    try:
+        kernel(xp, code, name, **types)((blocks,), (threads,), tuple(args))
+    except xp.cuda.compiler.CompileException as error:
+        kinds = ", ".join(map(str, types.values())) or "any dtype"
+        raise DeviceError(
+            f"the kernel {name} for {kinds} does not compile with the CUDA libraries of this machine: {error}. "
+            f"WEFTPLAN_KERNELS=numpy computes without kernels of the package; please report it"
+        ) from error
+    except ImportError as error:  # of CUDA's libraries, which CuPy loads when they are first needed
+        raise DeviceError(
+            f"the kernel {name} cannot be compiled: {error}. Only a driver seems to be installed: pip install "
+            f"'weftplan[cuda12]' or 'weftplan[cuda13]' brings CUDA's libraries; `weftplan doctor` tries each"
+        ) from error
+
+
+def each(xp: Any, code: str, name: str, count: int, args: Sequence[Any], **types: DType) -> None:
+    """Enqueue one thread for each of ``count`` elements; the last argument of the kernel is ``count``."""
+    launch(xp, code, name, -(-count // THREADS), THREADS, (*args, count), **types)
+
+
+def width(count: int, most: int = WIDE) -> int:
+    """Threads for adding ``count`` numbers in one block: a power of two.
+
+    >>> width(1), width(100), width(10**6)
+    (32, 128, 1024)
+    """
+    return min(most, max(32, 1 << max(0, count - 1).bit_length()))
+
+
+def floats(*positions: int) -> Any:
+    """A refusal: the inputs at these positions must be float16, float32 or float64."""
+
+    def refusal(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+        for position in positions:
+            dtype = inputs[position].dtype
+            if not is_float(dtype) or dtype.name not in _NAMES:
+                return f"written for float16, float32 and float64, not {dtype}"
+        if any(math.prod(spec.shape) >= 1 << 31 for spec in (*inputs, *outputs)):
+            return "written for arrays of fewer than 2^31 elements"
+        return ""
+
+    return refusal

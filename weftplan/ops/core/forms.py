@@ -1,0 +1,213 @@
+"""The forms in which a kernel is written: a function of arrays, or of a workspace and arrays, one parameter for each.
+
+:func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None
+where nobody wants one) and its scratch, each by itself, and is prepared for replay without another word::
+
+    @kernel
+    def _double(xp: Any, p: Params, x: Any, out: Any) -> None:
+        xp.add(x, x, out=out)
+
+:func:`workspace_kernel` is for scratch that helpers take as they need it: its function gets a
+:class:`~weftplan.ops.core.schema.Workspace` in place of the array module. :func:`context_kernel` is for what depends
+on the run, random numbers and whether it is for training: its function gets the whole
+:class:`~weftplan.ops.core.schema.OpContext`, and alone cannot be prepared. Elementwise formulas of several steps are a
+:class:`~weftplan.ops.core.kernels.BlockKernel`, which cuts large arrays into blocks.
+
+A kernel of these forms is also what :data:`~weftplan.ops.core.schema.Kernel` says, so its callers know one kind alone.
+They keep nothing between calls, so any number of threads may share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, overload
+
+import numpy as np
+
+from weftplan.ops.core.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, Workspace, aligned
+
+Call = Callable[[], object]
+Function = Callable[..., None]
+Room = Sequence[tuple[Shape, DType]]
+Scratch = Callable[..., Room]
+"""``scratch(p, *inputs, *outputs)``: shape and dtype of every array of scratch. It may read ``shape`` and ``dtype`` of
+what it is given: the planner gives specs, a call its arrays (None where one is ignored or unwanted)."""
+Specs = Sequence[TensorSpec]
+
+
+class ArrayKernel:
+    """The kernel ``function(xp, p, *inputs, *outputs, *scratch)``; see :func:`kernel`."""
+
+    __slots__ = ("function", "scratch", "workspace")
+
+    def __init__(self, function: Function, scratch: Scratch | None = None) -> None:
+        self.function = function
+        self.scratch = scratch
+        self.workspace = None if scratch is None else self._bytes
+        """``Op.workspace`` of this kernel."""
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.function(ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound."""
+        return partial(self.function, ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
+
+    on = prepare
+
+    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object]:
+        """The function of NumPy arrays, and of the flat workspace where there is scratch."""
+        function = partial(self.function, np, params)
+        return function if self.scratch is None else with_views(function, self.scratch(params, *inputs, *outputs))
+
+    @property
+    def __wrapped__(self) -> Function:
+        return self.function
+
+    def _taken(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Sequence[Any]:
+        return () if self.scratch is None else [ctx.take(*spec) for spec in self.scratch(params, *inputs, *outputs)]
+
+    def _bytes(self, params: Params, inputs: Specs, outputs: Specs) -> int:
+        assert self.scratch is not None
+        return sum(aligned(TensorSpec(*spec).nbytes) for spec in self.scratch(params, *inputs, *outputs))
+
+
+def with_views(function: Callable[..., object], room: Room) -> Callable[..., object]:
+    """``function(*arrays, *scratch)`` as one of arrays and flat bytes (those only where ``room`` needs any)."""
+    ranges, end = [], 0
+    for shape, dtype in room:
+        nbytes = TensorSpec(shape, dtype).nbytes
+        ranges.append((end, end + nbytes, dtype, shape))
+        end += aligned(nbytes)
+    if not end:
+        return lambda *arrays: function(*arrays, *(np.empty(shape, dtype) for shape, dtype in room))
+
+    def call(*arrays: Any) -> None:
+        given = arrays[-1]
+        function(*arrays[:-1], *[given[start:stop].view(kind).reshape(shape) for start, stop, kind, shape in ranges])
+
+    return call
+
+
+class ContextKernel:
+    """The kernel ``function(ctx, p, *inputs, *outputs)``; see :func:`context_kernel`."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.function(ctx, params, *inputs, *outputs)
+
+    @property
+    def __wrapped__(self) -> Function:
+        return self.function
+
+    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound, for one call in a run like that of ``ctx``."""
+        return partial(self.function, ctx, params, *inputs, *outputs)
+
+
+class WorkspaceKernel(ContextKernel):
+    """The kernel ``function(ctx, p, *inputs, *outputs)`` of a mere workspace; see :func:`workspace_kernel`."""
+
+    __slots__ = ()
+    workspace = None  # the operator declares it
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.function(ctx, params, *inputs, *outputs)
+
+    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound, for one call."""
+        return partial(self.function, ctx, params, *inputs, *outputs)
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The function with everything bound, for any number of calls in any run."""
+        return ctx.repeated(self.on(ctx, params, inputs, outputs))
+
+
+class ChosenKernel:
+    """Calls another kernel, which depends on the parameters, with parameters of its own; prepared as that one is.
+
+    Args:
+        choose: gives the kernel and what it gets as parameters.
+        elementwise: whether all that it may give work on one element of each array after the other, where the arrays
+            have one shape.
+    """
+
+    __slots__ = ("choose", "elementwise")
+
+    def __init__(self, choose: Callable[[Params], tuple[Kernel, Params]], *, elementwise: bool = False) -> None:
+        self.choose = choose
+        self.elementwise = elementwise
+
+    @property
+    def __wrapped__(self) -> Callable[..., object]:
+        return self.choose
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        chosen, values = self.choose(params)
+        chosen(ctx, values, inputs, outputs)
+
+    def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The other kernel's call with everything bound."""
+        chosen, values = self.choose(params)
+        return bound(chosen, ctx, values, inputs, outputs)
+
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call | None:
+        """What the other kernel gives."""
+        chosen, values = self.choose(params)
+        prepare: Callable[..., Call | None] | None = getattr(chosen, "prepare", None)
+        return None if prepare is None else prepare(ctx, values, inputs, outputs)
+
+    def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
+        """What the other kernel gives."""
+        chosen, values = self.choose(params)
+        make: Callable[..., Callable[..., object] | None] | None = getattr(chosen, "bare", None)
+        return None if make is None else make(values, inputs, outputs)
+
+
+@overload
+def kernel(function: Function, /) -> ArrayKernel: ...
+
+
+@overload
+def kernel(*, scratch: Scratch) -> Callable[[Function], ArrayKernel]: ...
+
+
+def kernel(
+    function: Function | None = None, /, *, scratch: Scratch | None = None
+) -> ArrayKernel | Callable[[Function], ArrayKernel]:
+    """Make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``, as a decorator.
+
+    Args:
+        scratch: what the function needs besides. The operator's workspace follows from it.
+
+    >>> @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])
+    ... def cube(xp, p, x, out, square):
+    ...     xp.multiply(x, x, out=square)
+    ...     xp.multiply(square, x, out=out)
+    >>> cube.workspace({}, [TensorSpec((3,), np.dtype("float32"))], [TensorSpec((3,), np.dtype("float32"))])
+    64
+    """
+    if function is None:
+        return lambda given: ArrayKernel(given, scratch)
+    return ArrayKernel(function)
+
+
+def context_kernel(function: Function) -> ContextKernel:
+    """Make a kernel of ``function(ctx, p, *inputs, *outputs)``, as a decorator."""
+    return ContextKernel(function)
+
+
+def workspace_kernel(function: Function) -> WorkspaceKernel:
+    """Make a kernel of ``function(ctx, p, *inputs, *outputs)``, where ``ctx`` is a workspace, as a decorator."""
+    return WorkspaceKernel(function)
+
+
+def bound(kernel: Kernel, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    """The call of any kernel on these arrays, with no function between the caller and what the author wrote."""
+    on: Callable[..., Call] | None = getattr(kernel, "on", None)
+    return partial(kernel, ctx, params, inputs, outputs) if on is None else on(ctx, params, inputs, outputs)

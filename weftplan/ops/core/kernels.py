@@ -1,0 +1,366 @@
+"""Pieces of kernels: copying, blockwise evaluation with bounded scratch, reduction to a broadcast shape.
+
+An elementwise formula of several steps runs block by block: the scratch stays at :func:`weftplan.ops.core.tiling.block`
+elements however large the arrays are, and on a CPU a block stays in the cache between the steps. All block sizes depend
+on shapes and the type of the device alone, so every sum has one fixed order.
+
+Kernels call ``negative`` on contiguous arrays only: NumPy 2.1 to 2.4.6 computes it wrongly where input and output are
+strided alike, at 16 bytes for elements of 4 and at 64 bytes for elements of 8. A multiplication by -1 gives the same
+bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import islice
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from weftplan.ops.core import inner_loops as loops
+from weftplan.ops.core import tiling
+from weftplan.ops.core.floats import is_float, is_half
+from weftplan.ops.core.forms import ArrayKernel, Call, WorkspaceKernel, with_views
+from weftplan.ops.core.schema import (
+    Arrays,
+    DType,
+    Params,
+    Shape,
+    TensorSpec,
+    Workspace,
+    WorkspaceRule,
+    aligned,
+)
+
+BOOL = np.dtype(bool)
+INDEX = np.dtype(np.int64)
+COMPARISONS = (
+    ("equal", "equal", "{} == {}"),
+    ("not_equal", "not_equal", "{} != {}"),
+    ("greater", "greater", "{} > {}"),
+    ("greater_equal", "greater_equal", "{} >= {}"),
+    ("lesser", "less", "{} < {}"),
+    ("lesser_equal", "less_equal", "{} <= {}"),
+    ("logical_and", "logical_and", "{} and {} are both not 0"),
+    ("logical_or", "logical_or", "{} or {} is not 0"),
+    ("logical_xor", "logical_xor", "exactly one of {} and {} is not 0"),
+)
+"""Operators that give 0 or 1: MXNet's word for it, NumPy's function, and when it is 1."""
+
+
+class _CopyKernel:
+    """Output 0 gets the elements of input 0 in order, whatever the two shapes; the same memory is left alone."""
+
+    __slots__ = ()
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        ctx.xp.copyto(outputs[0].reshape(-1), inputs[0].reshape(-1))
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
+        """The bare copy."""
+        return partial(ctx.xp.copyto, outputs[0].reshape(-1), inputs[0].reshape(-1))
+
+
+copy_kernel = _CopyKernel()
+
+
+Bare = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], "Callable[..., object] | None"]
+"""Makes the bare form of a kernel for a call (see :data:`weftplan.ops.core.schema.Kernel`)."""
+
+
+class KernelWithBare:
+    """A kernel, how a bare form of it is made that is faster than its own way to be replayed, and in which of NumPy's
+    loops small calls of it end up."""
+
+    __slots__ = ("bare", "kernel", "loops", "workspace")
+
+    def __init__(self, kernel: ArrayKernel | WorkspaceKernel, bare: Bare, loops: loops.Rule) -> None:
+        self.kernel = kernel
+        self.bare = bare
+        self.loops = loops
+        self.workspace = kernel.workspace
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.kernel(ctx, params, inputs, outputs)
+
+    def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The kernel with everything bound."""
+        return self.kernel.on(ctx, params, inputs, outputs)
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The bare form on these arrays, where there is one and all of them are there; else what the kernel gives."""
+        arrays = (*inputs, *outputs)
+        if ctx.xp is np and not any(array is None for array in arrays):
+            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+            bare = self.bare(params, specs[: len(inputs)], specs[len(inputs) :])
+            if bare is not None:
+                return partial(bare, *arrays, *ctx.flat)
+        return self.kernel.prepare(ctx, params, inputs, outputs)
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype in which sums of ``dtype`` run: float32 for float16 and bfloat16, else itself."""
+    return np.dtype(np.float32) if is_half(dtype) else dtype
+
+
+def blocks(ctx: Workspace, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
+    """Matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
+
+    The scratch bytes are :func:`block_bytes`; what is written to it does not survive the block.
+    """
+    flat = [array.reshape(-1) for array in arrays]
+    size = flat[0].size
+    limit = tiling.block()
+    if size <= limit:
+        yield (*flat, *(ctx.take((size,), dtype) for dtype in scratch))
+        return
+    room = [ctx.take((limit,), dtype) for dtype in scratch]
+    for start in range(0, size, limit):
+        stop = min(start + limit, size)
+        yield (*(array[start:stop] for array in flat), *(space[: stop - start] for space in room))
+
+
+def block_bytes(size: int, scratch: Sequence[DType]) -> int:
+    """Workspace bytes of :func:`blocks` over arrays of ``size`` elements.
+
+    >>> block_bytes(10**9, [np.dtype("float32")]) == 4 * tiling.block()
+    True
+    """
+    limit = tiling.block()
+    return sum(aligned(min(size, limit) * dtype.itemsize) for dtype in scratch)
+
+
+Kind = DType | Literal["float"] | None
+"""Dtype of a scratch block: a fixed one; None: the array's; "float": one to compute in (:func:`scratch_dtype`)."""
+
+
+def scratch_dtype(kind: Kind, dtype: DType) -> DType:
+    """The dtype of a scratch block for arrays of ``dtype``; "float" is float32 for float16, float64 for integers.
+
+    >>> scratch_dtype("float", np.dtype("int8")), scratch_dtype("float", np.dtype("float16"))
+    (dtype('float64'), dtype('float32'))
+    """
+    if kind is None:
+        return dtype
+    if kind == "float":
+        return accumulator(dtype) if is_float(dtype) else np.dtype(np.float64)
+    return np.dtype(kind)
+
+
+def block_workspace(*scratch: Kind) -> WorkspaceRule:
+    """``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0."""
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        shape, dtype = inputs[0]
+        return block_bytes(math.prod(shape), [scratch_dtype(kind, dtype) for kind in scratch])
+
+    return workspace
+
+
+def reduce_to(xp: ModuleType, source: Any, target: Any) -> None:
+    """Write the sum of ``source`` over the axes along which ``target`` was broadcast to it into ``target``."""
+    shape = source.shape
+    padded = (1,) * (len(shape) - target.ndim) + target.shape
+    if padded == shape:
+        xp.copyto(target.reshape(shape), source)
+        return
+    axes = tuple(axis for axis, dim in enumerate(padded) if dim == 1 and shape[axis] != 1)
+    xp.sum(source, axis=axes, dtype=accumulator(target.dtype), out=target.reshape(padded), keepdims=True)
+
+
+@lru_cache(maxsize=4096)
+def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
+    """``out`` and the shapes that broadcast to it, with neighbouring axes joined that all of them treat alike.
+
+    >>> collapse((2, 3, 4, 5), (2, 3, 4, 5), (3, 1, 1))
+    ((2, 3, 20), (2, 3, 20), (1, 3, 1))
+    """
+    rank = len(out)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    joined: list[list[int]] = [[] for _ in range(len(shapes) + 1)]
+    last: tuple[bool, ...] | None = None
+    for axis in range(rank):
+        if out[axis] == 1:
+            continue
+        pattern = tuple(shape[axis] != 1 for shape in padded)
+        if pattern == last:
+            joined[0][-1] *= out[axis]
+            for k, shape in enumerate(padded):
+                joined[k + 1][-1] *= shape[axis]
+        else:
+            joined[0].append(out[axis])
+            for k, shape in enumerate(padded):
+                joined[k + 1].append(shape[axis])
+        last = pattern
+    return tuple(tuple(dims) or (1,) for dims in joined)
+
+
+def rows_per_block(out: Shape, limit: int | None = None) -> int:
+    """Leading rows of a tensor of shape ``out`` that make one block of ``limit`` elements (at least one row)."""
+    return min(out[0], max(1, (limit or tiling.block()) // max(1, math.prod(out[1:]))))
+
+
+def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
+    """The leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
+
+    >>> list(row_blocks((5, tiling.block() // 2)))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = rows_per_block(shape, limit)
+    for start in range(0, shape[0], step):
+        yield slice(start, min(start + step, shape[0]))
+
+
+def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None:
+    """``out`` = ``source`` taken at ``index`` (int64, all within range) along ``axis``."""
+    if xp is np:
+        np.take(source, index, axis=axis, out=out, mode="clip")  # "raise" would buffer the whole output
+    else:
+        xp.take(source, index, axis=axis, out=out)
+
+
+def divide_integers(xp: ModuleType, a: Any, b: Any, out: Any, scratch: Any) -> None:
+    """``out`` = a / b of integers, exactly and towards zero; 0 where b is 0.
+
+    ``out`` may be ``a`` or ``b``; ``scratch`` has its shape and dtype.
+    """
+    xp.fmod(a, b, out=scratch)
+    xp.subtract(a, scratch, out=scratch)  # a multiple of b, nearer to zero than a: cannot overflow
+    xp.floor_divide(scratch, b, out=out)
+
+
+def to_index(xp: ModuleType, index: Any, size: int, mode: str, out: Any) -> None:
+    """``out`` (int64) = whole positions of ``index`` (any dtype), brought into [0, size) by clipping or wrapping."""
+    xp.copyto(out, index, casting="unsafe")
+    if mode == "wrap":
+        xp.remainder(out, size, out=out)
+    else:
+        xp.clip(out, 0, size - 1, out=out)
+
+
+class UfuncKernel:
+    """The kernel ``ufunc(inputs[0], …, inputs[count - 1], out=outputs[0])``.
+
+    Besides being a kernel it can be *prepared*: for arrays that will not change, :meth:`prepare` gives the bare call,
+    so that replaying a bound graph costs what the NumPy call costs.
+    """
+
+    __slots__ = ("count", "name", "real")
+    elementwise = True
+
+    def __init__(self, name: str, count: int, *, real: bool = False) -> None:
+        self.name = name
+        self.count = count
+        self.real = real or all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
+        """Integers are computed as float64: the function has no loop that gives integers, or none that is wanted."""
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self._bound(ctx, inputs, outputs)()
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The call with everything bound."""
+        return self._bound(ctx, inputs, outputs)
+
+    def bare(
+        self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Callable[..., object] | None:
+        """The function itself where it is called without options."""
+        function = getattr(np, self.name)
+        kinds = {spec.dtype for spec in (*inputs, *outputs)}
+        plain = len(inputs) == self.count and len(kinds) == 1 and is_float(outputs[0].dtype)
+        if not plain or function.__class__ is not np.ufunc:
+            return None
+        # NumPy 2.4 has deprecated a third argument by place of these two.
+        return partial(_into, function) if self.name in ("maximum", "minimum") else function
+
+    def loops(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> loops.Loops | None:
+        """That of the function where all shapes are equal."""
+        dtype = loops.one_dtype(*inputs, *outputs)
+        shape = outputs[0].shape
+        if dtype is None or self.bare(params, inputs, outputs) is None or any(one.shape != shape for one in inputs):
+            return None
+        return loops.elementwise(self.name, math.prod(shape), dtype, self.count)
+
+    def _bound(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
+        out, arrays = outputs[0], inputs[: self.count]
+        function = getattr(ctx.xp, self.name)
+        if is_float(out.dtype) and all(array.dtype == out.dtype for array in arrays):
+            return partial(function, *arrays, out=out)
+        if self.real and not is_float(out.dtype):  # NumPy would compute int8 in float16
+            return partial(function, *arrays, out=out, dtype=float, casting="unsafe")
+        return partial(function, *arrays, out=out, casting="unsafe")
+
+
+def _into(function: Any, a: Any, b: Any, out: Any) -> None:
+    function(a, b, out=out)
+
+
+MOST_PREPARED = 64
+"""Blocks: for arrays of more the views would be many, and what a call costs beside its work matters no more."""
+
+
+ScratchRule = Callable[[Params, DType], Sequence[DType]]
+
+
+class BlockKernel:
+    """The kernel of one formula on matching blocks of its inputs and its output; it can be prepared.
+
+    Args:
+        step: ``step(xp, params, *inputs, out, *scratch)`` on one block.
+        scratch: dtypes of the scratch blocks, from the parameters and the dtype of the output.
+    """
+
+    __slots__ = ("scratch", "step")
+    elementwise = True
+
+    def __init__(self, step: Callable[..., object], scratch: ScratchRule = lambda params, dtype: ()) -> None:
+        self.step = step
+        self.scratch = scratch
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        if outputs[0] is not None:  # it may be where an operator has states: without the output those stay, too
+            for block in self._blocks(ctx, params, inputs, outputs):
+                self.step(ctx.xp, params, *block)
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The step bound to the views of every block, or the whole call where there are very many."""
+        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
+        if outputs[0] is None:
+            return whole
+        return replayed(partial(self.step, ctx.xp, params), self._blocks(ctx, params, inputs, outputs)) or whole
+
+    def bare(
+        self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Callable[..., object] | None:
+        """The step where it takes the arrays as they are: one block."""
+        shape, dtype = outputs[0]
+        size = math.prod(shape)
+        if size > tiling.block() or any(s.shape != shape for s in inputs):
+            return None
+        scratch = self.scratch(params, dtype)
+        step = partial(self.step, np, params)
+        return with_views(step, [(shape, np.dtype(kind)) for kind in scratch]) if scratch else step
+
+    def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        """``Op.workspace`` of this kernel."""
+        shape, dtype = outputs[0]
+        return block_bytes(math.prod(shape), self.scratch(params, dtype))
+
+    def _blocks(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
+        return blocks(ctx, (*inputs, outputs[0]), self.scratch(params, outputs[0].dtype))
+
+
+def replayed(step: Callable[..., object], made: Iterator[tuple[Any, ...]]) -> Callable[[], object] | None:
+    """A function that calls ``step`` with each of the blocks ``made``; None where they are very many."""
+    calls = [partial(step, *block) for block in islice(made, MOST_PREPARED + 1)]
+    if len(calls) > MOST_PREPARED:
+        return None
+    return calls[0] if len(calls) == 1 else partial(_run_all, calls)
+
+
+def _run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()

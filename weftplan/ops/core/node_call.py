@@ -1,0 +1,143 @@
+"""The one place where a kernel is called for a node: of a bound graph, and of an operator called on arrays.
+
+A :class:`NodeCall` knows the kernel's contract: what it is given in debug mode, that it is not called for nothing, that
+sums are added behind it. It owns nothing but views of its caller's arrays, and is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.forms import bound
+from weftplan.ops.core.schema import Kernel, Op, OpContext, Params, Shape, TensorSpec
+
+Call = Callable[[], object]
+
+
+class NodeCall:
+    """One node's kernel on raw arrays.
+
+    Args:
+        op: the operator.
+        kernel: the implementation of it that runs.
+        params: the node's parameters.
+        xp: the array module.
+        inputs: arrays, None where the operator ignores one.
+        outputs: arrays, None where nobody wants one.
+        workspace: flat bytes, at least as many as the operator declares; None where it declares none.
+        added: (array, output) pairs: the output is added to the array behind the kernel.
+        guarded: debug mode, in which a kernel cannot write its inputs.
+        recompute: the call repeats a node of the forward part.
+        output_shapes: shapes of all outputs, needed where some of them are None.
+    """
+
+    __slots__ = (
+        "_added",
+        "_idle",
+        "_inputs",
+        "_kernel",
+        "_output_shapes",
+        "_outputs",
+        "_params",
+        "_recompute",
+        "_workspace",
+        "_xp",
+    )
+
+    def __init__(
+        self,
+        op: Op,
+        kernel: Kernel,
+        params: Params,
+        xp: Any,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        workspace: Any = None,
+        added: Sequence[tuple[Any, Any]] = (),
+        guarded: bool = False,
+        recompute: bool = False,
+        output_shapes: Sequence[Shape] = (),
+    ) -> None:
+        if guarded:
+            states = op.mutated(params)
+            inputs = [a if a is None or i in states else read_only(a) for i, a in enumerate(inputs)]
+        self._kernel = kernel
+        self._params = params
+        self._xp = xp
+        self._inputs = inputs
+        self._outputs = outputs
+        self._workspace = workspace
+        self._added = added
+        self._recompute = recompute
+        self._output_shapes = output_shapes
+        self._idle = not op.has_work(outputs)
+
+    def prepared(self) -> Call | None:
+        """What does the work in every run, whatever it is; None where the kernel cannot be prepared."""
+        if self._idle:
+            return _nothing
+        prepare = getattr(self._kernel, "prepare", None)
+        if prepare is None:
+            return None
+        context = OpContext(self._xp, workspace=self._workspace)
+        replay: Call | None = prepare(context, self._params, self._inputs, self._outputs)
+        return replay if replay is None or not self._added else self._adding(replay)
+
+    def bound(self, *, is_train: bool, random_key: tuple[int, int]) -> Call:
+        """What does the work in runs like this one; it may be called again and again."""
+        if self._idle:
+            return _nothing
+        context = OpContext(
+            self._xp,
+            is_train=is_train,
+            workspace=self._workspace,
+            random_key=random_key,
+            recompute=self._recompute,
+            output_shapes=self._output_shapes,
+        )
+        work = context.repeated(bound(self._kernel, context, self._params, self._inputs, self._outputs))
+        return self._adding(work) if self._added else work
+
+    def _adding(self, call: Call) -> Call:
+        def both() -> None:
+            call()
+            for target, term in self._added:
+                self._xp.add(target, term, out=target)
+
+        return both
+
+
+def bare_call(
+    kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], workspace: int
+) -> Callable[..., object]:
+    """A function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that computes
+    calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
+    """
+    make = getattr(kernel, "bare", None)
+    bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
+    if bare is not None:
+        return bare
+    count, end = len(inputs), len(inputs) + len(outputs)
+    if workspace:
+        return lambda *arrays: kernel(
+            OpContext(np, workspace=arrays[end]), params, list(arrays[:count]), list(arrays[count:end])
+        )
+    context = OpContext(np)  # nothing in it changes without a workspace
+    return lambda *arrays: kernel(context, params, list(arrays[:count]), list(arrays[count:]))
+
+
+def read_only(array: Any) -> Any:
+    """A view of a NumPy array that refuses writes, as debug mode hands inputs to kernels; of others, the array."""
+    if not isinstance(array, np.ndarray):
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _nothing() -> None:
+    """The work of a node of which nobody wants anything; its operation only passes the order of its memory on."""

@@ -1,0 +1,295 @@
+"""Parsers of operator parameters: text from symbol files, or Python values from calls, to one canonical value.
+
+A parser takes anything and returns the canonical value or raises ``ValueError`` saying what it expected; the operator
+and the parameter are named by :func:`weftplan.ops.core.registry.parse_params`. All parsed values are hashable, and
+:func:`format_value` writes them so that parsing the text again gives the same value.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.floats import dtype_of
+
+Parser = Callable[[Any], Any]
+_MEANINGS: dict[Parser, str] = {}
+"""What a parser accepts, as an annotation."""
+
+
+def meaning(parser: Parser) -> str:
+    """What a parser accepts, as an annotation.
+
+    >>> meaning(p_int), meaning(p_optional(p_enum("max", "avg"))), meaning(p_tuple(p_float)), meaning(len)
+    ('int', "Literal['max', 'avg'] | None", 'float | Sequence[float]', 'Any')
+    """
+    return _MEANINGS.get(parser, "Any")
+
+
+def _means(parser: Parser, text: str) -> Parser:
+    _MEANINGS[parser] = text
+    return parser
+
+
+DTYPE_CODES: dict[int, str] = {
+    0: "float32",
+    1: "float64",
+    2: "float16",
+    3: "uint8",
+    4: "int32",
+    5: "int8",
+    6: "int64",
+    7: "bool",
+    8: "int16",
+    9: "uint16",
+    10: "uint32",
+    11: "uint64",
+    12: "bfloat16",
+}
+"""MXNet 1.9.1's numbers of dtypes, as files and ``__dtype__`` attributes hold them."""
+
+_CODE_OF = {name: code for code, name in DTYPE_CODES.items()}
+_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+"""Names of dtypes elsewhere."""
+_TRUE = frozenset({"true", "1"})
+_FALSE = frozenset({"false", "0"})
+_NONE = frozenset({"none", ""})
+
+
+def dtype_code(dtype: Any) -> int:
+    """MXNet's number of ``dtype``; ValueError when MXNet has none.
+
+    >>> dtype_code("float16")
+    2
+    """
+    name = dtype_of(dtype).name
+    if name not in _CODE_OF:
+        raise ValueError(f"dtype {name} has no number: expected one of {', '.join(_CODE_OF)}")
+    return _CODE_OF[name]
+
+
+def p_int(value: Any) -> int:
+    """An integer, from an integer or its decimal text.
+
+    >>> p_int("-3"), p_int(7)
+    (-3, 7)
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if text[-1:] == "L":  # files written by Python 2 hold 3L
+            text = text[:-1]
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError("expected an integer") from None
+    if isinstance(value, bool | np.bool_):
+        raise ValueError("expected an integer, not a boolean")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError("expected an integer") from None
+
+
+def p_range(least: int, most: int) -> Parser:
+    """A parser of integers from ``least`` to ``most``.
+
+    >>> p_range(1, 3)("3")
+    3
+    """
+
+    def parse(value: Any) -> int:
+        number = p_int(value)
+        if not least <= number <= most:
+            raise ValueError(f"expected at least {least}" if number < least else f"expected at most {most:,}")
+        return number
+
+    return _means(parse, "int")
+
+
+p_inputs = p_range(1, 1 << 20)
+"""A number of inputs. Names of inputs are made from it, so it has a limit; a file of symbols is checked more closely:
+it holds the inputs themselves."""
+MOST_OUTPUTS = 1 << 16
+p_outputs = p_range(1, MOST_OUTPUTS)
+"""A number of outputs of one node. No file holds the outputs themselves, so this limit is all that bounds them."""
+
+
+def p_float(value: Any) -> float:
+    """A float, from any real number or its text.
+
+    >>> p_float("1e-3"), p_float(2)
+    (0.001, 2.0)
+    """
+    if isinstance(value, bool | np.bool_) or value is None:
+        raise ValueError("expected a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError("expected a number") from None
+
+
+def p_bool(value: Any) -> bool:
+    """A boolean, from ``True/False/1/0`` or that text in any case.
+
+    >>> p_bool("True"), p_bool(0)
+    (True, False)
+    """
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("expected True or False")
+
+
+def p_str(value: Any) -> str:
+    """Any text, kept as it is.
+
+    >>> p_str("cpu(0)")
+    'cpu(0)'
+    """
+    return str(value)
+
+
+def p_tuple(item: Parser) -> Parser:
+    """A parser of tuples of what ``item`` parses: from a sequence, one item, or text in ``()``, ``[]`` or bare.
+
+    >>> p_tuple(p_float)("[1, 0.5]"), p_tuple(p_optional(p_int))("(None, 2)")
+    ((1.0, 0.5), (None, 2))
+    """
+
+    def parse(value: Any) -> tuple[Any, ...]:
+        if isinstance(value, str):
+            text = value.strip()
+            if text[:1] in ("(", "["):
+                if text[-1:] != (")" if text[0] == "(" else "]"):
+                    raise ValueError("expected a tuple such as (3, 3): the closing bracket is missing")
+                text = text[1:-1]
+            parts = [part.strip() for part in text.split(",")]
+            if parts[-1] == "":  # "" and the trailing comma of "(3,)"
+                parts.pop()
+            if "" in parts:
+                raise ValueError("expected a tuple such as (3, 3): an item is missing")
+            return tuple(_items(item, parts))
+        if isinstance(value, tuple | list | np.ndarray):
+            return tuple(_items(item, value))
+        return tuple(_items(item, [value]))
+
+    return _means(parse, f"{meaning(item)} | Sequence[{meaning(item)}]")
+
+
+def _items(item: Parser, values: Any) -> list[Any]:
+    parsed = []
+    for position, value in enumerate(values):
+        try:
+            parsed.append(item(value))
+        except ValueError as error:
+            raise ValueError(f"item {position} ({value!r}): {error}") from None
+    return parsed
+
+
+def p_shape(value: Any) -> tuple[int, ...]:
+    """A tuple of integers.
+
+    >>> p_shape("(3, 3)"), p_shape("[3,3]"), p_shape("(3,)"), p_shape("3"), p_shape(4), p_shape([1, -1])
+    ((3, 3), (3, 3), (3,), (3,), (4,), (1, -1))
+    """
+    if type(value) is tuple and all(type(dim) is int for dim in value):
+        return value
+    parsed: tuple[int, ...] = _int_tuple(value)
+    return parsed
+
+
+def p_optional(parser: Parser) -> Parser:
+    """``parser``, but ``None`` and the text ``"None"`` give None.
+
+    >>> p_optional(p_int)("None"), p_optional(p_int)("4")
+    (None, 4)
+    """
+
+    def parse(value: Any) -> Any:
+        if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
+            return None
+        return parser(value)
+
+    return _means(parse, f"{meaning(parser)} | None")
+
+
+def p_enum(*choices: str) -> Parser:
+    """A parser that accepts exactly these words.
+
+    >>> p_enum("max", "avg")("avg")
+    'avg'
+    """
+    allowed = frozenset(choices)
+
+    def parse(value: Any) -> str:
+        text = str(value)
+        if text not in allowed:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return text
+
+    return _means(parse, f"Literal[{', '.join(map(repr, choices))}]")
+
+
+def p_dtype(value: Any) -> np.dtype[Any]:
+    """A dtype, from a NumPy dtype, type or name, or MXNet's number of it.
+
+    >>> p_dtype("float16"), p_dtype(0), p_dtype("6"), p_dtype(np.uint8)
+    (dtype('float16'), dtype('float32'), dtype('int64'), dtype('uint8'))
+    """
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if int(value) not in DTYPE_CODES:
+            raise ValueError(
+                f"expected a dtype: {int(value)} is not one of MXNet's numbers 0 to {max(_CODE_OF.values())}"
+            )
+        value = DTYPE_CODES[int(value)]
+    try:
+        dtype: np.dtype[Any] | None = dtype_of(value) if value is not None else None
+    except TypeError as error:
+        if value == "bfloat16":
+            raise ValueError(str(error)) from None
+        dtype = None
+    if dtype is None or dtype.name not in _CODE_OF:
+        near = _SHORT.get(value) if isinstance(value, str) else None
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ValueError(f"{hint}expected a dtype: one of {', '.join(_CODE_OF)}")
+    return dtype
+
+
+def format_value(value: Any) -> str:
+    """The text of a parsed value as symbol files hold it.
+
+    >>> format_value((3, 3)), format_value(True), format_value(None), format_value(np.dtype("int8"))
+    ('(3, 3)', 'True', 'None', 'int8')
+    """
+    if isinstance(value, np.dtype):
+        return str(value.name)
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return np.dtype(value).name
+    if isinstance(value, tuple):
+        inner = ", ".join(format_value(item) for item in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, np.generic):
+        value = value.item()
+    return str(value)
+
+
+_MEANINGS.update(
+    {
+        p_int: "int",
+        p_float: "float",
+        p_bool: "bool | int",
+        p_str: "str",
+        p_shape: "int | Sequence[int]",
+        p_dtype: "str | type | np.dtype[Any]",
+    }
+)
+_int_tuple = p_tuple(p_int)

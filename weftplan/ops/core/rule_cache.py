@@ -1,0 +1,47 @@
+"""What operators have said of calls before: rules are asked once per process, not in every graph.
+
+Shapes, dtypes, scratch and who computes a call follow from the operator, its parameters and a few facts alone. Networks
+of one process have most of their layers in common, and a symbol is looked at several times: for its shapes, bound for
+training, bound for inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
+
+from weftplan.ops.core.schema import Op, Params
+
+R = TypeVar("R")
+
+MOST = 4096
+"""Answers kept of one question; the oldest go first."""
+
+
+class Settled(Generic[R]):
+    """Answers to one question. Nobody may change what was answered; any thread may ask."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Hashable, ...], tuple[Op, R]] = {}
+
+    def answer(self, op: Op, params: Params, facts: Iterable[Hashable], ask: Callable[[], R]) -> R:
+        """What ``ask`` gives, or gave before for this operator, equal parameters and equal facts.
+
+        Operators of the user's own may answer differently each time, and parameters of some types have no hash: then
+        ``ask`` is called. An error is raised each time.
+        """
+        key = (op.name, *params.items(), *facts)  # with their names: users give parameters in any order
+        try:
+            kept = None if op.single else self._found.get(key)
+        except TypeError:
+            return ask()
+        if kept is not None and kept[0] is op:
+            return kept[1]
+        made = ask()
+        if not op.single:
+            while len(self._found) >= MOST:
+                self._found.pop(next(iter(self._found), key), None)
+            self._found[key] = op, made
+        return made

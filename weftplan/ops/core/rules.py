@@ -1,0 +1,308 @@
+"""Building blocks of operator declarations: shape and dtype rules, gradient rules, backward operators.
+
+Shape and dtype rules work in both directions: they merge what is known of inputs and outputs and raise when two known
+facts clash. They never mutate the lists that they are given.
+
+Backward operators need no inference of their own: output k of a ``_backward_*`` node has the shape and dtype of
+forward input ``grad_inputs[k]``, which the planner takes straight from the forward node. Their rules
+(:func:`pass_shape`, :func:`pass_dtype`) therefore return what they were given; a backward kernel that needs a shape
+reads it off its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weftplan.errors import DTypeError, ShapeError, shape_text
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.schema import (
+    DType,
+    DTypeRule,
+    EntryRef,
+    GradientBuilder,
+    GradientRule,
+    InplacePair,
+    Kernel,
+    Op,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+    aligned,
+)
+
+Shapes = list[Shape | None]
+DTypes = list[DType | None]
+
+
+def is_known(shape: Shape | None) -> bool:
+    """True when rank and every dimension are known.
+
+    >>> is_known((2, 3)), is_known((2, 0)), is_known(None)
+    (True, False, False)
+    """
+    return shape is not None and 0 not in shape
+
+
+def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
+    """What two partly known shapes of the same tensor say together; ``what`` names them in the ShapeError.
+
+    >>> merge_shape((0, 3), (2, 0), "lhs and rhs")
+    (2, 3)
+    """
+    if a is None or a == b:
+        return b
+    if b is None:
+        return a
+    if len(a) != len(b):
+        raise ShapeError(f"{what}: shapes {shape_text(a)} and {shape_text(b)} differ in rank")
+    merged = []
+    for position, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x != y and x != 0 and y != 0:
+            both = f"shapes {shape_text(a)} and {shape_text(b)}"
+            raise ShapeError(f"{what}: {both} differ in dimension {position} ({x} and {y})")
+        merged.append(x or y)
+    return tuple(merged)
+
+
+def merge_dim(a: int, b: int, what: str) -> int:
+    """The same for one dimension, 0 being unknown.
+
+    >>> merge_dim(0, 4, "columns")
+    4
+    """
+    if a != b and a != 0 and b != 0:
+        raise ShapeError(f"{what}: expected equal sizes, got {a} and {b}")
+    return a or b
+
+
+def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
+    """The dtype that both sides agree on; DTypeError naming both when they differ."""
+    if a is None or b is None:  # first: NumPy holds float64 and None to be equal
+        return b if a is None else a
+    if a == b:
+        return a
+    raise DTypeError(f"{what}: dtypes {a} and {b} differ; cast one of them (Cast)")
+
+
+def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
+    """``axis`` counted from the front; ShapeError when the tensor has no such axis.
+
+    >>> normalize_axis(-1, 3)
+    2
+    """
+    if not -ndim <= axis < ndim:
+        raise ShapeError(f"{what} {axis} is out of range for {ndim} dimensions: expected {-ndim} to {ndim - 1}")
+    return axis % ndim
+
+
+# ---------------------------------------------------------------------------------------------- shape and dtype rules
+
+
+def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """All inputs and outputs have one shape."""
+    merged: Shape | None = None
+    for position, shape in enumerate(ins):
+        merged = merge_shape(merged, shape, f"input {position} against the inputs before it")
+    for position, shape in enumerate(outs):
+        merged = merge_shape(merged, shape, f"output {position} against the inputs")
+    return [merged] * len(ins), [merged] * len(outs)
+
+
+def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """All inputs and outputs have one dtype."""
+    merged: DType | None = None
+    for position, dtype in enumerate(ins):
+        merged = merge_dtype(merged, dtype, f"input {position} against the inputs before it")
+    for position, dtype in enumerate(outs):
+        merged = merge_dtype(merged, dtype, f"output {position} against the inputs")
+    return [merged] * len(ins), [merged] * len(outs)
+
+
+def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
+    """``rule`` for an operator whose first input must hold floats; integers would have no room for its results.
+
+    Raises:
+        DTypeError: as ``rule``, or the first input turns out to hold none.
+    """
+
+    def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DType | None], Sequence[DType | None]]:
+        new = rule(params, ins, outs)
+        first = new[0][0]
+        if first is not None and not is_float(first):
+            raise DTypeError(f"{name} expects floats, got {first}: cast it to float32 first (Cast, astype)")
+        return new
+
+    return infer
+
+
+def pass_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """Nothing is inferred: for backward operators, whose shapes the planner takes from the forward node."""
+    return ins, outs
+
+
+def pass_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """Nothing is inferred: for backward operators."""
+    return ins, outs
+
+
+def broadcast_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """Two inputs broadcast by NumPy's rule; 1 is repeated, missing leading dimensions count as 1.
+
+    Backwards, a known output and one input tell a dimension of the other wherever only one value is possible.
+    """
+    lhs, rhs = ins
+    out = outs[0]
+    if lhs is None or rhs is None:
+        return ins, outs
+    rank = max(len(lhs), len(rhs))
+    if out is None:
+        out = (0,) * rank
+    elif len(out) != rank:
+        raise ShapeError(f"broadcasting {lhs} and {rhs} gives {rank} dimensions, but the output has shape {out}")
+    new = ([1] * (rank - len(lhs)) + list(lhs), [1] * (rank - len(rhs)) + list(rhs), list(out))
+    for axis in range(rank):
+        new[0][axis], new[1][axis], new[2][axis] = _broadcast_dim(
+            new[0][axis], new[1][axis], new[2][axis], f"broadcasting {lhs} and {rhs} to {out}: axis {axis - rank}"
+        )
+    return [tuple(new[0][rank - len(lhs) :]), tuple(new[1][rank - len(rhs) :])], [tuple(new[2])]
+
+
+def _broadcast_dim(a: int, b: int, out: int, what: str) -> tuple[int, int, int]:
+    for dim in (a, b):
+        if dim > 1:
+            if out not in (0, dim):
+                raise ShapeError(f"{what}: sizes {a} and {b} do not give {out}; expected equal sizes or 1")
+            out = dim
+    if a == 1 and b == 1:
+        if out > 1:
+            raise ShapeError(f"{what}: sizes 1 and 1 do not give {out}")
+        out = 1
+    elif out == 1:
+        a = b = 1
+    elif a == 1 and b == 0:
+        b = out
+    elif b == 1 and a == 0:
+        a = out
+    return a, b, out
+
+
+# ------------------------------------------------------------------------------------------------------ gradient rules
+
+
+def zero_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
+    """No gradient flows to any input (rounding, comparisons, indices, …)."""
+    return [None] * builder.num_inputs
+
+
+def same_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
+    """The incoming gradient itself, for every input: no node is made."""
+    return [builder.ograd()] * builder.num_inputs
+
+
+def grad(
+    op: str,
+    *uses: str,
+    into: Sequence[int] | None = None,
+    params: Mapping[str, Any] | Callable[[Params], Mapping[str, Any]] | None = None,
+) -> GradientRule:
+    """A gradient rule of one node: ``op`` applied to ``uses``, its outputs being the gradients of inputs ``into``.
+
+    Args:
+        op: name of the operator that computes the gradients.
+        uses: its inputs in order: ``"g0"`` gradient of output 0, ``"x1"`` forward input 1, ``"y0"`` forward output 0.
+        into: forward inputs to which the outputs belong (default: 0, 1, …); all other inputs get no gradient.
+        params: parameters of the node; a function of the forward parameters; None: the forward parameters.
+    """
+    for use in uses:
+        if use[0] not in "gxy" or not use[1:].isdigit():
+            raise ValueError(f"gradient by {op}: {use!r} is not g<k>, x<k> or y<k>")
+    fetched = [(use[0], int(use[1:])) for use in uses]
+
+    def rule(builder: GradientBuilder) -> list[EntryRef | None]:
+        chosen = params(builder.params) if callable(params) else params
+        made = builder.node(
+            op,
+            [
+                builder.ograd(k) if kind == "g" else builder.input(k) if kind == "x" else builder.output(k)
+                for kind, k in fetched
+            ],
+            chosen,
+        )
+        if into is None:
+            return [*made, *[None] * (builder.num_inputs - len(made))]
+        result: list[EntryRef | None] = [None] * builder.num_inputs
+        for entry, position in zip(made, into, strict=True):
+            result[position] = entry
+        return result
+
+    return rule
+
+
+def backward(
+    forward: str,
+    kernel: Kernel,
+    inputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]],
+    *,
+    name: str | None = None,
+    grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = (0,),
+    params: tuple[Param, ...] = (),
+    inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = (),
+    ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = (),
+    aux: tuple[int, ...] = (),
+    random: bool = False,
+    workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None,
+) -> Op:
+    """Register ``_backward_<forward>``: output k is the gradient of input ``grad_inputs[k]`` of ``forward``.
+
+    ``params`` must be the forward operator's whenever its gradient rule passes the forward parameters on.
+    """
+
+    def names_of(wanted: tuple[int, ...]) -> tuple[str, ...]:
+        return ("output",) if len(wanted) == 1 else tuple(f"output{k}" for k in range(len(wanted)))
+
+    # Passes over a graph ask every node for them, so they are worked out here where they are always the same.
+    names: tuple[str, ...] | Callable[[Params], tuple[str, ...]]
+    if callable(grad_inputs):
+        asked = grad_inputs
+        names = lambda values: names_of(asked(values))  # noqa: E731
+    else:
+        names = names_of(grad_inputs)
+    return register(
+        Op(
+            name=name or f"_backward_{forward.lstrip('_')}",
+            forward=kernel,
+            infer_shape=pass_shape,
+            infer_dtype=pass_dtype,
+            params=params,
+            inputs=inputs,
+            outputs=names,
+            inplace=inplace,
+            ignored_inputs=ignored_inputs,
+            aux=aux,
+            random=random,
+            workspace=workspace,
+            backward_of=forward,
+            grad_inputs=grad_inputs,
+            doc=f"Gradients of {forward}.",
+        )
+    )
+
+
+def take_bytes(*specs: TensorSpec | tuple[Shape, DType]) -> int:
+    """Workspace bytes of a kernel that takes one array of each of these shapes and dtypes.
+
+    >>> import numpy as np
+    >>> take_bytes(((2, 3), np.dtype("float32")), ((100,), np.dtype("float64")))
+    896
+    """
+    return sum(aligned(TensorSpec(*spec).nbytes) for spec in specs)
+
+
+ADDITIVE_INPLACE = (InplacePair(0, 0), InplacePair(1, 0))
+"""Binary elementwise operators: the output may take either input."""
+UNARY_INPLACE = (InplacePair(0, 0),)
+IDENTITY_INPLACE = (InplacePair(0, 0, identity=True),)
+"""Operators that only rename memory (Reshape, _copy, …): the output *is* the input."""

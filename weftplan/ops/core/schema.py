@@ -1,0 +1,326 @@
+"""What an operator declares: one frozen :class:`Op` per operator, read by symbol, planner, ndarray and executor.
+
+An operator is data plus a few pure functions. It knows nothing of graphs, engines or storage:
+
+* the *kernel* computes outputs from inputs on raw arrays of one array module;
+* shape and dtype inference work in both directions on lists with holes (``None`` = unknown, 0 = unknown dimension);
+* the *gradient rule* describes backward nodes through a small builder, so that the graph package can stay above;
+* planner facts (inplace pairs, ignored inputs, workspace bytes) are declared, never discovered.
+
+Kernel contract
+---------------
+Authors write functions of single arrays (:mod:`weftplan.ops.core.forms`); callers see
+``kernel(ctx, params, inputs, outputs)``. It writes every ``outputs[k]`` that is not None (None: nobody wants it). The
+caller leaves a call out that nobody wants anything of (:meth:`Op.has_work`), so the output of a kernel with one is
+there.
+Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
+declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
+gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
+(never ``np.empty`` of activation size): what :attr:`Op.workspace` promised is the most that a kernel may take.
+A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state but the sizes of pieces
+(:mod:`weftplan.ops.core.tiling`), which its caller sets for the device, for the kernel and for its workspace alike.
+Callers run kernels under ``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) give what IEEE 754 says,
+silently, as in MXNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from weftplan.errors import MXNetError
+from weftplan.support.tensor_types import DType as DType
+from weftplan.support.tensor_types import InplacePair as InplacePair
+from weftplan.support.tensor_types import Req as Req
+from weftplan.support.tensor_types import Shape as Shape
+from weftplan.support.tensor_types import aligned as aligned
+
+Params = Mapping[str, Any]
+"""Parsed parameters of one node, every declared name present."""
+Arrays = Sequence[Any]
+"""Inputs or outputs of a kernel: arrays of one array module, None where one is ignored or unwanted."""
+
+
+class TensorSpec(NamedTuple):
+    """Shape and dtype of one input or output, both known."""
+
+    shape: Shape
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the contiguous array."""
+        size = self.dtype.itemsize
+        for dim in self.shape:
+            size *= dim
+        return size
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter: how its text (or Python value) is parsed, and its default (REQUIRED: none)."""
+
+    name: str
+    parse: Callable[[Any], Any]
+    default: Any = REQUIRED
+    doc: str = ""
+
+
+class EntryRef(Protocol):
+    """An opaque reference to one output of one node."""
+
+
+class GradientBuilder(Protocol):
+    """Given to a gradient rule, for one forward node."""
+
+    @property
+    def params(self) -> Params: ...
+
+    @property
+    def num_inputs(self) -> int: ...
+
+    def input(self, index: int) -> EntryRef:
+        """Input ``index`` of the forward node (its recomputed twin where the planner recomputes)."""
+        ...
+
+    def output(self, index: int) -> EntryRef:
+        """Output ``index`` of the forward node (hidden outputs included)."""
+        ...
+
+    def ograd(self, index: int = 0) -> EntryRef:
+        """Aggregated gradient of output ``index``."""
+        ...
+
+    def node(
+        self,
+        op: str | Op,
+        inputs: Sequence[EntryRef],
+        params: Mapping[str, Any] | None = None,
+        *,
+        suffix: str = "backward",
+    ) -> Sequence[EntryRef]:
+        """A new node of ``op`` named ``<forward name>_<suffix>``; returns all its outputs.
+
+        ``params`` None means: :attr:`params` (only for ops that declare the same ones).
+        """
+        ...
+
+    def showing(self, params: Params) -> GradientBuilder:
+        """The same with other parameters, for the rule of an operator that this one is derived from."""
+        ...
+
+
+GradientRule = Callable[[GradientBuilder], Sequence["EntryRef | None"]]
+"""Returns one entry per forward input; None where no gradient flows (the planner then makes zeros)."""
+
+
+class Workspace:
+    """The array module and the scratch of one call. One object per call; not shared between threads."""
+
+    __slots__ = ("_offset", "_workspace", "xp")
+
+    def __init__(self, xp: ModuleType, workspace: Any = None) -> None:
+        self.xp = xp
+        self._workspace = workspace
+        self._offset = 0
+
+    def take(self, shape: Shape, dtype: Any) -> Any:
+        """An uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned, valid in this call."""
+        nbytes = np.dtype(dtype).itemsize
+        for dim in shape:
+            nbytes *= dim
+        if not nbytes:  # nothing was declared for it, so there may be no workspace at all
+            return self.xp.empty(shape, dtype)
+        start = self._offset
+        end = start + aligned(nbytes)
+        have = 0 if self._workspace is None else self._workspace.size
+        if end > have:
+            raise MXNetError(
+                f"kernel took {end} bytes of workspace but its operator declared {have}: mend the operator's workspace"
+            )
+        self._offset = end
+        return self._workspace[start : start + nbytes].view(dtype).reshape(shape)
+
+    @property
+    def room(self) -> int:
+        """Bytes of workspace that have not been taken: at least what the operator declares."""
+        return 0 if self._workspace is None else int(self._workspace.size) - self._offset
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """All bytes of the workspace as one array, or nothing where there is none."""
+        return () if self._workspace is None else (self._workspace,)
+
+    def repeated(self, call: Callable[[], object]) -> Callable[[], object]:
+        """``call``, which takes from this workspace, such that it may be called again and again."""
+        if self._workspace is None:
+            return call
+
+        def again() -> None:
+            self._offset = 0
+            call()
+
+        return again
+
+
+class OpContext(Workspace):
+    """What a kernel may use besides its arrays: its workspace, and what it may ask about the run."""
+
+    __slots__ = ("is_train", "output_shapes", "random_key", "recompute")
+
+    def __init__(
+        self,
+        xp: ModuleType,
+        *,
+        is_train: bool = False,
+        workspace: Any = None,
+        random_key: tuple[int, int] = (0, 0),
+        recompute: bool = False,
+        output_shapes: Sequence[Shape] = (),
+    ) -> None:
+        super().__init__(xp, workspace)
+        self.is_train = is_train
+        self.random_key = random_key
+        self.recompute = recompute
+        """True when this call repeats a forward node in the backward pass: no moving statistics are updated."""
+        self.output_shapes = output_shapes
+        """Shapes of all outputs, the unwanted ones (None) included; empty when every output is wanted."""
+
+    def generator(self) -> Any:
+        """A random generator that depends on ``random_key`` alone, so a recomputed node draws the same numbers."""
+        seed, counter = self.random_key
+        if self.xp is np:
+            return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
+        return _generators[-1](self.xp, seed, counter)
+
+
+_generators: list[Callable[[ModuleType, int, int], Any]] = []
+
+
+def use_on_devices(generator: Callable[[ModuleType, int, int], Any]) -> None:
+    """Let ``generator(xp, seed, counter)`` make the generators of devices; called by the file that has them."""
+    _generators.append(generator)
+
+
+Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
+"""A kernel may also have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments
+doing the same on these very arrays (or None): an executor, whose arrays stay where they are, then replays that instead.
+Of ``ctx`` it may use the array module and the workspace, which the function may use in every call.
+
+One with a method ``bare(params, inputs, outputs)`` of specs gives a function of NumPy arrays of those shapes and dtypes
+(or None): inputs, then outputs, then the flat workspace where the call declares one. The function keeps nothing between
+calls, so that threads may share it; it is called instead of the kernel wherever all arrays are there, with the same
+bits."""
+WorkspaceRule = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
+"""Bytes of scratch of a call, from the specs of its inputs and outputs."""
+ShapeRule = Callable[
+    [Params, list[Shape | None], list[Shape | None]], tuple[Sequence[Shape | None], Sequence[Shape | None]]
+]
+DTypeRule = Callable[
+    [Params, list[DType | None], list[DType | None]], tuple[Sequence[DType | None], Sequence[DType | None]]
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operator. Fields that may depend on parameters are either a value or a function of the parsed parameters."""
+
+    name: str
+    forward: Kernel
+    infer_shape: ShapeRule
+    infer_dtype: DTypeRule
+    params: tuple[Param, ...] = ()
+    inputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("data",)
+    """Names of the inputs (aux states included), as they appear in ``<node>_<input>``."""
+    variadic: str | None = None
+    """Name of the parameter that holds the number of inputs (``num_args``), filled when composing."""
+    aux: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
+    """Inputs that the kernel mutates (auxiliary states): FMutateInputs. Empty only where there are never any."""
+    outputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("output",)
+    """Names of all outputs, hidden ones included."""
+    visible_outputs: int | Callable[[Params], int] | None = None
+    """How many of them a user sees (None: all)."""
+    gradient: GradientRule | None = None
+    """None: not differentiable (an error unless every incoming gradient is zero)."""
+    inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
+    ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
+    """Inputs of which only shape and dtype matter: they need not stay alive, and the kernel gets None for them."""
+    workspace: WorkspaceRule | None = None
+    """Bytes of scratch for one call: the sum of ``aligned(nbytes)`` of everything the kernel takes. None: what the
+    kernel says itself, as one does that is written with its scratch (:mod:`weftplan.ops.core.forms`)."""
+    input_init: Mapping[int, str] = field(default_factory=dict)
+    """``__init__`` attribute given to auto-created variables of these inputs (JSON text as MXNet writes it)."""
+    random: bool = False
+    """Draws random numbers: never merged by common-subexpression elimination."""
+    needs_training: Callable[[Params], bool] | None = None
+    """Where true, a forward run outside training does not make what the gradient reads."""
+    loss: bool = False
+    """Its gradient ignores the incoming one (SoftmaxOutput, MakeLoss, …), so no head gradient need be given."""
+    backward_of: str | None = None
+    """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
+    grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
+    aliases: tuple[str, ...] = ()
+    single: bool = False
+    """One node's own operator (``Custom``), which others of its name have nothing to do with: not in the registry, and
+    nothing is remembered under its name."""
+    doc: str = ""
+
+    def __post_init__(self) -> None:
+        if self.workspace is None:
+            object.__setattr__(self, "workspace", getattr(self.forward, "workspace", None))
+
+    def input_names(self, params: Params) -> tuple[str, ...]:
+        """Names of the inputs under these parameters."""
+        return self.inputs(params) if callable(self.inputs) else self.inputs
+
+    def output_names(self, params: Params) -> tuple[str, ...]:
+        """Names of all outputs, hidden ones included."""
+        return self.outputs(params) if callable(self.outputs) else self.outputs
+
+    def num_outputs(self, params: Params) -> int:
+        """Number of outputs, hidden ones included."""
+        outputs = self.outputs
+        return len(outputs(params) if callable(outputs) else outputs)
+
+    def num_visible_outputs(self, params: Params) -> int:
+        """Number of outputs that a user sees."""
+        visible = self.visible_outputs
+        if visible is None:
+            return self.num_outputs(params)
+        return visible(params) if callable(visible) else visible
+
+    def inplace_pairs(self, params: Params) -> tuple[InplacePair, ...]:
+        """Inplace pairs in the order in which the planner tries them."""
+        return self.inplace(params) if callable(self.inplace) else self.inplace
+
+    def mutated(self, params: Params) -> tuple[int, ...]:
+        """Indices of the inputs that the kernel mutates."""
+        return self.aux(params) if callable(self.aux) else self.aux
+
+    def ignored(self, params: Params) -> tuple[int, ...]:
+        """Indices of inputs whose values are not read."""
+        return self.ignored_inputs(params) if callable(self.ignored_inputs) else self.ignored_inputs
+
+    def gradient_inputs(self, params: Params) -> tuple[int, ...]:
+        """For a backward operator: the forward input of which output k is the gradient."""
+        return self.grad_inputs(params) if callable(self.grad_inputs) else self.grad_inputs
+
+    def has_work(self, outputs: Sequence[Any]) -> bool:
+        """False for a call that would change nothing: nobody wants any output (all are None), and there is no state."""
+        return bool(self.aux) or any(out is not None for out in outputs)
+
+    def workspace_bytes(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        """Scratch bytes of one call."""
+        return 0 if self.workspace is None else self.workspace(params, inputs, outputs)

@@ -1,0 +1,1 @@
+"""Operators without tensor inputs: constants, ranges and grids."""

@@ -1,0 +1,79 @@
+"""add_n, the sum of any number of tensors, and what operators with any number of inputs share."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.params import p_inputs, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import same_dtype, same_shape
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, InplacePair, Op, Param, Params
+
+
+def numbered_inputs(params: Params) -> tuple[str, ...]:
+    """arg0, arg1, … of operators with num_args inputs."""
+    return numbered("arg", params["num_args"])
+
+
+@lru_cache(maxsize=16)
+def numbered(stem: str, count: int) -> tuple[str, ...]:
+    """``stem0``, ``stem1``, …: kept, since names are asked for again at every look at a node.
+
+    >>> numbered("output", 2)
+    ('output0', 'output1')
+    """
+    return tuple(f"{stem}{k}" for k in range(count))
+
+
+def p_count(value: Any) -> int:
+    """A size: an integer of at least 1.
+
+    >>> p_count("3")
+    3
+    """
+    count = p_int(value)
+    if count < 1:
+        raise ValueError("expected at least 1")
+    return count
+
+
+NUM_ARGS = Param("num_args", p_inputs, doc="number of inputs (filled in when composing)")
+
+
+@kernel
+def _add_n(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    if len(inputs) == 1:
+        xp.copyto(out, inputs[0])
+        return
+    xp.add(inputs[0], inputs[1], out=out)
+    for term in inputs[2:]:
+        xp.add(out, term, out=out)
+
+
+def _add_n_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
+    return [
+        builder.node(
+            "_copy", [builder.ograd()], {}, suffix=f"in{k}_backward" if builder.num_inputs > 1 else "backward"
+        )[0]
+        for k in range(builder.num_inputs)
+    ]
+
+
+register(
+    Op(
+        name="add_n",
+        forward=_add_n,
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        params=(NUM_ARGS,),
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=_add_n_gradient,
+        inplace=(InplacePair(0, 0),),
+        aliases=("ElementWiseSum",),
+        doc="The sum of all inputs, from the first to the last.",
+    )
+)

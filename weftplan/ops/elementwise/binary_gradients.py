@@ -1,0 +1,243 @@
+"""Gradients of operators of two inputs, elementwise and broadcasting.
+
+Both forms share one pair of formulas per operator. The broadcasting form computes a block of rows of the full gradient
+in scratch and sums it into the smaller input's gradient, so scratch stays far below the size of the output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from weftplan.ops.core.forms import Call, kernel
+from weftplan.ops.core.kernels import Kind, block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, DType, Kernel, Params, TensorSpec, Workspace
+from weftplan.ops.elementwise.integer_gradients import Integers, apply_slope, slope_scratch
+
+Side = Callable[..., None]
+"""``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two gradient formulas of an operator and the scratch that each needs."""
+
+    lhs: Side
+    rhs: Side
+    scratch: tuple[Kind, ...] = ()
+    integers: Integers = "slope"
+
+
+def _kinds(sides: Sides, dtype: Any) -> list[DType]:
+    return slope_scratch(sides.scratch, dtype, 2, sides.integers)
+
+
+def _apply(sides: Sides, side: Side, xp: Any, g: Any, a: Any, b: Any, out: Any, scratch: Sequence[Any]) -> None:
+    apply_slope(xp, partial(side, xp), g, (a, b), out, scratch, sides.integers)
+
+
+def _both_sides(
+    sides: Sides, xp: Any, left: bool, right: bool, g: Any, a: Any, b: Any, da: Any, db: Any, *scratch: Any
+) -> None:
+    """The wanted gradients of one block."""
+    if left:
+        _apply(sides, sides.lhs, xp, g, a, b, da, scratch)
+    if right:
+        _apply(sides, sides.rhs, xp, g, a, b, db, scratch)
+
+
+def _equal_blocks(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
+    """What :func:`_both_sides` takes, block by block, for inputs of one shape."""
+    g, a, b = inputs
+    da, db = outputs
+    spare = g if da is None else da, g if db is None else db
+    for block in blocks(ctx, (g, a, b, *spare), _kinds(sides, g.dtype)):
+        yield (da is not None, db is not None, *block)
+
+
+def _unequal_shapes(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> None:
+    xp = ctx.xp
+    shape, *input_shapes = collapse(inputs[0].shape, inputs[1].shape, inputs[2].shape)
+    g = inputs[0].reshape(shape)
+    operands = [inputs[k + 1].reshape(input_shapes[k]) for k in (0, 1)]
+    rows = rows_per_block(shape)
+    block = (rows, *shape[1:])
+    full = ctx.take(block, g.dtype)
+    scratch = [ctx.take(block, dtype) for dtype in _kinds(sides, g.dtype)]
+    part_size = _part_size(shape, input_shapes, rows)
+    part = ctx.take((part_size,), g.dtype)
+    for k, side in ((0, sides.lhs), (1, sides.rhs)):
+        if outputs[k] is None:
+            continue
+        target = outputs[k].reshape(input_shapes[k])
+        for start in range(0, shape[0], rows):
+            stop = min(start + rows, shape[0])
+            bg = g[start:stop]
+            ba, bb = (x if x.shape[0] == 1 else x[start:stop] for x in operands)
+            temporary = [space[: stop - start] for space in scratch]
+            if target.shape == shape:
+                _apply(sides, side, xp, bg, ba, bb, target[start:stop], temporary)
+                continue
+            product = full[: stop - start]
+            _apply(sides, side, xp, bg, ba, bb, product, temporary)
+            if target.shape[0] != 1:
+                reduce_to(xp, product, target[start:stop])
+            elif start == 0:
+                reduce_to(xp, product, target)
+            else:
+                term = part[: target.size].reshape(target.shape)
+                reduce_to(xp, product, term)
+                xp.add(target, term, out=target)
+
+
+def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows: int) -> int:
+    """Elements of the buffer for a block's sum: needed when several blocks add to one gradient."""
+    if rows >= shape[0]:
+        return 0
+    return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
+
+
+class _BackwardKernel:
+    """The backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not; for equal ones it can be
+    prepared."""
+
+    __slots__ = ("sides",)
+
+    def __init__(self, sides: Sides) -> None:
+        self.sides = sides
+
+    def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        if inputs[1].shape != inputs[2].shape:
+            _unequal_shapes(self.sides, ctx, inputs, outputs)
+            return
+        for block in _equal_blocks(self.sides, ctx, inputs, outputs):
+            _both_sides(self.sides, ctx.xp, *block)
+
+    def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+        """The formulas bound to the views of every block; the whole call for unequal shapes or very many blocks."""
+        whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
+        if inputs[1].shape != inputs[2].shape:
+            return whole
+        made = _equal_blocks(self.sides, ctx, inputs, outputs)
+        return replayed(partial(_both_sides, self.sides, ctx.xp), made) or whole
+
+
+def backward_kernel(sides: Sides) -> Kernel:
+    """The backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not."""
+    return _BackwardKernel(sides)
+
+
+def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
+    """Its workspace."""
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        g, a, b = inputs
+        kinds = _kinds(sides, g.dtype)
+        if a.shape == b.shape:
+            return block_bytes(math.prod(g.shape), kinds)
+        shape, *input_shapes = collapse(g.shape, a.shape, b.shape)
+        rows = rows_per_block(shape)
+        block = (rows, *shape[1:])
+        part = (_part_size(shape, input_shapes, rows),)
+        return take_bytes((block, g.dtype), (part, g.dtype), *((block, kind) for kind in kinds))
+
+    return workspace
+
+
+def sum_backward(sign: int) -> Kernel:
+    """Gradients of lhs + rhs and lhs - rhs: the incoming one, summed to each shape, the right one times ``sign``."""
+
+    @kernel
+    def compute(xp: Any, p: Params, g: Any, left: Any, right: Any) -> None:
+        # The left one first: where it shares memory with g it leaves g as it is, while the right one may change it.
+        if left is not None:
+            reduce_to(xp, g, left)
+        if right is not None:
+            if sign < 0 and right.shape == g.shape:
+                xp.negative(g, out=right)
+            else:
+                reduce_to(xp, g, right)
+                if sign < 0:
+                    xp.negative(right, out=right)
+
+    return compute
+
+
+# -------------------------------------------------------------------------------- gradients: (xp, ograd, a, b, out, t…)
+
+
+def mul_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """g · b"""
+    xp.multiply(g, b, out=out)
+
+
+def mul_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """g · a"""
+    xp.multiply(g, a, out=out)
+
+
+def div_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """g / b"""
+    xp.divide(g, b, out=out)
+
+
+def div_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """-g · a / b²"""
+    xp.divide(g, b, out=out)
+    xp.multiply(out, a, out=out)
+    xp.divide(out, b, out=out)
+    xp.negative(out, out=out)
+
+
+def power_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """g · b · a^(b - 1)"""
+    xp.subtract(b, 1, out=t)
+    xp.power(a, t, out=t)
+    xp.multiply(t, b, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def power_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """g · a^b · log(a)"""
+    xp.power(a, b, out=t)
+    xp.multiply(t, g, out=out)
+    xp.log(a, out=t)
+    xp.multiply(out, t, out=out)
+
+
+def mod_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """g"""
+    xp.copyto(out, g)
+
+
+def mod_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """-g · floor(a / b)"""
+    xp.divide(a, b, out=t)
+    xp.floor(t, out=t)
+    xp.negative(t, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def masked(compare: str) -> Side:
+    """``g`` where ``compare(a, b)``, else 0."""
+
+    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+        getattr(xp, compare)(a, b, out=t)
+        xp.multiply(g, t, out=out)
+
+    return side
+
+
+def hypot_side(right: bool) -> Side:
+    """``g · a / hypot(a, b)``, or with b on the right side."""
+
+    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+        xp.hypot(a, b, out=t)
+        xp.divide(b if right else a, t, out=t)
+        xp.multiply(t, g, out=out)
+
+    return side

@@ -1,0 +1,329 @@
+"""gamma, gammaln, digamma and erfinv, with their derivatives, for array modules that have none of them.
+
+The gamma functions shift their argument up to at least 8 by the recurrence and use Stirling's series there; arguments
+below 1/2 are reflected to above it. The inverse error function is two Chebyshev series, fitted when this module is
+imported to the inverse of :func:`math.erf` and :func:`math.erfc`: ``erfinv(x) / x`` in x² for ``|x| <= 0.9``, and
+``erfinv(x) / w`` in ``w = sqrt(-log(1 - |x|))`` beyond. All of it is computed in float64, to about 1e-13 of the result
+(gammaln: also 1e-14 absolutely, near its zeros).
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.kernels import BOOL, Kind
+from weftplan.ops.core.schema import Params
+from weftplan.ops.elementwise.erf import clenshaw, fit
+from weftplan.ops.elementwise.unary import unary
+
+_DOUBLE = np.dtype(np.float64)
+_STEPS = 8
+_LOG = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+"""Stirling's series of the logarithm of gamma, in odd powers of 1/z."""
+_PSI = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
+"""The asymptotic series of its derivative, in even powers of 1/z."""
+
+_PSI1 = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+"""The asymptotic series of the second derivative times z, without 1 and 1 / 2z, in even powers of 1/z."""
+
+
+def _reflected(xp: ModuleType, x: Any, z: Any, m: Any) -> None:
+    """z = x, or 1 - x where x < 1/2."""
+    xp.subtract(1.0, x, out=z, casting="unsafe")
+    xp.greater_equal(x, 0.5, out=m)
+    xp.copyto(z, x, where=m)
+
+
+def _series(xp: ModuleType, coefficients: tuple[float, ...], z: Any, s: Any, t: Any) -> None:
+    """s = the polynomial of 1/z² with these coefficients (constant first)."""
+    xp.multiply(z, z, out=t)
+    xp.divide(1.0, t, out=t)
+    s.fill(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        xp.multiply(s, t, out=s)
+        xp.add(s, coefficient, out=s)
+
+
+def _stirling(xp: ModuleType, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    """s = log of gamma at ``z`` shifted up, p = the product of the steps (z >= 1/2; it ends shifted)."""
+    p.fill(1.0)
+    for _ in range(_STEPS):
+        xp.less(z, _STEPS, out=m)
+        t.fill(1.0)
+        xp.copyto(t, z, where=m)
+        xp.multiply(p, t, out=p)
+        xp.add(z, m, out=z)
+    _series(xp, _LOG, z, s, t)
+    xp.divide(s, z, out=s)
+    xp.log(z, out=t)
+    xp.subtract(t, 1.0, out=t)
+    xp.subtract(z, 0.5, out=z)
+    xp.multiply(t, z, out=t)  # (z - 1/2) log z - z + 1/2, finite or infinite but never inf - inf
+    xp.add(s, t, out=s)
+    xp.add(s, 0.5 * math.log(2.0 * math.pi) - 0.5, out=s)
+
+
+def _turn(xp: ModuleType, x: Any, z: Any, t: Any) -> None:
+    """t = the whole number nearest to ``x``, z = pi (x - t): what the reflection takes the sine or tangent of."""
+    xp.copyto(z, x)
+    xp.rint(z, out=t)
+    xp.subtract(z, t, out=z)
+    xp.multiply(z, math.pi, out=z)
+
+
+def _unreflected(xp: ModuleType, x: Any, z: Any, s: Any, m: Any) -> None:
+    """Put ``s`` into z where ``x`` needed no reflection."""
+    xp.greater_equal(x, 0.5, out=m)
+    xp.copyto(z, s, where=m)
+
+
+def _climb(xp: ModuleType, x: Any, z: Any, p: Any, t: Any, m: Any, *, power: int) -> None:
+    """z = ``x``, reflected and raised by whole steps; p = the sum of 1 / z^power over the steps."""
+    _reflected(xp, x, z, m)
+    p.fill(0.0)
+    for _ in range(_STEPS):
+        xp.less(z, _STEPS, out=m)
+        xp.divide(m, z, out=t)
+        if power == 2:
+            xp.divide(t, z, out=t)
+        xp.add(p, t, out=p)
+        xp.add(z, m, out=z)
+
+
+def _gamma(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    """Write gamma of ``x`` into ``out``, which may be ``x``."""
+    _reflected(xp, x, z, m)
+    _stirling(xp, z, p, s, t, m)
+    xp.exp(s, out=s)
+    xp.divide(s, p, out=s)  # gamma of x, or of 1 - x
+    # Reflection: gamma(x) = pi / (sin(pi x) gamma(1 - x)), where sin(pi x) = (-1)^k sin(pi (x - k)), k the nearest.
+    _turn(xp, x, z, t)
+    xp.sin(z, out=z)
+    xp.fmod(t, 2.0, out=p)
+    xp.absolute(p, out=p)
+    xp.multiply(p, -2.0, out=p)
+    xp.add(p, 1.0, out=p)
+    xp.multiply(z, p, out=z)
+    xp.multiply(z, s, out=z)
+    xp.divide(math.pi, z, out=z)
+    _unreflected(xp, x, z, s, m)
+    # No value at the negative whole numbers, where the two sides have different signs; at 0 it is infinite.
+    xp.equal(t, x, out=m)
+    xp.less(x, 0, out=p, casting="unsafe")
+    xp.multiply(m, p, out=m, casting="unsafe")
+    xp.copyto(z, math.nan, where=m)
+    xp.copyto(out, z, casting="unsafe")
+
+
+def _gammaln(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    """Write the logarithm of the absolute value of gamma of ``x`` into ``out``, which may be ``x``."""
+    _reflected(xp, x, z, m)
+    _stirling(xp, z, p, s, t, m)
+    xp.log(p, out=p)
+    xp.subtract(s, p, out=s)
+    _turn(xp, x, z, t)
+    xp.sin(z, out=z)
+    xp.absolute(z, out=z)
+    xp.divide(math.pi, z, out=z)
+    xp.log(z, out=z)
+    xp.subtract(z, s, out=z)
+    _unreflected(xp, x, z, s, m)
+    xp.isinf(x, out=m)
+    xp.copyto(z, math.inf, where=m)
+    xp.copyto(out, z, casting="unsafe")
+
+
+def _psi(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    """z = the derivative of the logarithm of gamma at ``x``; infinite at its poles, as in MXNet 1.9.1."""
+    _climb(xp, x, z, p, t, m, power=1)
+    _series(xp, (0.0, *_PSI), z, s, t)
+    xp.subtract(s, p, out=s)
+    xp.log(z, out=t)
+    xp.add(s, t, out=s)
+    xp.divide(0.5, z, out=t)
+    xp.subtract(s, t, out=s)
+    # Reflection: psi(x) = psi(1 - x) - pi / tan(pi x)
+    _turn(xp, x, z, t)
+    xp.tan(z, out=z)
+    xp.divide(math.pi, z, out=z)
+    xp.subtract(s, z, out=z)
+    _unreflected(xp, x, z, s, m)
+    xp.equal(t, x, out=m)
+    xp.less_equal(x, 0, out=p, casting="unsafe")
+    xp.multiply(m, p, out=m, casting="unsafe")
+    xp.copyto(z, math.inf, where=m)
+
+
+def _digamma(xp: Any, params: Params, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    _psi(xp, x, z, p, s, t, m)
+    xp.copyto(out, z, casting="unsafe")
+
+
+def _digamma_backward(
+    xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any
+) -> None:
+    _psi1(xp, x, z, p, s, t, m)
+    xp.multiply(z, g, out=out, casting="unsafe")
+
+
+def _gammaln_backward(
+    xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any
+) -> None:
+    _psi(xp, x, z, p, s, t, m)
+    xp.multiply(z, g, out=out, casting="unsafe")
+
+
+def _gamma_backward(
+    xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, y: Any, m: Any
+) -> None:
+    _gamma(xp, x, y, z, p, s, t, m)
+    _psi(xp, x, z, p, s, t, m)
+    xp.multiply(z, y, out=z)
+    xp.multiply(z, g, out=out, casting="unsafe")
+
+
+def _psi1(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    """z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
+    _climb(xp, x, z, p, t, m, power=2)
+    _series(xp, (0.0, *_PSI1), z, s, t)
+    xp.add(s, 1.0, out=s)
+    xp.divide(s, z, out=s)
+    xp.add(s, p, out=s)
+    xp.divide(0.5, z, out=t)
+    xp.divide(t, z, out=t)
+    xp.add(s, t, out=s)
+    # Reflection: psi'(x) = (pi / sin(pi x))² - psi'(1 - x)
+    _turn(xp, x, z, t)
+    xp.sin(z, out=z)
+    xp.divide(math.pi, z, out=z)
+    xp.multiply(z, z, out=z)
+    xp.subtract(z, s, out=z)
+    _unreflected(xp, x, z, s, m)
+
+
+def _room(xp: ModuleType, x: Any) -> tuple[Any, ...]:
+    """Scratch of the functions above for a few numbers."""
+    return *(xp.empty(x.shape, _DOUBLE) for _ in range(4)), xp.empty(x.shape, bool)
+
+
+def gammaln_of(xp: ModuleType, x: Any) -> Any:
+    """Logarithms of gamma of a few float64 numbers, as a new array."""
+    out = xp.empty(x.shape, _DOUBLE)
+    _gammaln(xp, x, out, *_room(xp, x))
+    return out
+
+
+def digamma_of(xp: ModuleType, x: Any) -> Any:
+    """Derivatives of :func:`gammaln_of`, as a new array."""
+    z, *others = _room(xp, x)
+    _psi(xp, x, z, *others)
+    return z
+
+
+# ------------------------------------------------------------------------------------------------------ erfinv
+
+_CENTRE = 0.9
+_FIRST = math.sqrt(-math.log(1.0 - _CENTRE))
+_LAST = math.sqrt(53.0 * math.log(2.0))
+"""w of the largest float64 below 1, about."""
+
+
+def _near(square: float) -> float:
+    """erfinv(x) / x at x², by Newton's method on erf."""
+    x = math.sqrt(square)
+    if x < 1e-8:
+        return math.sqrt(math.pi) / 2.0
+    y = x
+    for _ in range(60):
+        y -= (math.erf(y) - x) * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
+    return y / x
+
+
+def _far(w: float) -> float:
+    """erfinv(x) / w where 1 - x = exp(-w²), by Newton's method on the logarithm of erfc."""
+    y = w
+    for _ in range(60):
+        rest = math.erfc(y)
+        y += (math.log(rest) + w * w) * rest * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
+    return y / w
+
+
+_NEAR = fit(_near, 0.0, _CENTRE * _CENTRE, 30)
+_FAR = fit(_far, _FIRST, _LAST, 30)
+
+
+def _erfinv(xp: Any, params: Params, x: Any, out: Any, u: Any, w: Any, t: Any, a: Any, b: Any, c: Any, m: Any) -> None:
+    """±infinity at ±1, no number beyond."""
+    xp.copyto(u, x)
+    xp.absolute(u, out=w)
+    xp.subtract(1.0, w, out=w)
+    xp.log(w, out=w)
+    xp.negative(w, out=w)
+    xp.sqrt(w, out=w)  # inf at ±1, nan beyond
+    xp.clip(w, _FIRST, _LAST, out=t)
+    xp.subtract(t, 0.5 * (_FIRST + _LAST), out=t)
+    xp.multiply(t, 2.0 / (_LAST - _FIRST), out=t)
+    series = clenshaw(xp, _FAR, t, a, b, c)
+    xp.multiply(w, series, out=w)
+    xp.copysign(w, u, out=w)
+    xp.absolute(u, out=t)
+    xp.less(t, _CENTRE, out=m)
+    xp.multiply(u, u, out=t)
+    xp.clip(t, 0.0, _CENTRE * _CENTRE, out=t)
+    xp.multiply(t, 2.0 / (_CENTRE * _CENTRE), out=t)
+    xp.subtract(t, 1.0, out=t)
+    series = clenshaw(xp, _NEAR, t, a, b, c)
+    xp.multiply(series, u, out=series)
+    xp.copyto(w, series, where=m)
+    xp.copyto(out, w, casting="unsafe")
+
+
+def _erfinv_backward(xp: Any, params: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+    """sqrt(pi) / 2 · exp(y²) with y the output."""
+    xp.multiply(y, y, out=t, casting="unsafe")
+    xp.exp(t, out=t)
+    xp.multiply(t, math.sqrt(math.pi) / 2.0, out=t)
+    xp.multiply(t, g, out=out, casting="unsafe")
+
+
+# ------------------------------------------------------------------------------------------------------ the operators
+
+_FOUR: tuple[Kind, ...] = (*(_DOUBLE,) * 4, BOOL)
+
+unary(
+    "gamma",
+    lambda xp, params, *arrays: _gamma(xp, *arrays),
+    _gamma_backward,
+    scratch=(*(_DOUBLE,) * 5, BOOL),
+    forward_scratch=_FOUR,
+    doc="The gamma function: (x - 1)! of whole x.",
+)
+unary(
+    "gammaln",
+    lambda xp, params, *arrays: _gammaln(xp, *arrays),
+    _gammaln_backward,
+    scratch=_FOUR,
+    forward_scratch=_FOUR,
+    doc="Logarithm of the absolute value of the gamma function.",
+)
+unary(
+    "digamma",
+    _digamma,
+    _digamma_backward,
+    scratch=_FOUR,
+    forward_scratch=_FOUR,
+    doc="Derivative of the logarithm of the gamma function; infinite at its poles.",
+)
+unary(
+    "erfinv",
+    _erfinv,
+    _erfinv_backward,
+    "y0",
+    scratch=(_DOUBLE,),
+    forward_scratch=(*(_DOUBLE,) * 6, BOOL),
+    doc="Inverse of the Gauss error function, on [-1, 1].",
+)

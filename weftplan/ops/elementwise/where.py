@@ -1,0 +1,124 @@
+"""where: an elementwise or rowwise choice between two tensors.
+
+The choice is made on bits, in declared scratch, so that it treats NaN and every dtype alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import BOOL, block_bytes, blocks
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import DType, Op, Params, TensorSpec, Workspace
+
+
+def _where_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    condition, x, y = ins
+    merged = merge_shape(x, y, "x and y of where")
+    merged = merge_shape(merged, outs[0], "output of where")
+    if merged is None:
+        return ins, outs
+    if condition is not None and len(condition) == 1 != len(merged):
+        condition = merge_shape(condition, merged[:1], f"condition of where, one for each row of {merged}")
+    elif condition is not None:
+        condition = merged = merge_shape(condition, merged, "condition and x of where")
+    return [condition, merged, merged], [merged]
+
+
+def _where_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    dtype = merge_dtype(merge_dtype(ins[1], ins[2], "x and y of where"), outs[0], "output of where")
+    return [ins[0], dtype, dtype], [dtype]
+
+
+# A selection by mask is done on the bits, y ^ ((x ^ y) & -condition): several times faster than copyto(where=…) when
+# the mask has no pattern, and it keeps NaN and -0.0.
+
+
+def _integer(dtype: DType) -> DType:
+    """The signed integer dtype of the same size."""
+    return np.dtype(f"i{dtype.itemsize}")
+
+
+def _bits(xp: Any, condition: Any, mask: Any, out: Any) -> None:
+    """``out`` (integers) = all bits where ``condition`` is not 0, else none."""
+    xp.not_equal(condition, 0, out=mask)
+    xp.negative(mask.view("int8"), out=out)
+
+
+def _by_row(ctx: Workspace, condition: Any, like: Any) -> Any:
+    """Bits of a condition that has one value for each row of ``like``."""
+    bits = ctx.take(condition.shape, _integer(like.dtype))
+    _bits(ctx.xp, condition, ctx.take(condition.shape, BOOL), bits)
+    return bits.reshape((condition.size,) + (1,) * (like.ndim - 1))
+
+
+def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
+    x, y, out = (array.view(bits.dtype) for array in (x, y, out))
+    xp.bitwise_xor(x, y, out=out)
+    xp.bitwise_and(out, bits, out=out)
+    xp.bitwise_xor(out, y, out=out)
+
+
+@workspace_kernel
+def _where(ctx: Workspace, p: Params, condition: Any, x: Any, y: Any, out: Any) -> None:
+    if condition.shape != out.shape:
+        _choose(ctx.xp, _by_row(ctx, condition, out), x, y, out)
+        return
+    for bc, bx, by, bo, bits, mask in blocks(ctx, (condition, x, y, out), (_integer(out.dtype), BOOL)):
+        _bits(ctx.xp, bc, mask, bits)
+        _choose(ctx.xp, bits, bx, by, bo)
+
+
+@workspace_kernel
+def _backward_where(ctx: Workspace, p: Params, g: Any, condition: Any, d_x: Any, d_y: Any) -> None:
+    if condition.shape != g.shape:
+        _share_out(ctx.xp, _by_row(ctx, condition, g), g, d_x, d_y)
+        return
+    spare = [g if out is None else out for out in (d_x, d_y)]
+    for bg, bc, bx, by, bits, mask in blocks(ctx, (g, condition, *spare), (_integer(g.dtype), BOOL)):
+        _bits(ctx.xp, bc, mask, bits)
+        _share_out(ctx.xp, bits, bg, None if d_x is None else bx, None if d_y is None else by)
+
+
+def _share_out(xp: Any, bits: Any, g: Any, x: Any, y: Any) -> None:
+    """The gradient goes to x where the bits are set, and to y elsewhere."""
+    g = g.view(bits.dtype)
+    if x is not None:
+        xp.bitwise_and(g, bits, out=x.view(bits.dtype))
+    if y is not None:
+        y = y.view(bits.dtype)
+        xp.bitwise_and(g, bits, out=y)
+        xp.bitwise_xor(g, y, out=y)
+
+
+def _where_bytes(condition: TensorSpec, full: TensorSpec) -> int:
+    kinds = [_integer(full.dtype), BOOL]
+    if condition.shape == full.shape:
+        return block_bytes(math.prod(full.shape), kinds)
+    return take_bytes(*((condition.shape, kind) for kind in kinds))
+
+
+register(
+    Op(
+        name="where",
+        forward=_where,
+        infer_shape=_where_shape,
+        infer_dtype=_where_dtype,
+        inputs=("condition", "x", "y"),
+        gradient=grad("_backward_where", "g0", "x0", into=(1, 2)),
+        workspace=lambda params, inputs, outputs: _where_bytes(inputs[0], inputs[1]),
+        doc="x where condition is not 0, else y; a condition of one axis chooses rows.",
+    )
+)
+backward(
+    "where",
+    _backward_where,
+    ("ograd", "condition"),
+    grad_inputs=(1, 2),
+    workspace=lambda params, inputs, outputs: _where_bytes(inputs[1], inputs[0]),
+)

@@ -1,0 +1,190 @@
+"""A depthwise convolution between two batch norms as one operator, and its gradient as another.
+
+Channels are independent from the first batch norm, behind which there is a relu, to the second, behind which there may
+be one. So a compiled kernel (``ops/compiled/depthwise/block.py``) takes one channel through all three while it is in
+the cache: what the relu makes is never written, backward it is computed again from the data, and of the gradients
+between the three none leaves the cache. Only the planner makes nodes of these operators
+(``planner/symbolic/passes/fuse_depthwise.py``), after gradients are there and sizes are known. NumPy's kernels run one
+after the other, with scratch for what lies between. Either has the bits of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from weftplan.ops.core import registry
+from weftplan.ops.core.registry import register_planner_op
+from weftplan.ops.core.rules import pass_dtype, pass_shape
+from weftplan.ops.core.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec, aligned
+from weftplan.ops.elementwise.unary import relu_step
+from weftplan.ops.fusion import relu as joined
+
+NAME = "BatchNorm+depthwise+BatchNorm"
+BEFORE, LAYER, BEHIND, RELU = "before", "layer", "behind", "relu"
+"""Parameters: those of the first batch norm, of the convolution and of the second batch norm, and whether there is a
+relu behind that."""
+_CONVOLUTION = registry.get("Convolution")
+_CONVOLUTION_GRADIENT = registry.get("_backward_Convolution")
+
+
+def norm_gradient(relu: bool) -> Op:
+    """The gradient of a batch norm, with ``relu`` behind that of a relu."""
+    name = "_backward_BatchNorm"
+    return joined.GRADIENTS[name] if relu else registry.get(name)
+
+
+def norm(relu: bool) -> Op:
+    """A batch norm, with ``relu`` the one with a relu behind it."""
+    return joined.norm_of(joined.RELU * relu)
+
+
+def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[Any]) -> list[Any]:
+    """Inputs of :func:`norm_gradient`; ``vectors`` are gamma, beta, and the two that the forward pass has kept."""
+    gamma, beta, *kept = vectors
+    return [ograd, data, gamma, *((beta,) if relu else ()), *kept]
+
+
+def _room(ctx: OpContext, nbytes: int) -> Any:
+    return ctx.take((nbytes,), "uint8") if nbytes else None
+
+
+def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, room: Any) -> None:
+    """One of the three, in scratch that all use."""
+    own = OpContext(ctx.xp, is_train=ctx.is_train, recompute=ctx.recompute, workspace=room)
+    op.forward(own, params, inputs, outputs)
+
+
+def _spec(array: Any) -> TensorSpec:
+    return TensorSpec(array.shape, array.dtype)
+
+
+def _forward_room(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpec) -> int:
+    data, gamma, beta, mean, var, weight, *second = inputs
+    return max(
+        norm(True).workspace_bytes(params[BEFORE], [data, gamma, beta, mean, var], [data, beta, beta]),
+        _CONVOLUTION.workspace_bytes(params[LAYER], [data, weight], [inner]),
+        norm(params[RELU]).workspace_bytes(params[BEHIND], [inner, *second], [inner, second[1], second[1]]),
+    )
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    data, weight, beta = inputs[0], inputs[5], inputs[2]
+    out, inner, *kept = outputs
+    between = ctx.take(data.shape, data.dtype)
+    # A gamma that counts as 1 is not there, and has the form of beta.
+    specs = [_spec(beta if array is None else array) for array in inputs]
+    specs[6] = _spec(inputs[7])
+    room = _room(ctx, _forward_room(params, specs, _spec(inner)))
+    _run(ctx, norm(True), params[BEFORE], inputs[:5], [between, *kept[:2]], room=room)
+    _run(ctx, _CONVOLUTION, params[LAYER], [between, weight], [inner], room=room)
+    _run(ctx, norm(params[RELU]), params[BEHIND], [inner, *inputs[6:]], [out, *kept[2:]], room=room)
+
+
+def _forward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return aligned(inputs[0].nbytes) + aligned(_forward_room(params, inputs, outputs[1]))
+
+
+def _backward_room(params: Params, inputs: Sequence[TensorSpec]) -> int:
+    ograd, inner, data, weight, *vectors = inputs
+    first, second = vectors[:4], vectors[4:]
+    relu = params[RELU]
+    return max(
+        norm_gradient(relu).workspace_bytes(params[BEHIND], _of_norm(relu, ograd, inner, second), [inner]),
+        _CONVOLUTION_GRADIENT.workspace_bytes(params[LAYER], [inner, data, weight], [data, weight]),
+        norm_gradient(True).workspace_bytes(params[BEFORE], _of_norm(True, data, data, first), [data]),
+    )
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    ograd, inner, data, weight, *vectors = inputs
+    first, second = vectors[:4], vectors[4:]
+    dgrad, *of_first, wgrad, second_ggrad, second_bgrad = outputs
+    relu = params[RELU]
+    between, igrad = ctx.take(data.shape, data.dtype), ctx.take(inner.shape, inner.dtype)
+    scale, shift = (ctx.take(first[1].shape, data.dtype) for _ in range(2))
+    specs = [_spec(first[1] if array is None else array) for array in inputs]
+    room = _room(ctx, _backward_room(params, specs))
+    given = _of_norm(relu, ograd, inner, second)
+    _run(ctx, norm_gradient(relu), params[BEHIND], given, [igrad, second_ggrad, second_bgrad], room=room)
+    _normalize_again(ctx.xp, params, data, first, scale, shift, between)
+    _run(ctx, _CONVOLUTION_GRADIENT, params[LAYER], [igrad, between, weight], [dgrad, wgrad], room=room)
+    _run(ctx, norm_gradient(True), params[BEFORE], _of_norm(True, dgrad, data, first), [dgrad, *of_first], room=room)
+
+
+def _normalize_again(
+    xp: Any, params: Params, data: Any, vectors: Sequence[Any], scale: Any, shift: Any, out: Any
+) -> None:
+    """What the first batch norm and its relu made, to the last bit."""
+    gamma, beta, mean, inverse = vectors
+    if params[BEFORE]["fix_gamma"]:
+        scale[...] = inverse
+    else:
+        xp.multiply(inverse, gamma, out=scale)
+    xp.multiply(mean, scale, out=shift)
+    xp.subtract(beta, shift, out=shift)
+    along = (-1, *[1] * (data.ndim - 2))
+    xp.multiply(data, scale.reshape(along), out=out)
+    xp.add(out, shift.reshape(along), out=out)
+    relu_step(xp, params, out, out)
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    vector = TensorSpec(inputs[5].shape, inputs[2].dtype)
+    taken = (inputs[2], inputs[1], vector, vector)
+    return sum(aligned(one.nbytes) for one in taken) + aligned(_backward_room(params, inputs))
+
+
+def _fixed(*of: tuple[str, int]) -> Any:
+    return lambda params: tuple(place for name, place in of if params[name]["fix_gamma"])
+
+
+def _ignored_backward(params: Params) -> tuple[int, ...]:
+    found: tuple[int, ...] = _fixed((BEFORE, 4), (BEHIND, 8))(params)
+    return found if params[RELU] else (*found, 9)
+
+
+def _refuse(value: Any) -> NoReturn:
+    raise ValueError(f"only the planner makes nodes of {NAME!r}, got {value!r}")
+
+
+_PARAMS = (
+    Param(BEFORE, _refuse, doc="Parameters of the batch norm before the convolution."),
+    Param(LAYER, _refuse, doc="Parameters of the convolution."),
+    Param(BEHIND, _refuse, doc="Parameters of the batch norm behind it."),
+    Param(RELU, _refuse, doc="Whether there is a relu behind that."),
+)
+BLOCK = register_planner_op(
+    Op(
+        name=NAME,
+        forward=_forward,
+        infer_shape=pass_shape,
+        infer_dtype=pass_dtype,
+        params=_PARAMS,
+        inputs=("data", "gamma", "beta", "moving_mean", "moving_var", "weight", "inner_gamma", "inner_beta",
+                "inner_moving_mean", "inner_moving_var"),
+        aux=(3, 4, 8, 9),
+        outputs=("output", "inner", "mean", "var", "inner_mean", "inner_var"),
+        visible_outputs=1,
+        ignored_inputs=_fixed((BEFORE, 1), (BEHIND, 6)),
+        workspace=_forward_workspace,
+        needs_training=lambda params: not all(params[name]["use_global_stats"] for name in (BEFORE, BEHIND)),
+        doc="A batch norm, a relu, a depthwise convolution and another batch norm, one channel after the other.",
+    )
+)  # fmt: skip
+BLOCK_GRADIENT = register_planner_op(
+    Op(
+        name=f"_backward_{NAME}",
+        forward=_backward,
+        infer_shape=pass_shape,
+        infer_dtype=pass_dtype,
+        params=_PARAMS,
+        inputs=("ograd", "inner", "data", "weight", "gamma", "beta", "mean", "var", "inner_gamma", "inner_beta",
+                "inner_mean", "inner_var"),
+        outputs=("data_grad", "gamma_grad", "beta_grad", "weight_grad", "inner_gamma_grad", "inner_beta_grad"),
+        inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+        ignored_inputs=_ignored_backward,
+        workspace=_backward_workspace,
+        doc="The gradients of such a block.",
+    )
+)  # fmt: skip

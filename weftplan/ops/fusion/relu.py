@@ -1,0 +1,141 @@
+"""Operators that compute nodes of a graph in one pass: a layer with the relu behind it, forward and backward, and a
+convolution with the batch norm behind it, and the relu behind that.
+
+Only the planner makes nodes of them (``planner/symbolic/passes/fuse_relu.py``), after gradients are there, so they
+have no gradient, no name that a user can call and no place in the table of operators. What they compute has the same
+bits as the nodes. Compiled forms are offered under their names, as for every operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from weftplan.ops.core import registry
+from weftplan.ops.core.kernels import blocks
+from weftplan.ops.core.rules import DTypes, Shapes
+from weftplan.ops.core.schema import Arrays, Kernel, Op, OpContext, Params, TensorSpec
+from weftplan.ops.elementwise.unary import relu_step
+from weftplan.ops.nn import batch_norm, convolution  # noqa: F401 - they register what is joined here
+
+_T = TypeVar("_T")
+RELU = "+relu"
+"""What the name of a joined operator adds to the layer's."""
+
+
+def layer_of(name: str) -> str:
+    """The operator of the layer with which a joined one begins; other names as they are.
+
+    >>> layer_of("Convolution+BatchNorm+relu"), layer_of("Pooling")
+    ('Convolution', 'Pooling')
+    """
+    return name.partition("+")[0]
+
+
+def _with_relu(layer: Kernel) -> Kernel:
+    def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        layer(ctx, params, inputs, outputs)
+        if outputs[0] is not None:
+            for (block,) in blocks(ctx, [outputs[0]]):
+                relu_step(ctx.xp, params, block, block)
+
+    return forward
+
+
+def _layer(name: str) -> Op:
+    op = registry.get(name)
+    return replace(op, name=name + RELU, forward=_with_relu(op.forward), gradient=None, aliases=())
+
+
+def _backward_batch_norm() -> Op:
+    op = registry.get("_backward_BatchNorm")
+    return replace(
+        op,
+        name=op.name + RELU,
+        forward=batch_norm.backward_behind_relu,
+        inputs=("ograd", "data", "gamma", "beta", "mean", "var"),
+        ignored_inputs=lambda params: (2,) if params["fix_gamma"] else (),
+        workspace=batch_norm.workspace_behind_relu,
+    )
+
+
+def _apart(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+    """(inputs of the convolution, inputs of the batch norm but for its data)."""
+    return [*inputs[:2], *inputs[6:]], list(inputs[2:6])
+
+
+def norm_of(relu: str) -> Op:
+    """A batch norm, with :data:`RELU` the one with a relu behind it."""
+    return LAYERS["BatchNorm"] if relu else registry.get("BatchNorm")
+
+
+def _normalized(relu: str) -> Op:
+    conv, norm, behind = registry.get("Convolution"), registry.get("BatchNorm"), norm_of(relu)
+
+    def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        own, given = _apart(inputs)
+        conv.forward(ctx, params, own, outputs)
+        # In the same scratch: the one is done with it before the other begins.
+        again = partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *given], [outputs[0], None, None])
+        ctx.repeated(again)()
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        own, given = _apart(inputs)
+        vectors = [given[0], given[0]]
+        return max(
+            conv.workspace_bytes(params, own, outputs),
+            behind.workspace_bytes(params[batch_norm.NORM], [outputs[0], *given], [outputs[0], *vectors]),
+        )
+
+    def shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        own, given = _apart(ins)
+        found, made = conv.infer_shape(params, own, outs)
+        vectors, results = norm.infer_shape(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
+        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+
+    def dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+        own, given = _apart(ins)
+        found, made = conv.infer_dtype(params, own, outs)
+        vectors, results = norm.infer_dtype(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
+        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+
+    def names(params: Params) -> tuple[str, ...]:
+        first = conv.input_names(params)
+        return (*first[:2], *norm.input_names(params[batch_norm.NORM])[1:], *first[2:])
+
+    return Op(
+        name=f"{conv.name}+{norm.name}{relu}",
+        forward=forward,
+        infer_shape=shapes,
+        infer_dtype=dtypes,
+        params=conv.params,
+        inputs=names,
+        aux=(4, 5),
+        ignored_inputs=lambda params: (2,) if params[batch_norm.NORM]["fix_gamma"] else (),
+        workspace=workspace,
+        needs_training=lambda params: not params[batch_norm.NORM]["use_global_stats"],
+    )
+
+
+LAYERS = {name: _layer(name) for name in ("BatchNorm", "Convolution")}
+"""By the operator of the layer: the same with a relu behind it."""
+NORMALIZED = {relu: _normalized(relu) for relu in ("", RELU)}
+"""A convolution with a batch norm behind it, without and with a relu behind that. Its inputs are the convolution's data
+and weight, the batch norm's four vectors, and the convolution's bias where it has one."""
+GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
+"""By the operator of a layer's gradient: the same behind the gradient of a relu, whose output it does not read; its
+inputs are the layer's gradient's, and beta behind gamma."""
+for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
+    registry.register_planner_op(_made)
+
+
+def is_relu(op: Op, params: Params) -> bool:
+    """Whether a node computes max(x, 0)."""
+    return op.name == "relu" or (op.name == "Activation" and params["act_type"] == "relu")
+
+
+def is_gradient_of_relu(op: Op, params: Params) -> bool:
+    """Whether a node is the gradient of such a one, of inputs (incoming gradient, output)."""
+    return op.name == "_backward_Activation" and params["act_type"] == "relu"

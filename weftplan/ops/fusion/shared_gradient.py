@@ -1,0 +1,103 @@
+"""Gradients of several FullyConnected layers with one weight in one node: one product for the weight, not one for each.
+
+Rows of few samples make many small products whose results have to be added. Side by side, the rows of several layers
+give that sum in one product, which is large enough for two cores. Nodes of this operator are made by
+:mod:`weftplan.planner.symbolic.passes.batch_weight_gradients` alone, so nobody finds it by its name but the planner.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.params import p_bool
+from weftplan.ops.core.products import FEW, MOST, STEP, multiply
+from weftplan.ops.core.registry import register_planner_op
+from weftplan.ops.core.rules import DTypes, Shapes, is_known
+from weftplan.ops.core.schema import Op, Param, Params
+from weftplan.ops.elementwise.add_n import numbered, p_count
+from weftplan.support.core_sharing import split
+
+
+@lru_cache(maxsize=64)
+def _inputs(count: int, whole: bool) -> tuple[str, ...]:
+    return (*numbered("ograd", count), *numbered("data", count), *(("weight",) if whole else ()))
+
+
+@lru_cache(maxsize=64)
+def _outputs(count: int, whole: bool, biased: bool) -> tuple[str, ...]:
+    return ("weight_grad", *(("bias_grad",) if biased else ()), *(numbered("data_grad", count) if whole else ()))
+
+
+def _shapes(p: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """Those of a layer's weight, bias and data follow from its outgoing gradient and its data."""
+    count, hidden, ograd, data = p["count"], p["num_hidden"], ins[0], ins[p["count"]]
+    if ograd is None or data is None or not is_known(ograd) or not is_known(data):
+        return ins, outs
+    weight = hidden, math.prod(data) * hidden // math.prod(ograd)
+    return ins, [weight, *([] if p["no_bias"] else [(hidden,)]), *(ins[count : 2 * count] if p["whole"] else [])]
+
+
+def _dtypes(p: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """All are alike."""
+    return ins, [ins[0]] * len(outs)
+
+
+def gathered_rows(p: Params, *arrays: Any) -> Room:
+    """All rows of the outgoing gradients, and all rows of the data."""
+    count, hidden = p["count"], p["num_hidden"]
+    dtype = arrays[0].dtype
+    rows = count * (math.prod(arrays[0].shape) // hidden)
+    return [((rows, hidden), dtype), ((rows, count * math.prod(arrays[count].shape) // rows), dtype)]
+
+
+@kernel(scratch=gathered_rows)
+def _gathered(xp: Any, p: Params, *arrays: Any) -> None:
+    count, whole, hidden = p["count"], p["whole"], p["num_hidden"]
+    *given, ograds, datas = arrays
+    rows = [array.reshape(-1, hidden) for array in given[:count]]
+    columns = [array.reshape(len(rows[0]), -1) for array in given[count : 2 * count]]
+    weight_grad, *data_grads = given[2 * count + whole :]
+    bias_grad = None if p["no_bias"] else data_grads.pop(0)
+    each = len(rows[0])
+    for number, array in enumerate(columns):
+        datas[number * each : (number + 1) * each] = array
+    parts = max(1, min(len(ograds) * weight_grad.size // FEW, MOST) // 2 * 2)
+    step = -(-hidden // (parts * STEP)) * STEP
+    parts = -(-hidden // step)
+
+    def part(turn: int) -> None:
+        some = slice(turn * step, (turn + 1) * step)
+        for number, array in enumerate(rows):
+            ograds[number * each : (number + 1) * each, some] = array[:, some]
+        multiply(np, ograds[:, some].T, datas, weight_grad[some])
+        if bias_grad is not None:
+            np.add.reduce(ograds[:, some], axis=0, out=bias_grad[some])
+        for number in range(turn, len(data_grads), parts):
+            if data_grads[number] is not None:
+                multiply(np, rows[number], given[2 * count], data_grads[number].reshape(columns[number].shape))
+
+    split(part, parts)
+
+
+SHARED_GRADIENT = register_planner_op(
+    Op(
+        name="_backward_FullyConnected_shared",
+        forward=_gathered,
+        infer_shape=_shapes,
+        infer_dtype=_dtypes,
+        params=(
+            Param("num_hidden", p_count, doc="Columns of the outputs of the layers."),
+            Param("no_bias", p_bool, False, "True: the layers have no bias."),
+            Param("count", p_count, doc="Layers."),
+            Param("whole", p_bool, False, "True: the gradients of the data, too."),
+        ),
+        inputs=lambda params: _inputs(params["count"], params["whole"]),
+        outputs=lambda params: _outputs(params["count"], params["whole"], not params["no_bias"]),
+        doc="Gradients of FullyConnected layers that share a weight, those of weight and bias summed.",
+    )
+)

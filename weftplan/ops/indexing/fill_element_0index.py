@@ -1,0 +1,87 @@
+"""fill_element_0index: one element of each row replaced. Its reading counterpart is ``pick``.
+
+The elements are found by comparing every column with the index, in declared scratch; an index outside marks none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import BOOL, INDEX
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import InplacePair, Op, Params, TensorSpec, Workspace
+
+
+def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    whole = merge_shape(merge_shape(ins[0], (0, 0), "lhs of fill_element_0index"), outs[0], "lhs and the output")
+    rows = merge_shape(merge_shape(ins[1], (0,), "mhs of fill_element_0index"), ins[2], "mhs and rhs")
+    assert whole is not None
+    rows = merge_shape(rows, whole[:1], f"mhs, one element for each row of {whole}")
+    assert rows is not None
+    whole = (rows[0], whole[1])
+    return [whole, rows, rows], [whole]
+
+
+def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    dtype = merge_dtype(merge_dtype(ins[0], ins[1], "lhs and mhs"), outs[0], "lhs and the output")
+    return [dtype, dtype, ins[2]], [dtype]
+
+
+def _marked(ctx: Workspace, columns: int, index: Any) -> Any:
+    """For each column and row: whether this is the row's element; an index that names no column marks none."""
+    xp = ctx.xp
+    found = ctx.take(index.shape, INDEX)
+    xp.copyto(found, index, casting="unsafe")
+    marks = ctx.take((columns, index.size), BOOL)
+    for column in range(columns):
+        xp.equal(found, column, out=marks[column])
+    return marks.T
+
+
+def _room(columns: int, index: TensorSpec) -> int:
+    return take_bytes((index.shape, INDEX), ((columns, index.shape[0]), BOOL))
+
+
+@workspace_kernel
+def _fill(ctx: Workspace, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> None:
+    if out is not None:
+        whole, values, index = (lhs, mhs, rhs)
+        if out is not whole:
+            ctx.xp.copyto(out, whole)
+        ctx.xp.copyto(out, values[:, None], where=_marked(ctx, whole.shape[1], index))
+
+
+@workspace_kernel
+def _backward_fill(ctx: Workspace, p: Params, g: Any, index: Any, d_lhs: Any, d_mhs: Any) -> None:
+    marks = _marked(ctx, g.shape[1], index)
+    if d_mhs is not None:
+        d_mhs.fill(0)
+        for column in range(g.shape[1]):
+            ctx.xp.copyto(d_mhs, g[:, column], where=marks[:, column])
+    if d_lhs is not None:
+        ctx.xp.copyto(d_lhs, g)
+        ctx.xp.copyto(d_lhs, 0, where=marks)
+
+
+register(
+    Op(
+        name="fill_element_0index",
+        forward=_fill,
+        infer_shape=_shape,
+        infer_dtype=_dtype,
+        inputs=("lhs", "mhs", "rhs"),
+        gradient=grad("_backward_fill_element_0index", "g0", "x2", into=(0, 1)),
+        inplace=(InplacePair(0, 0),),
+        workspace=lambda params, inputs, outputs: _room(inputs[0].shape[1], inputs[2]),
+        doc="lhs, with element rhs[i] of row i replaced by mhs[i]; an index that names no column replaces nothing.",
+    )
+)
+backward(
+    "fill_element_0index",
+    _backward_fill,
+    ("ograd", "rhs"),
+    grad_inputs=(0, 1),
+    workspace=lambda params, inputs, outputs: _room(inputs[0].shape[1], inputs[1]),
+)

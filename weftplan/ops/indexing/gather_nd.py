@@ -1,0 +1,237 @@
+"""gather_nd and scatter_nd: elements or slices of a tensor by the coordinates of their first axes; batch_take.
+
+``indices`` of shape (m, *places) holds m coordinates for each place; the remaining axes of the tensor come along.
+Indices may have any dtype; their fraction is dropped. No gradient flows to them.
+
+MXNet 1.9.1 differs where it is wrong: its gradient of gather_nd with negative indices goes to other elements than were
+read, scatter_nd writes beyond the tensor when an index does, and batch_take has no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import IndexRangeError, ShapeError
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import INDEX, gather, to_index
+from weftplan.ops.core.params import p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.shape.broadcast import like_dtype
+
+
+def _check(name: str, tensor: Shape, index: Shape) -> int:
+    """How many axes of ``tensor`` the coordinates name."""
+    if len(index) < 2:
+        raise ShapeError(f"{name}: indices have shape {index}, expected (coordinates, places, …)")
+    if index[0] > len(tensor):
+        raise ShapeError(
+            f"{name}: {index[0]} coordinates for a tensor of shape {tensor}: it has only {len(tensor)} axes"
+        )
+    return index[0]
+
+
+def flat_places(ctx: Workspace, name: str, index: Any, tensor: Shape, *, wrap: bool) -> Any:
+    """Number of the slice of ``tensor`` that each place names, int64 (places,).
+
+    Negative coordinates count from the end where ``wrap``; any other outside of the tensor is an error.
+    """
+    xp = ctx.xp
+    rows = index.reshape(index.shape[0], -1)
+    axes, places = rows.shape
+    found, parts, limits = ctx.take((places,), INDEX), ctx.take((axes, places), INDEX), ctx.take((2, axes), INDEX)
+    found.fill(0)
+    xp.copyto(parts, rows, casting="unsafe")
+    if places:
+        xp.min(parts, axis=1, out=limits[0])
+        xp.max(parts, axis=1, out=limits[1])
+        lows, highs = limits.tolist()  # the host waits here, once
+        for axis, (low, high, size) in enumerate(zip(lows, highs, tensor, strict=False)):
+            if high >= size or low < (-size if wrap else 0):
+                raise IndexRangeError(
+                    f"{name}: indices from {low} to {high} exceed axis {axis} of a tensor of shape {tensor}: expected "
+                    f"{-size if wrap else 0} to {size - 1}"
+                )
+            if low < 0:
+                xp.remainder(parts[axis], size, out=parts[axis])
+    for part, size in zip(parts, tensor, strict=False):
+        xp.multiply(found, size, out=found)
+        xp.add(found, part, out=found)
+    return found
+
+
+def flat_bytes(index: Shape) -> int:
+    """Workspace of :func:`flat_places`."""
+    places = math.prod(index[1:])
+    return take_bytes(((places,), INDEX), ((index[0], places), INDEX), ((2, index[0]), INDEX))
+
+
+def _slices(array: Any, axes: int) -> Any:
+    """A view of ``array`` as (slices, elements of one)."""
+    return array.reshape(math.prod(array.shape[:axes]), math.prod(array.shape[axes:]))
+
+
+# ------------------------------------------------------------------------------------------------------------ gather_nd
+
+
+def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    tensor, index = ins
+    if tensor is None or index is None:
+        return ins, outs
+    axes = _check("gather_nd", tensor, index)
+    if axes == 0:
+        return ins, outs
+    out = (*index[1:], *tensor[axes:])
+    return ins, [merge_shape(outs[0], out, f"output of gather_nd of {tensor} at indices of shape {index}")]
+
+
+@workspace_kernel
+def _gather(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
+    found = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
+    source = _slices(data, index.shape[0])
+    gather(ctx.xp, source, found, 0, out.reshape(found.size, source.shape[1]))
+
+
+@workspace_kernel
+def _gather_backward(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
+    """Sums, in the order of the places, where several of them name one slice."""
+    found = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
+    target = _slices(out, index.shape[0])
+    source = g.reshape(found.size, target.shape[1])
+    out.fill(0)
+    if target.shape[1] == 1:
+        ctx.xp.add.at(target.reshape(-1), found, source.reshape(-1))
+    else:
+        ctx.xp.add.at(target, found, source)
+
+
+def _index_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return flat_bytes(inputs[1].shape)
+
+
+register(
+    Op(
+        name="gather_nd",
+        forward=_gather,
+        infer_shape=_gather_shape,
+        infer_dtype=like_dtype,
+        inputs=("data", "indices"),
+        gradient=grad("_backward_gather_nd", "g0", "x1"),
+        workspace=_index_bytes,
+        doc="The elements or slices of data at the coordinates indices[:, place]; negative ones count from the end.",
+    )
+)
+backward("gather_nd", _gather_backward, ("ograd", "indices"), workspace=_index_bytes)
+
+
+# ----------------------------------------------------------------------------------------------------------- scatter_nd
+
+_SCATTER = (Param("shape", p_shape, doc="shape of the output"),)
+
+
+def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data, index = ins
+    shape = params["shape"]
+    out = merge_shape(shape, outs[0], "scatter_nd: parameter shape, and output")
+    if index is not None:
+        axes = _check("scatter_nd", shape, index)
+        if axes:
+            expected = (*index[1:], *shape[axes:])
+            data = merge_shape(expected, data, f"scatter_nd to {shape} at indices of shape {index}: expected data")
+            assert data is not None
+            index = (axes, *data[: len(index) - 1])
+    return [data, index], [out]
+
+
+@workspace_kernel
+def _scatter(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
+    found = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
+    target = _slices(out, index.shape[0])
+    out.fill(0)
+    target[found] = data.reshape(found.size, target.shape[1])
+
+
+def _scatter_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return [*builder.node("gather_nd", [builder.ograd(), builder.input(1)], {}), None]
+
+
+register(
+    Op(
+        name="scatter_nd",
+        forward=_scatter,
+        infer_shape=_scatter_shape,
+        infer_dtype=like_dtype,
+        params=_SCATTER,
+        inputs=("data", "indices"),
+        gradient=_scatter_gradient,
+        workspace=_index_bytes,
+        doc="Zeros of the given shape, with data at the coordinates indices[:, place]; the last of several wins.",
+    )
+)
+
+
+# ----------------------------------------------------------------------------------------------------------- batch_take
+
+
+def _batch_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    a, index = ins
+    index = merge_shape(index, outs[0], "batch_take: indices and output")
+    if a is None:
+        return [None, index], [index]
+    if len(a) != 2:
+        raise ShapeError(f"batch_take: a has shape {a}, expected (rows, columns)")
+    index = merge_shape(a[:1], index, f"batch_take: one index for each row of a of shape {a}, and given")
+    assert index is not None
+    return [(index[0], a[1]), index], [index]
+
+
+def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "batch_take: a and output")
+    return [data, np.dtype(np.int32) if ins[1] is None else ins[1]], [data]
+
+
+def _batch_places(ctx: Workspace, index: Any, shape: Shape) -> Any:
+    """Flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
+    xp = ctx.xp
+    found, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
+    rows.fill(shape[1])
+    xp.cumsum(rows, out=rows)
+    to_index(xp, index, shape[1], "clip", found)
+    xp.subtract(rows, shape[1], out=rows)
+    xp.add(found, rows, out=found)
+    return found
+
+
+@workspace_kernel
+def _batch_take(ctx: Workspace, p: Params, a: Any, index: Any, out: Any) -> None:
+    gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, out)
+
+
+@workspace_kernel
+def _batch_backward(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
+    out.fill(0)
+    out.reshape(-1)[_batch_places(ctx, index, out.shape)] = g
+
+
+def _batch_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes((inputs[1].shape, INDEX), (inputs[1].shape, INDEX))
+
+
+register(
+    Op(
+        name="batch_take",
+        forward=_batch_take,
+        infer_shape=_batch_shape,
+        infer_dtype=_batch_dtype,
+        inputs=("a", "indices"),
+        gradient=grad("_backward_batch_take", "g0", "x1"),
+        workspace=_batch_bytes,
+        doc="One element of each row of a matrix; indices are clipped to its columns.",
+    )
+)
+backward("batch_take", _batch_backward, ("ograd", "indices"), workspace=_batch_bytes)

@@ -1,0 +1,58 @@
+"""_contrib_index_array: where each element of a tensor stands.
+
+The kernel writes ranges into views of its output and keeps nothing; importing the module registers the operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.kernels import INDEX
+from weftplan.ops.core.params import p_optional, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape, normalize_axis, zero_gradient
+from weftplan.ops.core.schema import Op, Param, Params
+
+
+def _axes(params: Params, ndim: int) -> list[int]:
+    """The axes whose positions are listed, from 0 on."""
+    axes = range(ndim) if params["axes"] is None else params["axes"]
+    return [normalize_axis(axis, ndim, "axes of index_array") for axis in axes]
+
+
+def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data, out = ins[0], outs[0]
+    if data is None and out is not None and out:
+        data = out[:-1]
+    if not data:
+        return ins, outs
+    out = merge_shape((*data, len(_axes(params, len(data)))), out, f"output of index_array of {data}")
+    assert out is not None
+    return [out[:-1]], [out]
+
+
+def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    return ins, [merge_dtype(INDEX, outs[0], "output of index_array")]
+
+
+@kernel
+def _index_array(xp: Any, p: Params, data: Any, out: Any) -> None:
+    shape = out.shape[:-1]
+    for place, axis in enumerate(_axes(p, len(shape))):
+        positions = xp.arange(shape[axis], dtype=INDEX)  # one number a row, not an activation
+        out[..., place] = positions.reshape(-1, *[1] * (len(shape) - 1 - axis))
+
+
+register(
+    Op(
+        name="_contrib_index_array",
+        forward=_index_array,
+        infer_shape=_shape,
+        infer_dtype=_dtype,
+        params=(Param("axes", p_optional(p_shape), None, "axes whose positions are listed, in this order; None: all"),),
+        gradient=zero_gradient,
+        ignored_inputs=(0,),
+        doc="For each element of data its index: one number for each of axes, in int64.",
+    )
+)

@@ -1,0 +1,212 @@
+"""Batched triangular algorithms on views, without memory of their own: what the linalg operators are made of.
+
+All arrays have shape (batch, rows, columns) and may be any views; a transposed problem is the same call on transposed
+views. Work goes in panels of :data:`PANEL` rows, so that nearly all of it is matrix products. Scratch is given by the
+caller, as a flat array of at least the elements that the ``*_scratch`` functions say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DTypeError, MXNetError, ShapeError
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.rules import DTypes, Shapes, merge_dim, merge_shape, same_dtype
+from weftplan.ops.core.schema import DTypeRule, Params, Shape, ShapeRule
+
+PANEL = 32
+"""Rows of one panel."""
+
+
+def batched(x: Any) -> Any:
+    """(…, m, n) as (batch, m, n), a view."""
+    return x.reshape(-1, *x.shape[-2:])
+
+
+def batch_of(shape: Shape) -> int:
+    """How many matrices a shape (…, m, n) holds."""
+    return math.prod(shape[:-2])
+
+
+def flip(x: Any, transpose: bool = True) -> Any:
+    """Every matrix transposed (a view), or ``x`` itself."""
+    return x.swapaxes(-1, -2) if transpose else x
+
+
+def _cut(scratch: Any, shape: Shape) -> Any:
+    return scratch.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def triangle(xp: Any, source: Any, out: Any, lower: bool = True) -> None:
+    """``out`` = the triangle of ``source`` with its diagonal, zeros elsewhere; ``out`` may be ``source``."""
+    source, out = flip(source, not lower), flip(out, not lower)
+    for row in range(source.shape[-1]):
+        if out is not source:
+            xp.copyto(out[:, row, : row + 1], source[:, row, : row + 1])
+        out[:, row, row + 1 :] = 0
+
+
+def mirror(xp: Any, x: Any) -> None:
+    """Copies the lower triangle over the upper one, in place."""
+    for row in range(x.shape[-1] - 1):
+        xp.copyto(x[:, row, row + 1 :], x[:, row + 1 :, row])
+
+
+def identity(xp: Any, out: Any) -> None:
+    """Every matrix of ``out`` becomes the identity."""
+    out.fill(0)
+    diagonal(out)[...] = 1
+
+
+def diagonal(x: Any, offset: int = 0) -> Any:
+    """The diagonals of contiguous matrices (batch, n, n), a view that can be written to."""
+    n = x.shape[-1]
+    start = offset if offset >= 0 else -offset * n
+    count = n - abs(offset)
+    return x.reshape(x.shape[0], n * n)[:, start : start + (count - 1) * (n + 1) + 1 : n + 1]
+
+
+def solve_scratch(batch: int, rows: int, columns: int) -> int:
+    """Elements that :func:`solve` needs."""
+    return batch * min(PANEL, rows) * columns
+
+
+def solve(xp: Any, a: Any, b: Any, scratch: Any, *, lower: bool, unit: bool = False) -> None:
+    """``b`` becomes a⁻¹ b, where ``a`` (batch, n, n) counts as triangular: its other triangle is not read.
+
+    ``unit``: the diagonal counts as 1, and is not read either.
+    """
+    n = a.shape[-1]
+    starts = range(0, n, PANEL)
+    for first in starts if lower else reversed(starts):
+        last = min(first + PANEL, n)
+        known = slice(0, first) if lower else slice(last, n)
+        panel = b[:, first:last]
+        if known.start < known.stop:
+            product = _cut(scratch, panel.shape)
+            multiply(xp, a[:, first:last, known], b[:, known], product)
+            xp.subtract(panel, product, out=panel)
+        for row in range(first, last) if lower else range(last - 1, first - 1, -1):
+            here = b[:, row : row + 1]
+            near = slice(first, row) if lower else slice(row + 1, last)
+            if near.start < near.stop:
+                product = _cut(scratch, here.shape)
+                multiply(xp, a[:, row : row + 1, near], b[:, near], product)
+                xp.subtract(here, product, out=here)
+            if not unit:
+                xp.divide(here, a[:, row : row + 1, row : row + 1], out=here)
+
+
+def cholesky_scratch(batch: int, rows: int) -> int:
+    """Elements that :func:`cholesky` needs."""
+    return batch * rows * min(PANEL, rows)
+
+
+def cholesky(xp: Any, a: Any, scratch: Any) -> None:
+    """The lower triangle of ``a`` becomes the factor L of a = L Lᵀ, the upper one zeros.
+
+    Raises:
+        MXNetError: a matrix is not positive definite.
+    """
+    n = a.shape[-1]
+    for first in range(0, n, PANEL):
+        last = min(first + PANEL, n)
+        if first:
+            below = a[:, first:, first:last]
+            product = _cut(scratch, below.shape)
+            multiply(xp, a[:, first:, :first], flip(a[:, first:last, :first]), product)
+            xp.subtract(below, product, out=below)
+        for column in range(first, last):
+            below = a[:, column:, column : column + 1]
+            if column > first:
+                product = _cut(scratch, below.shape)
+                near = slice(first, column)
+                multiply(xp, a[:, column:, near], flip(a[:, column : column + 1, near]), product)
+                xp.subtract(below, product, out=below)
+            corner = a[:, column : column + 1, column : column + 1]
+            xp.sqrt(corner, out=corner)
+            below = below[:, 1:]
+            xp.divide(below, corner, out=below)
+    triangle(xp, a, a)
+    if not bool(xp.min(diagonal(a if a.flags.c_contiguous else flip(a))) > 0):  # NaN: the root of a negative number
+        raise MXNetError(
+            "potrf expects symmetric positive definite matrices, but a pivot was not positive: add a multiple of the "
+            "identity, or check the input for NaN"
+        )
+
+
+def lu_scratch(batch: int, rows: int) -> int:
+    """Elements that :func:`lu` needs."""
+    return (batch + 1) * rows
+
+
+def lu(xp: Any, a: Any, pivots: Any, scratch: Any) -> None:
+    """``a`` becomes its factors L (unit, below) and U, of the matrix with rows swapped as ``pivots`` (batch, n) says.
+
+    Step k exchanged rows k and ``pivots[:, k]`` (at least k), where the largest element of the column was.
+    """
+    count, n = a.shape[:2]
+    for k in range(n):
+        column = a[:, k:, k : k + 1]
+        if k:
+            product = _cut(scratch, column.shape)
+            multiply(xp, a[:, k:, :k], a[:, :k, k : k + 1], product)
+            xp.subtract(column, product, out=column)
+        size = _cut(scratch, (count, n - k))
+        xp.absolute(column[:, :, 0], out=size)
+        for item in range(count):
+            chosen = k + int(xp.argmax(size[item]))
+            pivots[item, k] = chosen
+            if chosen != k:
+                spare = scratch[count * n :]
+                xp.copyto(spare, a[item, k])
+                xp.copyto(a[item, k], a[item, chosen])
+                xp.copyto(a[item, chosen], spare)
+        right = a[:, k : k + 1, k + 1 :]
+        if k and k + 1 < n:
+            product = _cut(scratch, right.shape)
+            multiply(xp, a[:, k : k + 1, :k], a[:, :k, k + 1 :], product)
+            xp.subtract(right, product, out=right)
+        below = a[:, k + 1 :, k : k + 1]
+        xp.divide(below, a[:, k : k + 1, k : k + 1], out=below)
+
+
+# ------------------------------------------------------------------------------------------------------------ inference
+
+
+def square_shape(name: str, outputs: Sequence[str] = ("same",)) -> ShapeRule:
+    """Square matrices in, outputs of these kinds: "same" shape, one number a matrix ("one"), or a "row" each."""
+
+    def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        a = ins[0]
+        for kind, out in zip(outputs, outs, strict=True):
+            if kind == "same":
+                a = merge_shape(a, out, f"{name}: input and output")
+        if a is None:
+            return ins, outs
+        if len(a) < 2:
+            raise ShapeError(f"{name} expects matrices in the last two of at least 2 dimensions, got shape {a}")
+        side = merge_dim(a[-2], a[-1], f"{name}: rows and columns of square matrices {a}")
+        a = (*a[:-2], side, side)
+        made = {"same": a, "one": a[:-2] or (1,), "row": a[:-1]}
+        found = [merge_shape(made[kind], out, f"{name}: output") for kind, out in zip(outputs, outs, strict=True)]
+        return [a], found
+
+    return rule
+
+
+def wide_floats(name: str) -> DTypeRule:
+    """Everything is float32, or everything is float64."""
+
+    def rule(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+        new_ins, new_outs = same_dtype(params, ins, outs)
+        dtype = new_ins[0]
+        if dtype is not None and dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+            raise DTypeError(f"{name} computes in float32 and float64, got {dtype}; cast its input (Cast)")
+        return new_ins, new_outs
+
+    return rule

@@ -1,0 +1,170 @@
+"""Triangular systems and Cholesky factors: linalg_trsm, linalg_potrf, linalg_potri. Other triangles are never read.
+
+The gradient of the factor is Murray's (2016), that of the others follows from d(A⁻¹) = -A⁻¹ dA A⁻¹.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.params import p_bool
+from weftplan.ops.core.products import multiply
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.linalg.core import (
+    batch_of,
+    batched,
+    cholesky,
+    cholesky_scratch,
+    flip,
+    identity,
+    mirror,
+    solve,
+    solve_scratch,
+    square_shape,
+    triangle,
+    wide_floats,
+)
+from weftplan.ops.linalg.products import TRIANGULAR, triangular_shape
+
+
+def _one_solve(x: Any, rows: int, columns: int) -> tuple[Shape, Any]:
+    return (solve_scratch(batch_of(x.shape), rows, columns),), x.dtype
+
+
+# ----------------------------------------------------------------------------------------------------------------- trsm
+
+
+def _solved(xp: Any, params: Params, a: Any, b: Any, scratch: Any, adjoint: bool = False) -> None:
+    """``b`` becomes the solution; ``adjoint``: of the transposed system. A right side is a left one, transposed."""
+    transpose = params["transpose"] != adjoint
+    right = params["rightside"]
+    a = flip(a, transpose != right)
+    solve(xp, a, flip(b, right), scratch, lower=params["lower"] != (transpose != right))
+
+
+def _trsm_scratch(params: Params, b: Any) -> tuple[Shape, Any]:
+    rows, columns = b.shape[-2:]
+    return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
+
+
+@kernel(scratch=lambda p, A, B, out: [_trsm_scratch(p, out)])
+def _trsm(xp: Any, p: Params, A: Any, B: Any, out: Any, scratch: Any) -> None:
+    xp.multiply(B, p["alpha"], out=out)
+    _solved(xp, p, batched(A), batched(out), scratch)
+
+
+@kernel(scratch=lambda p, g, a, x, d_A, d_B: [(g.shape, g.dtype), _trsm_scratch(p, g)])
+def _backward_trsm(xp: Any, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: Any, inner: Any, scratch: Any) -> None:
+    xp.copyto(inner, g)
+    _solved(xp, p, batched(a), batched(inner), scratch, adjoint=True)
+    if d_A is not None:
+        out = batched(d_A)
+        left, right = batched(inner), flip(batched(x))
+        if p["rightside"]:
+            left, right = right, left
+        if p["transpose"]:
+            left, right = flip(right), flip(left)
+        multiply(xp, left, right, out)
+        triangle(xp, out, out, p["lower"])
+        xp.negative(out, out=out)
+    if d_B is not None:
+        xp.multiply(inner, p["alpha"], out=d_B)
+
+
+register(
+    Op(
+        name="_linalg_trsm",
+        forward=_trsm,
+        infer_shape=triangular_shape,
+        infer_dtype=wide_floats("linalg_trsm"),
+        params=TRIANGULAR,
+        inputs=("A", "B"),
+        gradient=grad("_backward_linalg_trsm", "g0", "x0", "y0"),
+        inplace=(InplacePair(1, 0),),
+        aliases=("linalg_trsm",),
+        doc="X with A · X = alpha · B (X · A on the right side), A triangular.",
+    )
+)
+backward("_linalg_trsm", _backward_trsm, ("ograd", "A", "output"), grad_inputs=(0, 1), params=TRIANGULAR)
+
+# ------------------------------------------------------------------------------------------------------ potrf and potri
+
+
+_LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular"),)
+
+
+def _square_scratch(x: Any) -> tuple[Shape, Any]:
+    n = x.shape[-1]
+    return _one_solve(x, n, n)
+
+
+@kernel(scratch=lambda p, A, out: [((cholesky_scratch(batch_of(A.shape), A.shape[-1]),), A.dtype)])
+def _potrf(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
+    if out is not A:
+        xp.copyto(out, A)
+    cholesky(xp, flip(batched(out), not p["lower"]), scratch)
+
+
+@kernel(scratch=lambda p, ograd, output, out: [_square_scratch(out)])
+def _backward_potrf(xp: Any, p: Params, ograd: Any, output: Any, out: Any, scratch: Any) -> None:
+    g, factor = (flip(batched(x), not p["lower"]) for x in (ograd, output))
+    out = batched(out)  # symmetric, so either way up
+    multiply(xp, flip(factor), g, out)
+    mirror(xp, out)
+    solve(xp, flip(factor), out, scratch, lower=False)
+    solve(xp, flip(factor), flip(out), scratch, lower=False)
+    xp.multiply(out, 0.5, out=out)
+
+
+@kernel(scratch=lambda p, A, out: [_square_scratch(out)])
+def _potri(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
+    factor, out = flip(batched(A), not p["lower"]), batched(out)
+    identity(xp, out)
+    solve(xp, factor, out, scratch, lower=True)
+    solve(xp, flip(factor), out, scratch, lower=False)
+
+
+@kernel(scratch=lambda p, ograd, A, output, out: [(ograd.shape, ograd.dtype), _square_scratch(out)])
+def _backward_potri(xp: Any, p: Params, ograd: Any, A: Any, output: Any, out: Any, both: Any, scratch: Any) -> None:
+    """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
+    g, factor, inverse, both = (batched(x) for x in (ograd, A, output, both))
+    factor, out = (flip(x, not p["lower"]) for x in (factor, batched(out)))
+    xp.add(g, flip(g), out=both)
+    multiply(xp, inverse, both, out)
+    solve(xp, factor, flip(out), scratch, lower=True)
+    triangle(xp, out, out)
+    xp.multiply(out, -1.0, out=out)
+
+
+register(
+    Op(
+        name="_linalg_potrf",
+        forward=_potrf,
+        infer_shape=square_shape("linalg_potrf"),
+        infer_dtype=wide_floats("linalg_potrf"),
+        params=_LOWER,
+        inputs=("A",),
+        gradient=grad("_backward_linalg_potrf", "g0", "y0"),
+        inplace=UNARY_INPLACE,
+        aliases=("linalg_potrf",),
+        doc="The Cholesky factor L of each positive definite matrix L · Lᵀ, or the upper one; that triangle is read.",
+    )
+)
+backward("_linalg_potrf", _backward_potrf, ("ograd", "output"), params=_LOWER)
+register(
+    Op(
+        name="_linalg_potri",
+        forward=_potri,
+        infer_shape=square_shape("linalg_potri"),
+        infer_dtype=wide_floats("linalg_potri"),
+        params=_LOWER,
+        inputs=("A",),
+        gradient=grad("_backward_linalg_potri", "g0", "x0", "y0"),
+        aliases=("linalg_potri",),
+        doc="The inverse of L · Lᵀ for each lower triangular matrix L, or of Uᵀ · U for each upper one.",
+    )
+)
+backward("_linalg_potri", _backward_potri, ("ograd", "A", "output"), params=_LOWER)

@@ -1,0 +1,176 @@
+"""What training loops ask of many arrays at once: counts over arrays, multi_lars.
+
+All but the last, whose vectors have an element for each weight, are operators with a number of inputs that a parameter
+says; their kernels go through the arrays one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.core.forms import Room, kernel, workspace_kernel
+from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes, blocks
+from weftplan.ops.core.params import p_bool, p_float, p_inputs
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
+    DTypes,
+    Shapes,
+    floats_only,
+    merge_dtype,
+    merge_shape,
+    same_dtype,
+    same_shape,
+    take_bytes,
+)
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.elementwise.add_n import numbered
+
+_SINGLE = np.dtype(np.float32)
+
+# ----------------------------------------------------------------------------------------------------- counts of arrays
+
+
+def _p_true(value: Any) -> bool:
+    if not p_bool(value):
+        raise ValueError("expected True: an output is written, its old value is never read")
+    return True
+
+
+def _reduced(length: Callable[[Params], int]) -> Any:
+    def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        return ins, [merge_shape((length(params),), outs[0], "output of a count over arrays")]
+
+    return rule
+
+
+def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    new_ins, _ = same_dtype(params, ins, [])
+    return list(new_ins), [merge_dtype(_SINGLE, outs[0], "output of a count over arrays")]
+
+
+@workspace_kernel
+def _all_finite(ctx: Workspace, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    xp = ctx.xp
+    out.fill(1)
+    one = ctx.take((1,), BOOL)
+    for array in inputs:
+        for part, finite in blocks(ctx, (array,), (BOOL,)):
+            xp.isfinite(part, out=finite)
+            xp.all(finite, keepdims=True, out=one)
+            xp.multiply(out, one, out=out)
+
+
+def _finite_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(((1,), BOOL)) + sum(block_bytes(math.prod(shape), [BOOL]) for shape, _ in inputs)
+
+
+@workspace_kernel
+def _sum_sq(ctx: Workspace, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    xp = ctx.xp
+    out.fill(0)
+    for k, array in enumerate(inputs):
+        wide = accumulator(array.dtype)
+        total = out[k : k + 1]
+        part_sum = ctx.take((1,), wide)
+        for part, square in blocks(ctx, (array,), (wide,)):
+            xp.copyto(square, part)
+            xp.multiply(square, square, out=square)
+            xp.sum(square, keepdims=True, out=part_sum)
+            xp.add(total, part_sum, out=total, casting="same_kind")
+
+
+def _sum_sq_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    wide = [accumulator(dtype) for _, dtype in inputs]
+    return sum(
+        take_bytes(((1,), dtype)) + block_bytes(math.prod(spec.shape), [dtype])
+        for spec, dtype in zip(inputs, wide, strict=True)
+    )
+
+
+_INIT = Param("init_output", _p_true, True, "True: the answer does not depend on what the output held")
+register(
+    Op(
+        name="all_finite",
+        forward=_all_finite,
+        infer_shape=_reduced(lambda params: 1),
+        infer_dtype=floats_only("all_finite", _to_single),
+        params=(_INIT,),
+        workspace=_finite_workspace,
+        doc="1 if all elements are finite, else 0.",
+    )
+)
+register(
+    Op(
+        name="multi_all_finite",
+        forward=_all_finite,
+        infer_shape=_reduced(lambda params: 1),
+        infer_dtype=floats_only("multi_all_finite", _to_single),
+        params=(Param("num_arrays", p_inputs, 1, "number of arrays"), _INIT),
+        inputs=lambda params: numbered("array_", params["num_arrays"]),
+        workspace=_finite_workspace,
+        doc="1 if all elements of all arrays are finite, else 0.",
+    )
+)
+register(
+    Op(
+        name="multi_sum_sq",
+        forward=_sum_sq,
+        infer_shape=_reduced(lambda params: int(params["num_arrays"])),
+        infer_dtype=floats_only("multi_sum_sq", _to_single),
+        params=(Param("num_arrays", p_inputs, doc="number of arrays"),),
+        inputs=lambda params: numbered("array_", params["num_arrays"]),
+        workspace=_sum_sq_workspace,
+        doc="The sum of squares of each array, in float32.",
+    )
+)
+
+# ----------------------------------------------------------------------------------------------------------- multi_lars
+
+
+def _of_rates(params: Params, rates: Any, *others: Any) -> Room:
+    return [*[(rates.shape, rates.dtype)] * 3, *[(rates.shape, BOOL)] * 2]
+
+
+@kernel(scratch=_of_rates)
+def _multi_lars(
+    xp: Any, p: Params, rates: Any, weights: Any, grads: Any, decays: Any, out: Any,
+    weight: Any, grad: Any, decay: Any, either: Any, zero: Any,
+) -> None:  # fmt: skip
+    """rate · eta · |w| / (|g| + wd · |w| + eps); the rate itself where one of the norms is 0."""
+    xp.less_equal(weights, 0, out=either)
+    xp.less_equal(grads, 0, out=zero)
+    xp.logical_or(either, zero, out=either)
+    xp.sqrt(weights, out=weight)
+    xp.sqrt(grads, out=grad)
+    xp.multiply(grad, p["rescale_grad"], out=grad)
+    xp.add(grad, p["eps"], out=grad)
+    xp.multiply(decays, weight, out=decay)
+    xp.add(grad, decay, out=grad)
+    xp.multiply(weight, p["eta"], out=weight)
+    xp.divide(weight, grad, out=weight)
+    xp.copyto(weight, 1, where=either)
+    xp.multiply(rates, weight, out=out)
+
+
+register(
+    Op(
+        name="multi_lars",
+        forward=_multi_lars,
+        infer_shape=same_shape,
+        infer_dtype=floats_only("multi_lars", same_dtype),
+        params=(
+            Param("eta", p_float, doc="share of a weight's norm that a step may be"),
+            Param("eps", p_float, doc="added to the norm of the gradient"),
+            Param("rescale_grad", p_float, 1.0, "factor of the norm of the gradient"),
+        ),
+        inputs=("lrs", "weights_sum_sq", "grads_sum_sq", "wds"),
+        inplace=(InplacePair(0, 0),),
+        doc="The rates of layers from the squares of the norms of their weights and gradients (LARS).",
+    )
+)

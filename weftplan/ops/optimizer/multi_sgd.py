@@ -1,0 +1,175 @@
+"""Steps of descent for several weights in one call: multi_sgd_update and its seven relatives.
+
+Each is ``sgd_update`` or ``sgd_mom_update``, on the weight or on a float32 copy (``mp``), for one weight after the
+other. Inputs lie weight by weight. The rates of all are two parameters, or (``preloaded``) two more inputs, vectors in
+float32 of which nobody waits for the values. Unlike MXNet 1.9.1, where they do so for float16 alone, those on a copy
+begin from it for a weight of any dtype, as ``mp_sgd_update`` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import block_bytes, blocks
+from weftplan.ops.core.params import p_float, p_inputs, p_tuple
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape
+from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.elementwise.add_n import numbered
+from weftplan.ops.optimizer.mixed_precision import mixed_dtype, mixed_step
+from weftplan.ops.optimizer.sgd_adam import COMMON, Step, sgd_mom_step, sgd_step
+from weftplan.ops.optimizer.variants import MOMENTUM
+
+_WIDE = np.dtype(np.float32)
+_RATES = (
+    Param("lrs", p_tuple(p_float), doc="learning rate of each weight"),
+    Param("wds", p_tuple(p_float), doc="weight decay of each weight"),
+)
+_COUNT = Param("num_weights", p_inputs, 1, "number of weights")
+
+
+def _each(params: Params) -> range:
+    return range(params["num_weights"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One of the operators."""
+
+    name: str
+    step: Step
+    inputs: tuple[str, ...]
+    """Of one weight: itself, its gradient, its states."""
+    mixed: bool
+    preloaded: bool
+
+    def op(self) -> Op:
+        """The declaration."""
+        momentum = (MOMENTUM,) if "mom" in self.inputs else ()
+        return Op(
+            name=self.name,
+            forward=workspace_kernel(self.compute),
+            infer_shape=self.shapes,
+            infer_dtype=self.dtypes,
+            params=(*(() if self.preloaded else _RATES), *momentum, *COMMON[1:3], _COUNT),
+            inputs=self.input_names,
+            outputs=lambda params: numbered("output", params["num_weights"]),
+            aux=self.states if len(self.inputs) > 2 else (),
+            inplace=lambda params: tuple(InplacePair(self.first(k), k) for k in _each(params)),
+            ignored_inputs=(lambda params: tuple(self.first(k) for k in _each(params))) if self.mixed else (),
+            workspace=self.workspace,
+            doc=self.doc(),
+        )
+
+    def doc(self) -> str:
+        """What the operator does, in words."""
+        single = ("mp_" if self.mixed else "") + ("sgd_mom_update" if "mom" in self.inputs else "sgd_update")
+        rates = "; then the vectors of all learning rates and weight decays, in float32" if self.preloaded else ""
+        return f"{single} of several weights; inputs are {', '.join(self.inputs)} of one after the other{rates}."
+
+    def first(self, k: int) -> int:
+        """The index of weight ``k`` among the inputs."""
+        return k * len(self.inputs)
+
+    def states(self, params: Params) -> tuple[int, ...]:
+        """Indices of all states."""
+        return tuple(self.first(k) + i for k in _each(params) for i in range(2, len(self.inputs)))
+
+    def input_names(self, params: Params) -> tuple[str, ...]:
+        """As MXNet calls them."""
+        names = [f"{what}_{k}" for k in _each(params) for what in self.inputs]
+        return (*names, *(("lrs", "wds") if self.preloaded else ()))
+
+    def shapes(self, params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        """What belongs to one weight has its shape."""
+        self.check(params)
+        found, given = [], []
+        for k, out in enumerate(outs):
+            merged = out
+            for what, shape in zip(self.inputs, ins[self.first(k) :], strict=False):
+                words = "output" if what == "weight" else "gradient" if what == "grad" else what
+                merged = merge_shape(merged, shape, f"{self.name}: weight and {words} {k}")
+            found.append(merged)
+            given += [merged] * len(self.inputs)
+        for what, shape in zip(("lrs", "wds"), ins[len(given) :], strict=False):
+            given.append(merge_shape((len(outs),), shape, f"{self.name}: {what}, one for each weight"))
+        return given, found
+
+    def dtypes(self, params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+        """What belongs to one weight has its dtype, or that of the copy."""
+        found, given = [], []
+        for k, out in enumerate(outs):
+            mine = ins[self.first(k) : self.first(k + 1)]
+            if self.mixed:
+                own, (merged,) = mixed_dtype(params, mine, [out])
+                given += own
+            else:
+                merged = out
+                for what, dtype in zip(self.inputs, mine, strict=True):
+                    merged = merge_dtype(merged, dtype, f"{self.name}: weight and {what} {k}")
+                given += [merged] * len(mine)
+            found.append(merged)
+        for dtype in ins[len(given) :]:
+            given.append(merge_dtype(_WIDE, dtype, f"{self.name}: lrs and wds"))
+        return given, found
+
+    def check(self, params: Params) -> None:
+        """Raises ParameterError where the rates are not one for each weight."""
+        for name in () if self.preloaded else ("lrs", "wds"):
+            if len(params[name]) != params["num_weights"]:
+                raise ParameterError(
+                    f"{self.name}: {name} has {len(params[name])} items, expected num_weights={params['num_weights']}"
+                )
+
+    def scratch(self, dtype: DType) -> tuple[DType, ...]:
+        """Blocks that a step of a weight of ``dtype`` needs."""
+        return (_WIDE, _WIDE, _WIDE) if self.mixed else (dtype, dtype)
+
+    def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        """The scratch of all weights."""
+        return sum(block_bytes(math.prod(shape), self.scratch(dtype)) for shape, dtype in outputs)
+
+    def rates(self, params: Params, inputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        """(lr, wd) of each weight: numbers, or arrays of one in the dtype in which its step computes."""
+        self.check(params)
+        if not self.preloaded:
+            yield from zip(params["lrs"], params["wds"], strict=True)
+            return
+        for k in _each(params):
+            dtype = _WIDE if self.mixed else inputs[self.first(k)].dtype
+            lr, wd = (rates[k : k + 1].astype(dtype) for rates in inputs[-2:])
+            yield lr, wd
+
+    def compute(self, ctx: Workspace, params: Params, *arrays: Any) -> None:
+        """The kernel. Without a new weight its states stay, too."""
+        count = params["num_weights"]
+        inputs, outputs = arrays[:-count], arrays[-count:]
+        for k, (rate, decay) in enumerate(self.rates(params, inputs)):
+            here = {**params, "lr": rate, "wd": decay}
+            weight, grad, *states = inputs[self.first(k) : self.first(k + 1)]
+            out = outputs[k]
+            # The scratch of every weight is taken, whoever is wanted: the sum is what was declared.
+            own = (grad, *states) if self.mixed else (weight, grad, *states)
+            for block in blocks(ctx, (*own, grad if out is None else out), self.scratch(grad.dtype)):
+                if out is None:
+                    continue
+                if self.mixed:
+                    mixed_step(ctx.xp, self.step, here, block)
+                else:
+                    self.step(ctx.xp, here, *block)
+
+
+for _preloaded, _mixed, (_word, _step, _mom) in product(
+    (False, True), (False, True), (("sgd", sgd_step, ()), ("sgd_mom", sgd_mom_step, ("mom",)))
+):
+    _name = f"{'preloaded_' if _preloaded else ''}multi_{'mp_' if _mixed else ''}{_word}_update"
+    _inputs = ("weight", "grad", *_mom, *(("weight32",) if _mixed else ()))
+    register(_Group(_name, _step, _inputs, _mixed, _preloaded).op())

@@ -1,0 +1,318 @@
+"""More optimizer steps: signSGD, Signum, NAG, RMSProp, FTRL, FTML, LAMB.
+
+Formulas are those that MXNet 1.9.1 computes, with decay rates as float32 numbers: 1 - 0.999 is what it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import block_bytes, block_workspace, blocks
+from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
+from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
+
+_SHARED = COMMON[:3]
+MOMENTUM = Param("momentum", p_float, 0.0, "factor of the velocity")
+
+
+def single(value: float) -> float:
+    """``value`` as a float32 number."""
+    return float(np.float32(value))
+
+
+def _decay(xp: Any, average: Any, rate: float, news: Any, spare: Any) -> None:
+    """``average`` = rate · average + (1 - rate) · news."""
+    rate = single(rate)
+    xp.multiply(average, rate, out=average)
+    xp.multiply(news, 1.0 - rate, out=spare)
+    xp.add(average, spare, out=average)
+
+
+def _decay_square(xp: Any, average: Any, rate: float, news: Any, spare: Any) -> None:
+    """The same of the square of ``news``."""
+    rate = single(rate)
+    xp.multiply(average, rate, out=average)
+    xp.multiply(news, news, out=spare)
+    xp.multiply(spare, 1.0 - rate, out=spare)
+    xp.add(average, spare, out=average)
+
+
+def _limit(xp: Any, limit: float, out: Any) -> None:
+    if limit >= 0:
+        xp.clip(out, -limit, limit, out=out)
+
+
+def _signsgd(xp: Any, p: Params, w: Any, g: Any, out: Any, t: Any, u: Any) -> None:
+    xp.sign(g, out=t)
+    xp.multiply(t, p["lr"], out=t)
+    xp.multiply(w, 1.0 - p["lr"] * p["wd"], out=out)
+    xp.subtract(out, t, out=out)
+
+
+def _signum(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
+    rescaled(xp, p, g, t)
+    xp.multiply(w, p["wd"], out=u)
+    xp.add(t, u, out=t)
+    xp.multiply(t, 1.0 - single(p["momentum"]), out=t)
+    xp.multiply(mom, p["momentum"], out=mom)
+    xp.subtract(mom, t, out=mom)
+    xp.sign(mom, out=t)
+    xp.multiply(t, p["lr"], out=t)
+    xp.multiply(w, 1.0 - p["lr"] * p["wd_lh"], out=out)
+    xp.add(out, t, out=out)
+
+
+def _nag_mom(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
+    """Nesterov's descent: mom = momentum · mom - lr · (gradient + wd · weight); weight + momentum · mom - lr · (…)."""
+    rescaled(xp, p, g, t)
+    xp.multiply(w, p["wd"], out=u)
+    xp.add(t, u, out=t)
+    xp.multiply(t, p["lr"], out=t)
+    xp.multiply(mom, p["momentum"], out=mom)
+    xp.subtract(mom, t, out=mom)
+    xp.multiply(mom, p["momentum"], out=u)
+    xp.subtract(u, t, out=u)
+    xp.add(w, u, out=out)
+
+
+def _rmsprop(xp: Any, p: Params, w: Any, g: Any, n: Any, out: Any, t: Any, u: Any) -> None:
+    xp.multiply(w, p["wd"], out=u)
+    rescaled(xp, p, g, t, u)
+    _decay_square(xp, n, p["gamma1"], t, u)
+    xp.add(n, p["epsilon"], out=u)
+    xp.sqrt(u, out=u)
+    xp.divide(t, u, out=t)
+    xp.multiply(t, p["lr"], out=t)
+    xp.subtract(w, t, out=out)
+    _limit(xp, p["clip_weights"], out)
+
+
+def _rmspropalex(xp: Any, p: Params, w: Any, g: Any, n: Any, mean: Any, delta: Any, out: Any, t: Any, u: Any) -> None:
+    xp.multiply(w, p["wd"], out=u)
+    rescaled(xp, p, g, t, u)
+    _decay_square(xp, n, p["gamma1"], t, u)
+    _decay(xp, mean, p["gamma1"], t, u)
+    xp.multiply(mean, mean, out=u)
+    xp.subtract(n, u, out=u)
+    xp.add(u, p["epsilon"], out=u)
+    xp.sqrt(u, out=u)
+    xp.divide(t, u, out=t)
+    xp.multiply(t, p["lr"], out=t)
+    xp.multiply(delta, p["gamma2"], out=delta)
+    xp.subtract(delta, t, out=delta)
+    xp.add(w, delta, out=out)
+    _limit(xp, p["clip_weights"], out)
+
+
+def _ftrl(xp: Any, p: Params, w: Any, g: Any, z: Any, n: Any, out: Any, t: Any, u: Any) -> None:
+    rescaled(xp, p, g, t)
+    xp.add(z, t, out=z)
+    xp.multiply(t, t, out=t)
+    xp.sqrt(n, out=u)
+    xp.add(n, t, out=n)
+    xp.sqrt(n, out=t)
+    xp.subtract(t, u, out=u)
+    xp.multiply(u, w, out=u)
+    xp.divide(u, p["lr"], out=u)
+    xp.subtract(z, u, out=z)
+    xp.add(t, p["beta"], out=t)
+    xp.divide(t, p["lr"], out=t)
+    xp.add(t, p["wd"], out=t)
+    xp.absolute(z, out=u)
+    xp.subtract(u, p["lamda1"], out=u)
+    xp.maximum(u, 0.0, out=u)  # |z| - lamda1 where that is positive
+    xp.divide(u, t, out=u)
+    xp.sign(z, out=t)
+    xp.multiply(u, t, out=u)
+    xp.negative(u, out=out)
+
+
+def _ftml(xp: Any, p: Params, w: Any, g: Any, d: Any, v: Any, z: Any, out: Any, t: Any, u: Any) -> None:
+    beta1, beta2 = single(p["beta1"]), single(p["beta2"])
+    xp.multiply(w, p["wd"], out=u)
+    xp.multiply(g, p["rescale_grad"], out=t)
+    xp.add(t, u, out=t)
+    _limit(xp, p["clip_grad"], t)
+    _decay_square(xp, v, beta2, t, u)
+    _decay(xp, z, beta1, t, u)
+    xp.divide(v, 1.0 - beta2 ** p["t"], out=u)
+    xp.sqrt(u, out=u)
+    xp.add(u, p["epsilon"], out=u)
+    xp.multiply(u, (1.0 - beta1 ** p["t"]) / p["lr"], out=u)
+    xp.multiply(d, beta1, out=d)
+    xp.subtract(u, d, out=t)
+    xp.multiply(t, w, out=t)
+    xp.subtract(z, t, out=z)
+    xp.copyto(d, u)
+    xp.divide(z, d, out=t)
+    xp.negative(t, out=out)
+
+
+def _lamb1(xp: Any, p: Params, w: Any, g: Any, mean: Any, var: Any, out: Any, t: Any, u: Any) -> None:
+    rescaled(xp, p, g, t)
+    _decay(xp, mean, p["beta1"], t, u)
+    _decay_square(xp, var, p["beta2"], t, u)
+    correct = p["bias_correction"]
+    xp.divide(var, 1.0 - single(p["beta2"]) ** p["t"] if correct else 1.0, out=u)
+    xp.sqrt(u, out=u)
+    xp.add(u, p["epsilon"], out=u)
+    xp.divide(mean, 1.0 - single(p["beta1"]) ** p["t"] if correct else 1.0, out=t)
+    xp.divide(t, u, out=t)
+    xp.multiply(w, p["wd"], out=u)
+    xp.add(t, u, out=out)
+
+
+_RMS = (
+    Param("gamma1", p_float, 0.95, "decay of the averages"),
+    Param("epsilon", p_float, 1e-8, "added before the root"),
+)
+_CLIP_WEIGHTS = Param("clip_weights", p_float, -1.0, "limit of the new weight's absolute values; negative: none")
+_BETAS = (
+    Param("beta1", p_float, 0.9, "decay of the mean"),
+    Param("beta2", p_float, 0.999, "decay of the mean of squares"),
+)
+_T = Param("t", p_int, doc="number of this update, counted from 1")
+_WD = Param("wd", p_float, doc="weight decay")
+for _name, _step, _states, _params, _doc in (
+    ("signsgd_update", _signsgd, (), (LR, *_SHARED), "weight · (1 - lr · wd) - lr · sign(gradient)."),
+    (
+        "signum_update",
+        _signum,
+        ("mom",),
+        (LR, MOMENTUM, *_SHARED, Param("wd_lh", p_float, 0.0, "decay of the weight itself")),
+        "lr times the sign of the averaged descent is added to the weight.",
+    ),
+    ("nag_mom_update", _nag_mom, ("mom",), (LR, MOMENTUM, *_SHARED), "One step of Nesterov's descent."),
+    (
+        "rmsprop_update",
+        _rmsprop,
+        ("n",),
+        (LR, *_RMS, *_SHARED, _CLIP_WEIGHTS),
+        "weight - lr · gradient / sqrt(n + epsilon), where n averages squares (Tieleman and Hinton 2012).",
+    ),
+    (
+        "rmspropalex_update",
+        _rmspropalex,
+        ("n", "g", "delta"),
+        (LR, _RMS[0], Param("gamma2", p_float, 0.9, "decay of delta"), _RMS[1], *_SHARED, _CLIP_WEIGHTS),
+        "RMSProp with the variance for the mean of squares, and a velocity (Graves 2013).",
+    ),
+    (
+        "ftrl_update",
+        _ftrl,
+        ("z", "n"),
+        (
+            LR,
+            Param("lamda1", p_float, 0.01, "weight of the absolute values"),
+            Param("beta", p_float, 1.0, "added to the root of n"),
+            *_SHARED,
+        ),
+        "Follow the regularized leader (McMahan et al. 2013).",
+    ),
+    (
+        "ftml_update",
+        _ftml,
+        ("d", "v", "z"),
+        (
+            LR,
+            Param("beta1", p_float, 0.6, "decay of z and d"),
+            Param("beta2", p_float, 0.999, "decay of v"),
+            Param("epsilon", p_float, 1e-8, "added to the root of v"),
+            _T,
+            *_SHARED[:2],
+            Param("clip_grad", p_float, -1.0, "limit of the decayed gradient's absolute values; negative: none"),
+        ),
+        "Follow the moving leader (Zheng and Kwok 2017).",
+    ),
+    (
+        "lamb_update_phase1",
+        _lamb1,
+        ("mean", "var"),
+        (
+            *_BETAS,
+            Param("epsilon", p_float, 1e-6, "added to the root of var"),
+            _T,
+            Param("bias_correction", p_bool, True, "divide the averages by 1 - beta to the power t"),
+            _WD,
+            *_SHARED[1:],
+        ),
+        "The direction of LAMB (You et al. 2020): Adam's, and wd · weight.",
+    ),
+):
+    register(
+        Op(
+            name=_name,
+            forward=step_kernel(_step),
+            infer_shape=same_shape,
+            infer_dtype=same_dtype,
+            params=_params,
+            inputs=("weight", "grad", *_states),
+            aux=tuple(range(2, 2 + len(_states))),
+            inplace=UNARY_INPLACE,
+            workspace=block_workspace(None, None),
+            doc=_doc,
+        )
+    )
+
+
+# --------------------------------------------------------------------------------------------------- LAMB, second phase
+
+
+def _lamb2_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    weight = merge_shape(merge_shape(ins[0], ins[1], "lamb_update_phase2: weight and g"), outs[0], "output")
+    norms = merge_shape(
+        (1,), merge_shape(ins[2], ins[3], "lamb_update_phase2: r1 and r2"), "norms of lamb_update_phase2"
+    )
+    if weight == ():
+        raise ShapeError("lamb_update_phase2 expects at least 1 dimension, got shape ()")
+    return [weight, weight, norms, norms], [weight]
+
+
+@workspace_kernel
+def _lamb2(ctx: Workspace, p: Params, weight: Any, g: Any, r1: Any, r2: Any, out: Any) -> None:
+    xp = ctx.xp
+    ratio, spare = ctx.take((1,), out.dtype), ctx.take((1,), out.dtype)
+    xp.copyto(ratio, r1)
+    if p["lower_bound"] >= 0:
+        xp.maximum(ratio, p["lower_bound"], out=ratio)
+    if p["upper_bound"] >= 0:
+        xp.minimum(ratio, p["upper_bound"], out=ratio)
+    xp.multiply(ratio, r2, out=spare)
+    xp.divide(ratio, r2, out=ratio)
+    xp.copyto(ratio, 1, where=spare == 0)
+    xp.multiply(ratio, p["lr"], out=ratio)
+    for w, step, target, moved in blocks(ctx, (weight, g, out), (out.dtype,)):
+        xp.multiply(step, ratio, out=moved)
+        xp.subtract(w, moved, out=target)
+
+
+def _lamb2_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = outputs[0]
+    return 2 * block_bytes(1, [dtype]) + block_bytes(int(np.prod(shape)), [dtype])
+
+
+register(
+    Op(
+        name="lamb_update_phase2",
+        forward=_lamb2,
+        infer_shape=_lamb2_shape,
+        infer_dtype=same_dtype,
+        params=(
+            LR,
+            Param("lower_bound", p_float, -1.0, "least r1; negative: none"),
+            Param("upper_bound", p_float, -1.0, "greatest r1; negative: none"),
+        ),
+        inputs=("weight", "g", "r1", "r2"),
+        inplace=UNARY_INPLACE,
+        workspace=_lamb2_workspace,
+        doc="weight - lr · r1 / r2 · g, where r1 and r2 are the norms of weight and direction (1 if either is 0).",
+    )
+)

@@ -1,0 +1,296 @@
+"""random_pdf_*: densities of given samples, or their logarithms, with gradients for samples and parameters.
+
+Each element of the parameters belongs to a block of samples, as ``_sample_*`` draws them: the shape of the parameters
+is that of the samples without its last dimensions. Of a Dirichlet distribution the last dimension of both is the
+vector. As in MXNet 1.9.1 nobody checks that a sample is possible (a uniform density does not look at it), and samples
+of distributions of whole numbers have no gradient.
+
+Everything is computed in float64, a few thousand elements at a time, so that no temporary grows with the samples; sums
+run in one fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.params import p_bool
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.elementwise.special import digamma_of, gammaln_of
+
+_AT_ONCE = 4096
+"""Elements computed at a time."""
+_DOUBLE = np.dtype(np.float64)
+_IS_LOG = Param("is_log", p_bool, False, "the logarithms of the densities")
+
+
+@dataclass(frozen=True, slots=True)
+class _Density:
+    """One distribution, on float64 arrays that broadcast: samples and parameters."""
+
+    parameters: tuple[str, ...]
+    log: Callable[..., Any]
+    """``log(xp, x, *parameters)``: logarithms of the densities."""
+    slopes: Callable[..., tuple[Any, ...]]
+    """``slopes(xp, x, *parameters)``: derivatives of the logarithms for the sample (None: zeros) and for each
+    parameter."""
+
+
+def _uniform_log(xp: Any, x: Any, low: Any, high: Any) -> Any:
+    return -xp.log(high - low) + 0 * x
+
+
+def _uniform_slopes(xp: Any, x: Any, low: Any, high: Any) -> tuple[Any, ...]:
+    return None, 1 / (high - low), -1 / (high - low)
+
+
+def _normal_log(xp: Any, x: Any, mu: Any, sigma: Any) -> Any:
+    return -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi)
+
+
+def _normal_slopes(xp: Any, x: Any, mu: Any, sigma: Any) -> tuple[Any, ...]:
+    scaled = (x - mu) / sigma
+    return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
+
+
+def _gamma_log(xp: Any, x: Any, alpha: Any, beta: Any) -> Any:
+    """``beta`` is the rate here, though ``_sample_gamma`` multiplies by it: as in MXNet."""
+    return alpha * xp.log(beta) + (alpha - 1) * xp.log(x) - beta * x - gammaln_of(xp, alpha)
+
+
+def _gamma_slopes(xp: Any, x: Any, alpha: Any, beta: Any) -> tuple[Any, ...]:
+    return (alpha - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, alpha), alpha / beta - x
+
+
+def _exponential_log(xp: Any, x: Any, lam: Any) -> Any:
+    return xp.log(lam) - lam * x
+
+
+def _exponential_slopes(xp: Any, x: Any, lam: Any) -> tuple[Any, ...]:
+    return -lam, 1 / lam - x
+
+
+def _poisson_log(xp: Any, x: Any, lam: Any) -> Any:
+    return x * xp.log(lam) - lam - gammaln_of(xp, x + 1)
+
+
+def _poisson_slopes(xp: Any, x: Any, lam: Any) -> tuple[Any, ...]:
+    return None, x / lam - 1
+
+
+def _negative_binomial_log(xp: Any, x: Any, k: Any, p: Any) -> Any:
+    ways = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
+    return ways + k * xp.log(p) + x * xp.log(1 - p)
+
+
+def _negative_binomial_slopes(xp: Any, x: Any, k: Any, p: Any) -> tuple[Any, ...]:
+    return None, digamma_of(xp, x + k) - digamma_of(xp, k) + xp.log(p), k / p - x / (1 - p)
+
+
+def _generalized_log(xp: Any, x: Any, mu: Any, alpha: Any) -> Any:
+    return _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1))
+
+
+def _generalized_slopes(xp: Any, x: Any, mu: Any, alpha: Any) -> tuple[Any, ...]:
+    k, p = 1 / alpha, 1 / (mu * alpha + 1)
+    _, by_k, by_p = _negative_binomial_slopes(xp, x, k, p)
+    return None, -by_p * alpha * p**2, -by_k * k**2 - by_p * mu * p**2
+
+
+_DENSITIES = {
+    "uniform": _Density(("low", "high"), _uniform_log, _uniform_slopes),
+    "normal": _Density(("mu", "sigma"), _normal_log, _normal_slopes),
+    "gamma": _Density(("alpha", "beta"), _gamma_log, _gamma_slopes),
+    "exponential": _Density(("lam",), _exponential_log, _exponential_slopes),
+    "poisson": _Density(("lam",), _poisson_log, _poisson_slopes),
+    "negative_binomial": _Density(("k", "p"), _negative_binomial_log, _negative_binomial_slopes),
+    "generalized_negative_binomial": _Density(("mu", "alpha"), _generalized_log, _generalized_slopes),
+}
+
+
+def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of a matrix, row by row: of some rows, or of a part of one."""
+    together = max(1, _AT_ONCE // columns)
+    for row in range(0, rows, together):
+        for column in range(0, columns, _AT_ONCE):
+            yield slice(row, row + together), slice(column, column + _AT_ONCE)
+
+
+def _wide(values: Any) -> Any:
+    return values.astype(_DOUBLE)
+
+
+def _forward(density: _Density) -> Callable[..., None]:
+    @kernel
+    def compute(xp: Any, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
+        rows = inputs[1].size
+        samples, out = inputs[0].reshape(rows, -1), out.reshape(rows, -1)
+        values = [value.reshape(rows, 1) for value in inputs[1:]]
+        for row, column in _tiles(*samples.shape):
+            found = density.log(xp, _wide(samples[row, column]), *(_wide(value[row]) for value in values))
+            out[row, column] = found if p["is_log"] else xp.exp(found)
+
+    return compute
+
+
+def _sums(parameters: Sequence[Any]) -> Room:
+    """One float64 for each element of each parameter."""
+    return [(one.shape, _DOUBLE) for one in parameters]
+
+
+def _backward(density: _Density) -> Callable[..., None]:
+    count = len(density.parameters)
+
+    @kernel(scratch=lambda p, ograd, sample, *arrays: _sums(arrays[:count]))
+    def compute(xp: Any, p: Params, ograd: Any, sample: Any, *arrays: Any) -> None:
+        rows, out, outputs = arrays[0].size, arrays[count], arrays[count + 1 : -count]
+        ograds, samples = ograd.reshape(rows, -1), sample.reshape(rows, -1)
+        values = [value.reshape(rows, 1) for value in arrays[:count]]
+        sums = [total.reshape(rows, 1) for total in arrays[-count:]]
+        for total in sums:
+            total.fill(0)
+        for row, column in _tiles(*samples.shape):
+            x, at = _wide(samples[row, column]), [_wide(value[row]) for value in values]
+            scale = _wide(ograds[row, column])
+            if not p["is_log"]:
+                scale *= xp.exp(density.log(xp, x, *at))
+            slopes = density.slopes(xp, x, *at)
+            if out is not None:
+                out.reshape(rows, -1)[row, column] = 0 if slopes[0] is None else scale * slopes[0]
+            for total, slope in zip(sums, slopes[1:], strict=True):
+                total[row] += (scale * slope).sum(axis=1, keepdims=True)
+        for total, target in zip(sums, outputs, strict=True):
+            if target is not None:
+                target.reshape(rows, 1)[...] = total
+
+    return compute
+
+
+def _shape(name: str, count: int) -> Callable[[Params, Shapes, Shapes], tuple[Shapes, Shapes]]:
+    """The samples' shape begins with that of the parameters; one density for each sample."""
+
+    def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        samples = merge_shape(ins[0], outs[0], f"{name}: samples and output")
+        merged: Shape | None = None
+        for shape in ins[1:]:
+            merged = merge_shape(merged, shape, f"{name}: arrays of parameters")
+        if samples is not None and merged is not None:
+            if len(merged) > len(samples):
+                raise ShapeError(f"{name}: parameters of shape {merged} need samples of a shape that begins with it, "
+                                 f"got {samples}")  # fmt: skip
+            whole = merge_shape(samples, (*merged, *samples[len(merged) :]), f"{name}: samples of each parameter")
+            assert whole is not None
+            samples, merged = whole, whole[: len(merged)]
+        return [samples, *[merged] * count], [samples]
+
+    return rule
+
+
+# ------------------------------------------------------------------------------------------------------------ Dirichlet
+
+
+def _dirichlet_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    samples, alpha = ins
+    if samples is not None and alpha is not None:
+        if len(alpha) > len(samples) or not alpha:
+            raise ShapeError(f"random_pdf_dirichlet: alpha of shape {alpha} does not fit samples of shape {samples}")
+        inner = samples[len(alpha) - 1 : -1]
+        whole = merge_shape(samples, (*alpha[:-1], *inner, alpha[-1]), "random_pdf_dirichlet: samples of each alpha")
+        assert whole is not None
+        samples, alpha = whole, (*whole[: len(alpha) - 1], whole[-1])
+    out = outs[0] if samples is None else merge_shape(samples[:-1] or (1,), outs[0], "random_pdf_dirichlet: output")
+    return [samples, alpha], [out]
+
+
+def _dirichlet_parts(samples: Any, alpha: Any) -> tuple[Any, Any]:
+    """Samples (rows, columns, k) and alpha (rows, 1, k)."""
+    length = alpha.shape[-1]
+    return samples.reshape(alpha.size // length, -1, length), alpha.reshape(-1, 1, length)
+
+
+def _dirichlet_tiles(shape: Shape) -> Iterator[tuple[slice, slice]]:
+    """As :func:`_tiles`, of vectors: a block has fewer the longer they are."""
+    rows, columns, length = shape
+    together = max(1, _AT_ONCE // length)
+    for row in range(rows):
+        for column in range(0, columns, together):
+            yield slice(row, row + 1), slice(column, column + together)
+
+
+def _dirichlet_log(xp: Any, x: Any, alpha: Any) -> Any:
+    norm = gammaln_of(xp, alpha.sum(axis=-1)) - gammaln_of(xp, alpha).sum(axis=-1)
+    return ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
+
+
+@kernel
+def _dirichlet(xp: Any, p: Params, sample: Any, parameter: Any, out: Any) -> None:
+    samples, alpha = _dirichlet_parts(sample, parameter)
+    out = out.reshape(samples.shape[:2])
+    for row, column in _dirichlet_tiles(samples.shape):
+        found = _dirichlet_log(xp, _wide(samples[row, column]), _wide(alpha[row]))
+        out[row, column] = found if p["is_log"] else xp.exp(found)
+
+
+@kernel(scratch=lambda p, ograd, sample, parameter, *outputs: _sums([parameter]))
+def _dirichlet_backward(
+    xp: Any, p: Params, ograd: Any, sample: Any, parameter: Any, out: Any, d_alpha: Any, total: Any
+) -> None:
+    samples, alpha = _dirichlet_parts(sample, parameter)
+    ograds = ograd.reshape(samples.shape[:2])
+    total = total.reshape(alpha.shape)
+    total.fill(0)
+    for row, column in _dirichlet_tiles(samples.shape):
+        x, at = _wide(samples[row, column]), _wide(alpha[row])
+        scale = _wide(ograds[row, column])
+        if not p["is_log"]:
+            scale *= xp.exp(_dirichlet_log(xp, x, at))
+        if out is not None:
+            out.reshape(samples.shape)[row, column] = scale[..., None] * ((at - 1) / x)
+        norm = digamma_of(xp, at.sum(axis=-1, keepdims=True)) - digamma_of(xp, at)
+        total[row] += (scale[..., None] * (xp.log(x) + norm)).sum(axis=1, keepdims=True)
+    if d_alpha is not None:
+        d_alpha.reshape(alpha.shape)[...] = total
+
+
+def _register(name: str, parameters: tuple[str, ...], forward: Any, back: Any, rule: Any) -> None:
+    uses = ("g0", *(f"x{k}" for k in range(1 + len(parameters))))
+    register(
+        Op(
+            name=f"_random_pdf_{name}",
+            forward=forward,
+            infer_shape=rule,
+            infer_dtype=floats_only(f"random_pdf_{name}"),
+            params=(_IS_LOG,),
+            inputs=("sample", *parameters),
+            gradient=grad(f"_backward_random_pdf_{name}", *uses),
+            aliases=(f"random_pdf_{name}",),
+            doc=f"Densities of samples ({name.replace('_', ' ')}): a block of them for each element of the parameters.",
+        )
+    )
+    backward(
+        f"_random_pdf_{name}",
+        back,
+        ("ograd", "sample", *parameters),
+        grad_inputs=tuple(range(1 + len(parameters))),
+        params=(_IS_LOG,),
+    )
+
+
+for _name, _density in _DENSITIES.items():
+    _register(
+        _name,
+        _density.parameters,
+        _forward(_density),
+        _backward(_density),
+        _shape(f"random_pdf_{_name}", len(_density.parameters)),
+    )
+_register("dirichlet", ("alpha",), _dirichlet, _dirichlet_backward, _dirichlet_shape)

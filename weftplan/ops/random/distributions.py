@@ -1,0 +1,352 @@
+"""Random tensors of distributions that a generator cannot write in place, with numbers or arrays as parameters.
+
+``_random_*`` take numbers; ``_random_*_like`` have the shape of their input; ``_sample_*`` take arrays, each element of
+which gives a block. Numbers are drawn a few thousand at a time, so that no temporary grows with the output. As in
+MXNet, impossible parameters are reported when the kernel runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError
+from weftplan.ops.core.forms import context_kernel, kernel
+from weftplan.ops.core.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
+    DTypes,
+    Shapes,
+    backward,
+    merge_dtype,
+    merge_shape,
+    same_dtype,
+    same_shape,
+    zero_gradient,
+)
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+from weftplan.ops.creation.filling import FLOAT32, declared_shape, placed
+
+_AT_ONCE = 4096
+"""Elements drawn at a time."""
+
+Draw = Callable[..., Any]
+"""``draw(generator, xp, count, *parameters)``: so many numbers; parameters are numbers or arrays of ``count``."""
+
+
+def _uniform(g: Any, xp: Any, n: int, low: Any, high: Any) -> Any:
+    return g.random(n) * (high - low) + low
+
+
+def _normal(g: Any, xp: Any, n: int, mu: Any, sigma: Any) -> Any:
+    return g.standard_normal(n) * sigma + mu
+
+
+def _gamma(g: Any, xp: Any, n: int, alpha: Any, beta: Any) -> Any:
+    return g.standard_gamma(alpha, n) * beta
+
+
+def _exponential(g: Any, xp: Any, n: int, lam: Any) -> Any:
+    return g.standard_exponential(n) / lam
+
+
+def _poisson(g: Any, xp: Any, n: int, lam: Any) -> Any:
+    return g.poisson(lam, n)
+
+
+def _negative_binomial(g: Any, xp: Any, n: int, k: Any, p: Any) -> Any:
+    """A Poisson number whose mean is gamma distributed."""
+    return g.poisson(g.standard_gamma(k, n) * ((1 - p) / p))
+
+
+def _generalized(g: Any, xp: Any, n: int, mu: Any, alpha: Any) -> Any:
+    """The same by mean and dispersion; plain Poisson where alpha is 0."""
+    spread = xp.maximum(alpha, 1e-300)
+    means = g.standard_gamma(1 / spread, n) * (mu * alpha)
+    return g.poisson(xp.where(xp.asarray(alpha) == 0, mu, means))
+
+
+class _Kind:
+    """One distribution: how it is drawn, its parameters with their defaults and bounds, and other spellings."""
+
+    def __init__(self, draw: Draw, bounds: Mapping[str, str], defaults: Mapping[str, float]) -> None:
+        self.draw = draw
+        self.bounds = bounds
+        self.defaults = defaults
+
+
+_BOUNDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "any": ("a number", lambda value: value == value),
+    "positive": ("above 0", lambda value: value > 0),
+    "not negative": ("at least 0", lambda value: value >= 0),
+    "probability": ("above 0 and at most 1", lambda value: (value > 0) & (value <= 1)),
+}
+_KINDS = {
+    "uniform": _Kind(_uniform, {"low": "any", "high": "any"}, {"low": 0.0, "high": 1.0}),
+    "normal": _Kind(_normal, {"mu": "any", "sigma": "not negative"}, {"loc": 0.0, "scale": 1.0}),
+    "gamma": _Kind(_gamma, {"alpha": "positive", "beta": "positive"}, {"alpha": 1.0, "beta": 1.0}),
+    "exponential": _Kind(_exponential, {"lam": "positive"}, {"lam": 1.0}),
+    "poisson": _Kind(_poisson, {"lam": "not negative"}, {"lam": 1.0}),
+    "negative_binomial": _Kind(_negative_binomial, {"k": "positive", "p": "probability"}, {"k": 1.0, "p": 1.0}),
+    "generalized_negative_binomial": _Kind(
+        _generalized, {"mu": "not negative", "alpha": "not negative"}, {"mu": 1.0, "alpha": 1.0}
+    ),
+}
+
+
+def _check(name: str, kind: _Kind, values: Sequence[Any]) -> None:
+    """Raise ParameterError for what makes no distribution."""
+    for key, value in zip(kind.bounds, values, strict=True):
+        words, fits = _BOUNDS[kind.bounds[key]]
+        if not bool(np.all(np.asarray(fits(value).get() if hasattr(value, "get") else fits(value)))):
+            raise ParameterError(f"{name}: {key} must be {words}")
+    if "low" in kind.bounds and not bool(
+        (values[0] <= values[1]) if np.ndim(values[0]) == 0 else (values[0] <= values[1]).all()
+    ):
+        raise ParameterError(f"{name}: low must not be above high")
+
+
+def _float(value: Any) -> Any:
+    dtype = p_optional(p_dtype)(value)
+    return FLOAT32 if dtype is None else dtype
+
+
+def _drawn_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    return [], [merge_dtype(outs[0], params["dtype"], "output and the parameter dtype")]
+
+
+def _fill(ctx: OpContext, out: Any, draw: Callable[[Any, int, int], Any]) -> None:
+    """Fill ``out`` with ``draw(generator, start, count)``, a few thousand elements at a time."""
+    generator, flat = ctx.generator(), out.reshape(-1)
+    for start in range(0, flat.size, _AT_ONCE):
+        count = min(_AT_ONCE, flat.size - start)
+        flat[start : start + count] = draw(generator, start, count)
+
+
+def _of_numbers(name: str, kind: _Kind) -> Callable[..., None]:
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        out = arrays[-1]
+        values = [p[key] for key in kind.defaults]
+        _check(name, kind, values)
+        if out is not None:
+            _fill(ctx, out, lambda g, start, count: kind.draw(g, ctx.xp, count, *values))
+
+    return compute
+
+
+def _of_arrays(name: str, kind: _Kind) -> Callable[..., None]:
+    @context_kernel
+    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+        *inputs, out = arrays
+        flat = [value.reshape(-1) for value in inputs]
+        _check(name, kind, flat)
+        xp, inner = ctx.xp, out.size // flat[0].size
+
+        def draw(generator: Any, start: int, count: int) -> Any:
+            rows = xp.arange(start, start + count) // inner
+            return kind.draw(generator, xp, count, *(value[rows].astype(np.float64) for value in flat))
+
+        _fill(ctx, out, draw)
+
+    return compute
+
+
+def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    merged: Shape | None = None
+    for shape in ins:
+        merged = merge_shape(merged, shape, "arrays of parameters")
+    out = None if merged is None else (*merged, *(params["shape"] or ()))
+    return [merged] * len(ins), [merge_shape(outs[0], out, "output of a sample")]
+
+
+def _sample_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    first = next((dtype for dtype in ins if dtype is not None), None)
+    wanted = params["dtype"] if params["dtype"] is not None else first
+    return [dtype if dtype is not None else first for dtype in ins], [merge_dtype(outs[0], wanted, "output and dtype")]
+
+
+_SHAPE = Param("shape", p_optional(p_shape), None, "shape; None: as the users of the output need")
+
+for _name, _kind in _KINDS.items():
+    _numbers = tuple(Param(key, p_float, default, "parameter") for key, default in _kind.defaults.items())
+    if _name not in ("uniform", "normal"):  # those are written in place: weftplan.ops.random.draws
+        register(
+            Op(
+                name=f"_random_{_name}",
+                forward=_of_numbers(f"_random_{_name}", _kind),
+                infer_shape=declared_shape,
+                infer_dtype=_drawn_dtype,
+                params=(*_numbers, _SHAPE, *placed(Param("dtype", _float, FLOAT32, "dtype; None: float32"))),
+                inputs=(),
+                gradient=zero_gradient,
+                random=True,
+                aliases=(f"random_{_name}",),
+                doc=f"Random numbers of the distribution {_name.replace('_', ' ')}.",
+            )
+        )
+    register(
+        Op(
+            name=f"_random_{_name}_like",
+            forward=_of_numbers(f"_random_{_name}_like", _kind),
+            infer_shape=same_shape,
+            infer_dtype=same_dtype,
+            params=_numbers,
+            gradient=zero_gradient,
+            ignored_inputs=(0,),
+            random=True,
+            doc=f"Random numbers ({_name.replace('_', ' ')}) of the shape and dtype of data.",
+        )
+    )
+    register(
+        Op(
+            name=f"_sample_{_name}",
+            forward=_of_arrays(f"_sample_{_name}", _kind),
+            infer_shape=_sample_shape,
+            infer_dtype=_sample_dtype,
+            params=(
+                Param("shape", p_optional(p_shape), None, "shape that each element of the parameters gives"),
+                Param("dtype", p_optional(p_dtype), None, "dtype; None: that of the parameters"),
+            ),
+            inputs=tuple(_kind.bounds),
+            gradient=zero_gradient,
+            random=True,
+            aliases=(f"sample_{_name}",),
+            doc=f"Random numbers ({_name.replace('_', ' ')}): a block of shape for each element of the parameters.",
+        )
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ integers, order
+
+
+@context_kernel
+def _integers(ctx: OpContext, p: Params, out: Any) -> None:
+    low, high = p["low"], p["high"]
+    if not low < high:
+        raise ParameterError(f"_random_randint: expected low < high, got low={low} and high={high}")
+    if out is not None:
+        _fill(ctx, out, lambda g, start, count: g.integers(low, high, count, dtype=np.int64))
+
+
+def _integer(value: Any) -> Any:
+    dtype = p_optional(p_dtype)(value)
+    if dtype is not None and dtype.kind not in "iu":
+        raise ValueError("expected an integer dtype or None")
+    return np.dtype(np.int32) if dtype is None else dtype
+
+
+register(
+    Op(
+        name="_random_randint",
+        forward=_integers,
+        infer_shape=declared_shape,
+        infer_dtype=_drawn_dtype,
+        params=(
+            Param("low", p_int, doc="least value"),
+            Param("high", p_int, doc="end, not included"),
+            _SHAPE,
+            *placed(Param("dtype", _integer, np.dtype(np.int32), "dtype; None: int32")),
+        ),
+        inputs=(),
+        gradient=zero_gradient,
+        random=True,
+        aliases=("random_randint",),
+        doc="Random integers in [low, high).",
+    )
+)
+
+
+@context_kernel
+def _shuffle(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+    # Drawn on the host, so that the order is the same on every device.
+    order = OpContext(np, random_key=ctx.random_key).generator().permutation(data.shape[0])
+    for row, source in enumerate(order.tolist()):
+        out[row] = data[source]
+
+
+register(
+    Op(
+        name="_shuffle",
+        forward=_shuffle,
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        gradient=zero_gradient,
+        random=True,
+        aliases=("shuffle",),
+        doc="The rows of data in random order.",
+    )
+)
+
+
+def _classes_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    if ins[0] is None:
+        return ins, outs
+    out = (*ins[0][:-1], *(params["shape"] or ())) or (1,)
+    return ins, [merge_shape(found, out, "output of _sample_multinomial") for found in outs]
+
+
+def _classes_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    found = [merge_dtype(outs[0], params["dtype"], "output and dtype")]
+    return ins, found if len(outs) == 1 else [*found, ins[0]]
+
+
+@context_kernel
+def _classes(ctx: OpContext, p: Params, data: Any, *outputs: Any) -> None:
+    xp, generator = ctx.xp, ctx.generator()
+    table = data.reshape(-1, data.shape[-1])
+    flat = [None if out is None else out.reshape(len(table), -1) for out in outputs]
+    inner = math.prod(p["shape"] or ())
+    for row in range(len(table)):
+        bound = xp.cumsum(table[row].astype(np.float64))
+        for start in range(0, inner, _AT_ONCE):
+            cut = slice(start, min(start + _AT_ONCE, inner))
+            points = generator.random(cut.stop - start) * bound[-1]
+            index = xp.minimum(xp.searchsorted(bound, points, side="right"), table.shape[1] - 1)
+            if flat[0] is not None:
+                flat[0][row, cut] = index
+            if len(flat) > 1 and flat[1] is not None:
+                flat[1][row, cut] = xp.log(table[row][index])
+
+
+def _classes_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    """Of the logarithms: 1 / probability at what was drawn."""
+    if not builder.params["get_prob"]:
+        return [None]
+    drawn = [builder.ograd(1), builder.input(0), builder.output(0)]
+    return builder.node("_backward_sample_multinomial", drawn, {})
+
+
+@kernel
+def _backward_classes(xp: Any, p: Params, g: Any, data: Any, drawn: Any, out: Any) -> None:
+    width = data.shape[-1]
+    out, table = out.reshape(-1, width), data.reshape(-1, width)
+    out.fill(0)
+    for row, (slopes, index) in enumerate(zip(g.reshape(len(out), -1), drawn.reshape(len(out), -1), strict=True)):
+        xp.add.at(out[row], index.astype(np.int64), slopes)
+        xp.divide(out[row], table[row], out=out[row])
+        out[row][table[row] == 0] = 0
+
+
+register(
+    Op(
+        name="_sample_multinomial",
+        forward=_classes,
+        infer_shape=_classes_shape,
+        infer_dtype=_classes_dtype,
+        params=(
+            Param("shape", p_optional(p_shape), None, "numbers drawn for each distribution"),
+            Param("get_prob", p_bool, False, "also the logarithm of the probability of each"),
+            Param("dtype", p_dtype, np.dtype(np.int32), "dtype of the indices"),
+        ),
+        outputs=lambda params: ("output0", "output1") if params["get_prob"] else ("output",),
+        gradient=_classes_gradient,
+        random=True,
+        aliases=("sample_multinomial",),
+        doc="Indices drawn with the probabilities in the last axis of data.",
+    )
+)
+backward("_sample_multinomial", _backward_classes, ("ograd", "data", "drawn"))

@@ -1,0 +1,129 @@
+"""moments: mean and variance over some axes, in one operator.
+
+Sums are taken block by block in a fixed order, so that the scratch is bounded and the bits are those of every run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from weftplan.errors import ParameterError
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import accumulator, collapse, row_blocks, rows_per_block
+from weftplan.ops.core.params import p_bool, p_optional, p_shape
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
+
+_PARAMS = (
+    Param("axes", p_optional(p_shape), None, "axes over which mean and variance are taken; at least one"),
+    Param("keepdims", p_bool, False, "keep these axes with size 1"),
+)
+
+
+def _axes(params: Params, rank: int) -> tuple[int, ...]:
+    if not params["axes"]:
+        raise ParameterError("moments: axes is empty: name every axis for the moments of the whole tensor")
+    return reduced_axes({"axis": params["axes"]}, rank, "moments")
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    source = ins[0]
+    if source is None:
+        return ins, outs
+    axes = _axes(params, len(source))
+    kept = kept_shape(source, axes)
+    if not params["keepdims"]:
+        kept = tuple(dim for axis, dim in enumerate(source) if axis not in axes) or (1,)
+    return ins, [merge_shape(out, kept, f"output of moments of {source} over {axes}") for out in outs]
+
+
+def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
+    """(joined axes of the data, the same with 1 for those taken, how many elements one mean has)."""
+    axes = _axes(params, len(source))
+    shape, small = collapse(source, kept_shape(source, axes))
+    return shape, small, math.prod(source[axis] for axis in axes)
+
+
+def _scratch(params: Params, data: Any, *outputs: Any) -> Room:
+    """A block of the data, the means, the variances, and one block's share of a sum."""
+    shape, small, _ = _view(params, data.shape)
+    step, acc = rows_per_block(shape), accumulator(data.dtype)
+    part = (min(small[0], step), *small[1:])
+    return [((step, *shape[1:]), acc), (small, acc), (small, acc), (part, acc)]
+
+
+def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
+    """Add the sums of ``block``, rows ``here`` of the data, to ``total``, or put them where its rows are kept."""
+    axes = tuple(axis for axis in range(total.ndim) if total.shape[axis] == 1)
+    if total.shape[0] == 1:
+        xp.sum(block, axis=axes, dtype=total.dtype, out=part, keepdims=True)
+        xp.add(total, part, out=total)
+    else:
+        xp.sum(block, axis=axes, dtype=total.dtype, out=total[here], keepdims=True)
+
+
+@kernel(scratch=_scratch)
+def moments_forward(
+    xp: Any, p: Params, data: Any, of_mean: Any, of_var: Any, block: Any, mean: Any, var: Any, part: Any
+) -> None:
+    shape, small, count = _view(p, data.shape)
+    data = data.reshape(shape)
+    mean.fill(0)
+    var.fill(0)
+    for here in row_blocks(shape):
+        _sums(xp, data[here], mean, here, part)
+    xp.multiply(mean, 1.0 / count, out=mean)
+    for here in row_blocks(shape):
+        centred = block[: here.stop - here.start]
+        xp.subtract(data[here], mean if small[0] == 1 else mean[here], out=centred)
+        xp.multiply(centred, centred, out=centred)
+        _sums(xp, centred, var, here, part)
+    xp.multiply(var, 1.0 / count, out=var)
+    for out, value in zip((of_mean, of_var), (mean, var), strict=True):
+        if out is not None:
+            xp.copyto(out.reshape(small), value, casting="same_kind")
+
+
+def _backward_scratch(params: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any) -> Room:
+    """A block of the data."""
+    return _scratch(params, data)[:1]
+
+
+@kernel(scratch=_backward_scratch)
+def moments_backward(xp: Any, p: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any, room: Any) -> None:
+    """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
+    shape, small, count = _view(p, out.shape)
+    data, out = data.reshape(shape), out.reshape(shape)
+    of_mean, of_var, mean = (array.reshape(small) for array in (d_mean, d_var, mean))
+    for here in row_blocks(shape):
+        rows = slice(None) if small[0] == 1 else here
+        block = room[: here.stop - here.start]
+        xp.subtract(data[here], mean[rows], out=block)
+        xp.multiply(block, of_var[rows], out=block)
+        xp.multiply(block, 2.0, out=block)
+        xp.add(block, of_mean[rows], out=block)
+        xp.multiply(block, 1.0 / count, out=out[here], casting="same_kind")
+
+
+register(
+    Op(
+        name="moments",
+        forward=moments_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=floats_only("moments"),
+        params=_PARAMS,
+        outputs=("output0", "output1"),
+        gradient=grad("_backward_moments", "g0", "g1", "x0", "y0"),
+        doc="Mean and variance (divided by the number of elements) over axes.",
+    )
+)
+backward(
+    "moments",
+    moments_backward,
+    ("ograd0", "ograd1", "data", "mean"),
+    params=_PARAMS,
+    inplace=(InplacePair(2, 0),),
+)

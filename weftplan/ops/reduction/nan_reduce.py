@@ -1,0 +1,73 @@
+"""nansum and nanprod: reductions that pass over NaN; what is all NaN has the sum 0 and the product 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.ops.core.floats import is_float
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.kernels import BOOL, accumulator
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import backward, grad, same_dtype
+from weftplan.ops.core.schema import InplacePair, Kernel, Op, Params
+from weftplan.ops.reduction.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise
+
+
+def _scratch(params: Params, x: Any, out: Any) -> Room:
+    """Where numbers may be NaN: a mask, and the data without them."""
+    return [(x.shape, BOOL), (x.shape, x.dtype)] if is_float(x.dtype) else []
+
+
+def _forward(function: str, neutral: int) -> Kernel:
+    @kernel(scratch=_scratch)
+    def compute(xp: Any, p: Params, x: Any, out: Any, mask: Any = None, kept: Any = None) -> None:
+        axes = reduced_axes(p, x.ndim, "a reduction")
+        view = out.reshape(kept_shape(x.shape, axes))
+        if kept is not None:
+            xp.isnan(x, out=mask)
+            xp.copyto(kept, x)
+            xp.copyto(kept, neutral, where=mask)
+            x = kept
+        if axes:
+            getattr(xp, function)(x, axis=axes, dtype=accumulator(out.dtype), out=view, keepdims=True)
+        else:
+            xp.copyto(view, x)
+
+    return compute
+
+
+def _sum_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+    xp.isnan(x, out=mask)
+    xp.copyto(out, g)
+    xp.copyto(out, 0, where=mask)
+
+
+def _prod_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+    xp.isnan(x, out=mask)
+    xp.divide(y, x, out=out)
+    xp.multiply(out, g, out=out)
+    xp.copyto(out, 0, where=mask)
+
+
+for _name, _function, _neutral, _gradient in (
+    ("nansum", "sum", 0, _sum_gradient),
+    ("nanprod", "prod", 1, _prod_gradient),
+):
+    register(
+        Op(
+            name=_name,
+            forward=_forward(_function, _neutral),
+            infer_shape=reduced_shape,
+            infer_dtype=same_dtype,
+            params=AXES,
+            gradient=grad(f"_backward_{_name}", "g0", "x0", "y0"),
+            doc=f"The {_function} over axes of all elements that are not NaN.",
+        )
+    )
+    backward(
+        _name,
+        rowwise(_gradient, True),
+        ("ograd", "data", "output"),
+        params=AXES,
+        inplace=(InplacePair(1, 0),),
+    )

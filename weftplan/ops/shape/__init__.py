@@ -1,0 +1,1 @@
+"""Operators that rename, cut, join, reorder or broadcast the axes of tensors."""

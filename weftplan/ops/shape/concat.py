@@ -1,0 +1,331 @@
+"""Operators that join and split tensors: Concat, stack, SliceChannel.
+
+The gradient of joining is splitting and the other way round, so each pair of kernels stands together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import MXNetError, ShapeError
+from weftplan.ops.core import inner_loops
+from weftplan.ops.core.forms import context_kernel, kernel
+from weftplan.ops.core.kernels import KernelWithBare
+from weftplan.ops.core.params import p_bool, p_int, p_outputs
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
+from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered, numbered_inputs
+
+
+def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
+    """Views of ``whole``, of these sizes along ``axis``, one after the other."""
+    views = []
+    start = 0
+    before = (slice(None),) * axis
+    for size in sizes:
+        views.append(whole[(*before, slice(start, start + size))])
+        start += size
+    return views
+
+
+def _every_input(params: Params) -> tuple[int, ...]:
+    return tuple(range(params["num_args"]))
+
+
+# --------------------------------------------------------------------------------------------------------------- Concat
+
+
+def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    out = outs[0]
+    known = [shape for shape in (*ins, out) if shape is not None]
+    if not known:
+        return ins, outs
+    rank = len(known[0])
+    axis = normalize_axis(params["dim"], rank, "dim of Concat")
+    others: Shape | None = None
+    for position, shape in enumerate((*ins, out)):
+        if shape is None:
+            continue
+        if len(shape) != rank:
+            raise ShapeError(f"Concat: shapes {known[0]} and {shape} differ in rank")
+        which = f"Concat along {axis}, input {position}" if position < len(ins) else "output of Concat"
+        others = merge_shape(others, (*shape[:axis], 0, *shape[axis + 1 :]), which)
+    assert others is not None
+    sizes = [0 if shape is None else shape[axis] for shape in ins]
+    total = 0 if out is None else out[axis]
+    if 0 not in sizes:
+        total = merge_dim(total, sum(sizes), f"dimension {axis} of the output of Concat")
+    elif total and sizes.count(0) == 1:
+        missing = total - sum(sizes)
+        if missing <= 0:
+            raise ShapeError(
+                f"Concat: inputs of sizes {sizes} along {axis} leave nothing of {total} for the unknown one"
+            )
+        sizes[sizes.index(0)] = missing
+
+    def filled(size: int) -> Shape:
+        return (*others[:axis], size, *others[axis + 1 :])
+
+    return [filled(size) for size in sizes], [filled(total)]
+
+
+def _parameters_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """As Concat, and several unknown inputs have equal parts of what is left: they are the weights of the two
+    directions of the first layer, which read the same input."""
+    ins, outs = _concat_shape(params, ins, outs)
+    total = outs[0][0] if outs[0] is not None and len(outs[0]) == 1 else 0
+    sizes = [0 if shape is None else shape[0] for shape in ins]
+    missing, unknown = total - sum(sizes), sizes.count(0)
+    if total and unknown > 1 and missing > 0 and not missing % unknown:
+        ins = [(size or missing // unknown,) for size in sizes]
+    return ins, outs
+
+
+@kernel
+def _concat(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    axis = p["dim"] % out.ndim
+    for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
+        xp.copyto(piece, x)
+
+
+def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+    axis = params["dim"] % len(outputs[0].shape)
+    return lambda *arrays: np.concatenate(arrays[:-1], axis, arrays[-1])
+
+
+def _concat_loops(
+    params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> inner_loops.Loops | None:
+    dtype = inner_loops.one_dtype(*inputs, *outputs)
+    if dtype is None:
+        return None
+    shape, itemsize = outputs[0].shape, dtype.itemsize
+    axis = params["dim"] % len(shape)
+    before, row = math.prod(shape[:axis]), math.prod(shape[axis:]) * itemsize
+    steps, start = [], 0
+    for number, one in enumerate(inputs):
+        piece = math.prod(one.shape[axis:])
+        source, target = (number, 0, piece * itemsize), (len(inputs), start, row)
+        steps.append(inner_loops.copied(piece, itemsize, source, itemsize, target, before))
+        start += piece * itemsize
+    return inner_loops.Loops(dtype, tuple(steps))
+
+
+def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> list[tuple[int, int]]:
+    """(start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
+
+    Without ``ctx.output_shapes`` the unwanted outputs' sizes are known only together: what lies between two of them
+    cannot be placed.
+    """
+    if ctx.output_shapes:
+        sizes = [shape[axis] for shape in ctx.output_shapes]
+        return [(sum(sizes[:k]), sum(sizes[: k + 1])) for k in range(len(sizes))]
+    spans = [(0, 0)] * len(outputs)
+    start = 0
+    for k, out in enumerate(outputs):
+        if out is None:
+            break
+        spans[k] = (start, start + out.shape[axis])
+        start += out.shape[axis]
+    stop = whole
+    for k in range(len(outputs) - 1, -1, -1):
+        if outputs[k] is None:
+            break
+        spans[k] = (stop - outputs[k].shape[axis], stop)
+        stop -= outputs[k].shape[axis]
+    for span, out in zip(spans, outputs, strict=True):
+        if out is not None and span == (0, 0) and out.size:
+            raise MXNetError(
+                "the gradient of Concat has unwanted outputs on both sides of a wanted one: "
+                "give OpContext.output_shapes"
+            )
+    return spans
+
+
+@context_kernel
+def _backward_concat(ctx: OpContext, p: Params, g: Any, *outputs: Any) -> None:
+    axis = p["dim"] % g.ndim
+    before = (slice(None),) * axis
+    for out, span in zip(outputs, _sizes(ctx, g.shape[axis], axis, outputs), strict=True):
+        if out is not None:
+            ctx.xp.copyto(out, g[(*before, slice(*span))])
+
+
+_CONCAT = (NUM_ARGS, Param("dim", p_int, 1, "axis along which the inputs are joined"))
+register(
+    Op(
+        name="Concat",
+        forward=KernelWithBare(_concat, _concat_bare, _concat_loops),
+        infer_shape=_concat_shape,
+        infer_dtype=same_dtype,
+        params=_CONCAT,
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=grad("_backward_Concat", "g0"),
+        aliases=("concat",),
+        doc="The inputs one after the other along dim.",
+    )
+)
+backward("Concat", _backward_concat, ("ograd",), grad_inputs=_every_input, params=_CONCAT)
+register(
+    Op(
+        name="_rnn_param_concat",
+        forward=_concat,
+        infer_shape=_parameters_shape,
+        infer_dtype=same_dtype,
+        params=_CONCAT,
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=grad("_backward_rnn_param_concat", "g0"),
+        doc="Concat, by the name that exported recurrent layers use for joining their parameters.",
+    )
+)
+backward(
+    "_rnn_param_concat",
+    _backward_concat,
+    ("ograd",),
+    grad_inputs=_every_input,
+    params=_CONCAT,
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------- stack
+
+
+def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    merged: Shape | None = None
+    for position, shape in enumerate(ins):
+        merged = merge_shape(merged, shape, f"input {position} of stack against the inputs before it")
+    out = outs[0]
+    count = params["num_args"]
+    if out is not None:
+        axis = normalize_axis(params["axis"], len(out), "axis of stack")
+        merge_dim(out[axis], count, f"dimension {axis} of the output of stack")
+        merged = merge_shape(merged, out[:axis] + out[axis + 1 :], "output of stack without its new axis")
+    if merged is None:
+        return ins, outs
+    axis = normalize_axis(params["axis"], len(merged) + 1, "axis of stack")
+    return [merged] * count, [(*merged[:axis], count, *merged[axis:])]
+
+
+@kernel
+def _stack(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    before = (slice(None),) * (p["axis"] % out.ndim)
+    for k, x in enumerate(inputs):
+        xp.copyto(out[(*before, k)], x)
+
+
+@kernel
+def _backward_stack(xp: Any, p: Params, g: Any, *outputs: Any) -> None:
+    before = (slice(None),) * (p["axis"] % g.ndim)
+    for k, out in enumerate(outputs):
+        if out is not None:
+            xp.copyto(out, g[(*before, k)])
+
+
+_STACK = (NUM_ARGS, Param("axis", p_int, 0, "where the new axis stands in the output"))
+register(
+    Op(
+        name="stack",
+        forward=_stack,
+        infer_shape=_stack_shape,
+        infer_dtype=same_dtype,
+        params=_STACK,
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=grad("_backward_stack", "g0"),
+        doc="The inputs side by side along a new axis.",
+    )
+)
+backward("stack", _backward_stack, ("ograd",), grad_inputs=_every_input, params=_STACK)
+
+
+# --------------------------------------------------------------------------------------------------------- SliceChannel
+
+
+def _split_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    source = ins[0]
+    count, squeeze = params["num_outputs"], params["squeeze_axis"]
+    part: Shape | None = None
+    for position, shape in enumerate(outs):
+        part = merge_shape(part, shape, f"output {position} of SliceChannel against the outputs before it")
+    if source is not None:
+        axis = normalize_axis(params["axis"], len(source), "axis of SliceChannel")
+        size = source[axis]
+        if size % count:
+            raise ShapeError(f"SliceChannel: dimension {axis} of {source} cannot be split into {count} equal parts")
+        if squeeze and size not in (0, count):
+            raise ShapeError(f"SliceChannel: squeeze_axis needs {count} slices of size 1 of {source}, axis {axis}")
+        middle = () if squeeze else (size // count,)
+        part = merge_shape(part, (*source[:axis], *middle, *source[axis + 1 :]), f"outputs of SliceChannel of {source}")
+    if part is None:
+        return ins, outs
+    rank = len(part) + squeeze
+    axis = normalize_axis(params["axis"], rank, "axis of SliceChannel")
+    whole = (*part[:axis], count, *part[axis:]) if squeeze else (*part[:axis], part[axis] * count, *part[axis + 1 :])
+    return [whole], [part] * count
+
+
+def _slots(params: Params, whole: Any) -> list[Any]:
+    """Views of ``whole`` that correspond to the outputs, or to their gradients."""
+    axis = params["axis"] % whole.ndim
+    count = params["num_outputs"]
+    if params["squeeze_axis"]:
+        return [whole[(*(slice(None),) * axis, k)] for k in range(count)]
+    return _pieces(whole, axis, [whole.shape[axis] // count] * count)
+
+
+@kernel
+def _split(xp: Any, p: Params, data: Any, *outputs: Any) -> None:
+    for out, piece in zip(outputs, _slots(p, data), strict=True):
+        if out is not None:
+            xp.copyto(out, piece)
+
+
+@kernel
+def _backward_split(xp: Any, p: Params, *arrays: Any) -> None:
+    *inputs, out = arrays
+    for g, piece in zip(inputs, _slots(p, out), strict=True):
+        xp.copyto(piece, g)
+
+
+def _split_outputs(params: Params) -> tuple[str, ...]:
+    return numbered("output", params["num_outputs"])
+
+
+def _split_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
+    count = builder.params["num_outputs"]
+    return list(builder.node("_backward_SliceChannel", [builder.ograd(k) for k in range(count)]))
+
+
+_SPLIT = (
+    Param("num_outputs", p_outputs, doc="number of equal parts"),
+    Param("axis", p_int, 1, "axis to split"),
+    Param("squeeze_axis", p_bool, False, "drop the axis, which must be split into parts of size 1"),
+)
+register(
+    Op(
+        name="SliceChannel",
+        forward=_split,
+        infer_shape=_split_shape,
+        infer_dtype=same_dtype,
+        params=_SPLIT,
+        outputs=_split_outputs,
+        gradient=_split_gradient,
+        aliases=("split",),
+        doc="The input in num_outputs equal parts along axis.",
+    )
+)
+backward(
+    "SliceChannel",
+    _backward_split,
+    lambda params: numbered("ograd", params["num_outputs"]),
+    params=_SPLIT,
+)

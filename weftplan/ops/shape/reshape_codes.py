@@ -1,0 +1,124 @@
+"""The special codes of ``Reshape``: 0, -1, -2, -3 and -4.
+
+This is pure arithmetic on shapes, from the left or from the right; inference and conversion rely on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from weftplan.errors import ShapeError
+from weftplan.ops.core.schema import Shape
+
+
+def reshaped(source: Shape, codes: Sequence[int], *, reverse: bool = False) -> Shape:
+    """The shape that ``Reshape(shape=codes)`` gives to a tensor of shape ``source``.
+
+    ====  ==========================================================
+    0     the same dimension of the input
+    -1    whatever makes the sizes agree (at most once)
+    -2    all remaining dimensions of the input
+    -3    the product of the next two dimensions of the input
+    -4    the next dimension of the input split into the two that follow (one of which may be -1)
+    ====  ==========================================================
+
+    ``reverse`` matches the codes with the input from the right; the two sizes of -4 then stand before it, as in MXNet
+    1.9.1, or after it where that has no meaning. A dimension 0 of ``source`` is unknown, and so is
+    what depends on it.
+
+    >>> reshaped((2, 3, 4), (-4, 1, 2, -2)), reshaped((10, 5, 4), (-1, 0), reverse=True)
+    ((1, 2, 3, 4), (50, 4))
+
+    Raises:
+        ShapeError: the sizes do not agree, or a code has no dimension of the input left to work on.
+    """
+    groups = _grouped_from_right(source, codes) if reverse else _grouped(source, codes)
+    dims = list(source)
+    if reverse:
+        dims.reverse()
+    walk = _Walk(source, codes, dims, reverse)
+    for group in groups:
+        walk.take(group)
+    return walk.finish()
+
+
+def _grouped(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
+    """``codes`` with each -4 joined to its two arguments."""
+    groups: list[tuple[int, ...]] = []
+    position = 0
+    while position < len(codes):
+        width = 3 if codes[position] == -4 else 1
+        group = tuple(codes[position : position + width])
+        if group[0] < -4:
+            raise ShapeError(f"Reshape of {source} to {tuple(codes)}: code {group[0]} is unknown, expected -4 or more")
+        if len(group) < width or (width == 3 and (min(group[1:]) < -1 or 0 in group or group[1:] == (-1, -1))):
+            raise ShapeError(f"Reshape of {source} to {tuple(codes)}: -4 needs two sizes, of which one may be -1")
+        groups.append(group)
+        position += width
+    return groups
+
+
+def _grouped_from_right(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The groups from the last to the first; -4 takes the two sizes before it, where every -4 can."""
+    try:
+        groups = _grouped(source, codes[::-1])
+    except ShapeError:
+        return _grouped(source, codes)[::-1]
+    return [(-4, group[2], group[1]) if group[0] == -4 else group for group in groups]
+
+
+class _Walk:
+    """Reads the dimensions of the input and writes those of the output, code by code."""
+
+    def __init__(self, source: Shape, codes: Sequence[int], dims: list[int], reverse: bool) -> None:
+        self.what = f"Reshape of {source} to {tuple(codes)}" + (" from the right" if reverse else "")
+        self.reverse = reverse
+        self.size = math.prod(source)
+        self.left = dims[::-1]
+        self.out: list[int] = []
+        self.inferred: int | None = None
+
+    def next(self) -> int:
+        if not self.left:
+            raise ShapeError(f"{self.what}: the input has no dimension left for the next code")
+        return self.left.pop()
+
+    def take(self, group: tuple[int, ...]) -> None:
+        code = group[0]
+        if code == 0:
+            self.out.append(self.next())
+        elif code == -2:
+            self.out.extend(reversed(self.left))
+            self.left.clear()
+        elif code == -3:
+            self.out.append(self.next() * self.next())
+        elif code == -4:
+            self.split(self.next(), *group[1:])
+        else:
+            if self.left:
+                self.left.pop()
+            if code == -1:
+                if self.inferred is not None:
+                    raise ShapeError(f"{self.what}: only one dimension may be -1")
+                self.inferred = len(self.out)
+            self.out.append(1 if code == -1 else code)
+
+    def split(self, dim: int, first: int, second: int) -> None:
+        if first == -1:
+            first = dim // second
+        elif second == -1:
+            second = dim // first
+        if dim and first * second != dim:
+            raise ShapeError(f"{self.what}: {dim} cannot be split into {first} x {second}")
+        self.out.extend((second, first) if self.reverse else (first, second))
+
+    def finish(self) -> Shape:
+        size = math.prod(self.out)
+        if self.inferred is not None:
+            if size and self.size % size:
+                raise ShapeError(f"{self.what}: {self.size} elements are not divisible by {size}")
+            self.out[self.inferred] = self.size // size if size else 0
+        elif size != self.size and 0 not in self.out and self.size:
+            raise ShapeError(f"{self.what}: {self.size} elements do not fit into {size}")
+        return tuple(reversed(self.out) if self.reverse else self.out)

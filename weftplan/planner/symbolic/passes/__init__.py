@@ -1,0 +1,1 @@
+"""Graph passes: each rewrites the graph of a symbol before it is planned."""

@@ -1,0 +1,130 @@
+"""Symbols without inputs (zeros, arange, eye, …), functions of symbols or numbers (maximum, …), and split_v2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError
+from weftplan.symbol import operators
+from weftplan.symbol.api.functions import function
+from weftplan.symbol.hooks import set_split
+from weftplan.symbol.node import Entry
+from weftplan.symbol.symbol import Symbol, single
+
+
+def zeros(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Zeros of ``shape`` (float32 unless told otherwise)."""
+    return function("_zeros")(shape=shape, dtype=dtype or "float32", **kwargs)
+
+
+def ones(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Ones of ``shape`` (float32 unless told otherwise)."""
+    return function("_ones")(shape=shape, dtype=dtype or "float32", **kwargs)
+
+
+def full(shape: Any, val: float, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """``val`` everywhere (float32 unless told otherwise)."""
+    return function("_full")(shape=shape, dtype=dtype or "float32", value=float(val), **kwargs)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1.0,
+    repeat: int = 1,
+    infer_range: bool = False,
+    name: str | None = None,
+    dtype: Any = None,
+) -> Symbol:
+    """Numbers from ``start`` up to ``stop`` (exclusive), each ``repeat`` times."""
+    return function("_arange")(
+        start=start, stop=stop, step=step, repeat=repeat, infer_range=infer_range, name=name, dtype=dtype or "float32"
+    )
+
+
+def split_v2(
+    ary: Symbol,
+    indices_or_sections: int | Sequence[int],
+    axis: int = 0,
+    squeeze_axis: bool = False,
+    name: str | None = None,
+) -> Symbol:
+    """Pieces of ``ary`` along ``axis``: so many equal ones, or, given places, those between neighbouring places.
+
+    Raises:
+        ParameterError: neither a number nor places.
+    """
+    if isinstance(indices_or_sections, list | tuple):
+        sections, places = 0, [0, *indices_or_sections]  # a list, since MXNet writes one
+    elif isinstance(indices_or_sections, int):
+        sections, places = indices_or_sections, []
+    else:
+        raise ParameterError(
+            f"split_v2: expected the number of sections or a tuple of places, got {type(indices_or_sections).__name__}"
+        )
+    return function("_split_v2")(
+        ary, indices=places, axis=axis, squeeze_axis=squeeze_axis, sections=sections, name=name
+    )
+
+
+set_split(split_v2)
+
+
+def linspace(
+    start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: Any = None
+) -> Symbol:
+    """``num`` numbers at equal distances from ``start`` to ``stop``, which is left out unless ``endpoint``."""
+    return function("_linspace")(
+        start=start, stop=stop, num=num, endpoint=endpoint, name=name, dtype=dtype or "float32"
+    )
+
+
+def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """``N`` rows and ``M`` columns (0: N) with ones on the diagonal ``k`` places above the main one, else zeros."""
+    return function("_eye")(N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
+
+
+def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Symbol:
+    """Counts and edges: how many numbers fall into each of ``bins``, equidistant over ``range`` or with these edges."""
+    if isinstance(bins, Symbol):
+        return function("_histogram")(a, bins, **kwargs)
+    if range is None:
+        raise ParameterError("histogram: a number of bins needs a range, since a symbol has no values yet")
+    return function("_histogram")(a, bin_cnt=bins, range=tuple(range), **kwargs)
+
+
+def maximum(left: Any, right: Any) -> Any:
+    """The larger of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
+    return _either("maximum", left, right, max)
+
+
+def minimum(left: Any, right: Any) -> Any:
+    """The smaller of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
+    return _either("minimum", left, right, min)
+
+
+def power(base: Any, exp: Any) -> Any:
+    """``base ** exp`` for symbols and numbers."""
+    return _either("power", base, exp, pow)
+
+
+def hypot(left: Any, right: Any) -> Any:
+    """The square root of the sum of both squares, for symbols and numbers."""
+    return _either("hypot", left, right, math.hypot)
+
+
+def modulo(dividend: Any, divisor: Any) -> Any:
+    """``dividend % divisor`` for symbols and numbers."""
+    return _either("mod", dividend, divisor, lambda a, b: a % b)
+
+
+def _either(kind: str, left: Any, right: Any, numbers: Any) -> Any:
+    if operators.is_number(left) and operators.is_number(right):
+        return numbers(left, right)
+    sides = [single(side, kind) if isinstance(side, Symbol) else side for side in (left, right)]
+    node = operators.binary(kind, *sides)
+    if node is None:
+        raise TypeError(f"{kind} expects symbols or numbers, got {type(left).__name__} and {type(right).__name__}")
+    return Symbol([Entry(node)])

@@ -1,0 +1,1 @@
+"""Shape and dtype inference over a graph."""

@@ -1,0 +1,134 @@
+"""Shape and dtype inference as methods of :class:`~weftplan.symbol.symbol.Symbol`.
+
+They order results by the symbol's name lists and say what stayed unknown; ``infer.py`` does the work. Nothing is
+kept; any thread may call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, did_you_mean, listed
+from weftplan.ops.core.rules import is_known
+from weftplan.ops.core.schema import DType, Shape
+from weftplan.symbol import placeholder
+from weftplan.symbol.inference import solver as infer
+from weftplan.symbol.inference import unknown_shapes as unknown
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.provenance import warn
+
+
+class Inference:
+    """Mixin: what is known of some variables, carried through the graph in both directions."""
+
+    __slots__ = ()
+    entries: list[Entry]
+
+    def _nodes(self) -> list[Node]:
+        """All nodes, inputs first."""
+        raise NotImplementedError
+
+    def _variables(self) -> tuple[list[Node], list[Node]]:
+        """(arguments, auxiliary states)."""
+        raise NotImplementedError
+
+    def infer_shape(
+        self, *args: Shape | None, **kwargs: Shape
+    ) -> tuple[list[Shape], list[Shape], list[Shape]] | tuple[None, None, None]:
+        """Shapes of (arguments, outputs, auxiliary states) from those of some arguments.
+
+        ``(None, None, None)``, after a warning, when some argument stays unknown.
+
+        Args:
+            args: shapes in the order of ``list_arguments()``; None where unknown.
+            kwargs: shapes by argument name; 0 and -1 are unknown dimensions.
+
+        Raises:
+            ShapeError: shapes conflict; names operator, node, both shapes and the line that made the node.
+            ParameterError: no variable has this name, or both ways are used.
+            UnknownOperatorError: the network has operators that weftplan does not have; names all of them.
+        """
+        arguments, outputs, states = self._infer("shape", args, kwargs)
+        missing = [
+            (name, shape)
+            for name, shape in zip(self._variable_names(), (*arguments, *states), strict=True)
+            if not is_known(shape)
+        ]
+        if missing or not all(map(is_known, outputs)):
+            placeholder.require_known(self._nodes(), "infer_shape")
+            shown = ", ".join(f"{name}: {shape or '()'}" for name, shape in missing[:8])
+            shown += f", … {len(missing) - 8} more" if len(missing) > 8 else ""
+            warn(f"shapes cannot be inferred; unknown: {shown or 'outputs'}")
+            return None, None, None
+        return arguments, outputs, states
+
+    def infer_shape_partial(
+        self, *args: Shape | None, **kwargs: Shape
+    ) -> tuple[list[Shape | None], list[Shape | None], list[Shape | None]]:
+        """As :meth:`infer_shape`, but what is unknown comes back as ``()``, or with 0 for a dimension.
+
+        Inside ``with mx.np_shape():`` as None, or with -1 for a dimension.
+        """
+        arguments, outputs, states = (list(map(unknown.shown, part)) for part in self._infer("shape", args, kwargs))
+        return arguments, outputs, states
+
+    def infer_type(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[list[DType], list[DType], list[DType]] | tuple[None, None, None]:
+        """Dtypes of (arguments, outputs, auxiliary states); ``(None, None, None)`` when some stay unknown.
+
+        Raises:
+            DTypeError: dtypes conflict; names operator, node and both dtypes.
+            ParameterError: no variable has this name, or both ways are used.
+        """
+        arguments, outputs, states = self._infer("dtype", args, kwargs)
+        if any(dtype is None for dtype in (*arguments, *outputs, *states)):
+            placeholder.require_known(self._nodes(), "infer_type")
+            pairs = zip(self._variable_names(), (*arguments, *states), strict=True)
+            unknown = [name for name, dtype in pairs if dtype is None]
+            warn(f"dtypes cannot be inferred; unknown: {listed(unknown) if unknown else 'outputs'}")
+            return None, None, None
+        return arguments, outputs, states
+
+    def infer_type_partial(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[list[DType | None], list[DType | None], list[DType | None]]:
+        """As :meth:`infer_type`, but None where the dtype is unknown."""
+        return self._infer("dtype", args, kwargs)
+
+    def _variable_names(self) -> list[str]:
+        return [node.name for part in self._variables() for node in part]
+
+    def _infer(
+        self, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        nodes = self._nodes()
+        arguments, states = self._variables()
+        if args and kwargs:
+            raise ParameterError(f"infer_{kind}: give {kind}s by position or by name, not both")
+        if len(args) > len(arguments):
+            raise ParameterError(f"infer_{kind}: {len(args)} {kind}s given for {len(arguments)} arguments")
+        if kind == "shape":
+            args = [unknown.read(shape, f"infer_shape: argument {i}") for i, shape in enumerate(args)]
+            kwargs = {name: unknown.read(shape, f"infer_shape: {name!r}") for name, shape in kwargs.items()}
+        by_node: dict[Node, Any] = dict(zip(arguments, args, strict=False))
+        by_name: dict[str, list[Node]] = {}
+        for node in (*arguments, *states):
+            by_name.setdefault(node.name, []).append(node)
+        for name, value in kwargs.items():
+            if name not in by_name:
+                hint = did_you_mean(name, by_name)
+                raise ParameterError(
+                    f"infer_{kind}: no variable is called {name!r}; {hint}variables: {listed(by_name)}"
+                )
+            by_node.update(dict.fromkeys(by_name[name], value))
+        solve = infer.infer_shapes if kind == "shape" else infer.infer_dtypes
+        entries: list[Any] = list(solve(nodes, by_node))
+        row = infer.entry_rows(nodes)
+        first = {node: row[i] for i, node in enumerate(nodes)}
+        return (
+            [entries[first[node]] for node in arguments],
+            [entries[first[entry.node] + entry.index] for entry in self.entries],
+            [entries[first[node]] for node in states],
+        )

@@ -1,0 +1,61 @@
+"""The dtypes of a graph in which whatever is read has one, as in most networks but for masks: no walk is needed.
+
+Nothing is kept; any thread may ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from weftplan.errors import MXNetError
+from weftplan.ops.core.schema import DType
+from weftplan.symbol.inference.rules import DTYPES, News, Sort, differ, sort_of
+from weftplan.symbol.node import Node
+
+
+def of_one_dtype(
+    nodes: Sequence[Node],
+    default: DType,
+    *,
+    values: Sequence[DType | None],
+    rows: Sequence[int],
+    inputs: Sequence[Sequence[int]],
+    sorts: Mapping[Sort, int],
+) -> list[DType] | None:
+    """The dtypes of all entries, where whatever is read is the default: nothing else is known of variables, and each
+    rule, told so of all inputs, says nothing else of them, and of outputs only where nobody reads these. None for
+    others.
+
+    Args:
+        values: what is known of each entry before any rule is asked.
+        rows, inputs: as for :func:`weftplan.symbol.inference.solver.infer_dtypes`.
+        sorts: of each sort of node one.
+    """
+    if any(fact is not None and differ(fact, default) for fact in values):
+        return None
+    others: dict[Sort, News] = {}
+    for sort, i in sorts.items():
+        node, op = nodes[i], nodes[i].op
+        if op is None or op.single or op.backward_of is not None:
+            return None
+        ins, outs = [default] * len(node.inputs), [None] * (rows[i + 1] - rows[i])
+        try:
+            new_ins, new_outs, _, open_outs = DTYPES.told(op, node, ins, outs)
+        except MXNetError:
+            return None
+        if new_ins or open_outs:
+            return None
+        news = [(k, fact) for k, fact in new_outs if differ(fact, default)]
+        if news:
+            others[sort] = news
+    found = [default] * len(values)
+    if others:
+        ops = {op for op, _, _ in others}
+        some = [i for i, node in enumerate(nodes) if id(node.op) in ops]
+        odd = {rows[i] + k: fact for i in some for k, fact in others.get(sort_of(nodes[i]), ())}
+        if not odd.keys().isdisjoint(chain.from_iterable(inputs)):
+            return None
+        for e, fact in odd.items():
+            found[e] = fact
+    return found

@@ -1,0 +1,122 @@
+"""What operators' rules say of shapes and dtypes: one question at a time.
+
+Rules are called once per distinct (operator, parameters, what is known), in the whole process: see ``settled.py``. What
+differs between shapes and dtypes is a :class:`Kind`, of which there are two. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
+from weftplan.ops.core.params import p_dtype, p_shape
+from weftplan.ops.core.rule_cache import Settled
+from weftplan.ops.core.rules import is_known, merge_dtype, merge_shape
+from weftplan.ops.core.schema import Op, Shape
+from weftplan.symbol.node import Node
+
+News = list[tuple[int, Any]]
+"""(position, fact) of each input or output of which a rule learnt something."""
+Learnt = tuple[News, News, list[int], list[int]]
+"""What a rule learnt of inputs and outputs, and the positions of those that are still open, in part at least."""
+Sort = tuple[int, int, int]
+"""What :func:`sort_of` gives."""
+
+
+class Kind:
+    """What differs between shapes and dtypes."""
+
+    __slots__ = ("complete", "error", "hint", "merge", "parse", "rule", "settled", "word")
+
+    def __init__(
+        self,
+        word: str,
+        rule: Callable[[Any], Callable[..., Any]],
+        parse: Callable[[Any], Any],
+        complete: Callable[[Any], bool],
+        merge: Callable[[Any, Any, str], Any],
+        error: type[MXNetError],
+    ) -> None:
+        self.word = word
+        self.rule = rule
+        self.parse = parse
+        self.hint = f"__{word}__"
+        self.complete = complete
+        self.merge = merge
+        self.error = error
+        self.settled = Settled[Learnt]()
+
+    def told(self, op: Op, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+        """What the operator's rule says of a node with these facts, now or before."""
+        return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
+
+    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+        """Call the operator's rule."""
+        op = node.op
+        assert op is not None
+        names = op.input_names(node.params)
+        if len(names) != len(ins):
+            raise FormatError(
+                f"{where(node)} takes {len(names)} input(s) {list(names)}, but the graph gives it {len(ins)}"
+            )
+        try:
+            made_ins, made_outs = self.rule(op)(node.params, list(ins), list(outs))
+            new_ins = [
+                new if old is None or old is new else self.merge(old, new, f"input {name}")
+                for name, old, new in zip(names, ins, made_ins, strict=True)
+            ]
+            new_outs = [
+                new if old is None else self.merge(old, new, "output") for old, new in zip(outs, made_outs, strict=True)
+            ]
+        except ParameterError as error:
+            raise ParameterError(f"Error in {where(node)}: {error}{made_at(node)}") from own(error)
+        except (MXNetError, ValueError, TypeError, IndexError) as error:
+            facts = [f"{n}={_show(v)}" for n, v in zip(names, ins, strict=True)]
+            facts += [
+                f"{n}={_show(v)}" for n, v in zip(op.output_names(node.params), outs, strict=True) if v is not None
+            ]
+            raise self.error(f"Error in {where(node)}: {error}; {', '.join(facts)}{made_at(node)}") from own(error)
+        unknown = [[k for k, fact in enumerate(facts) if not self.complete(fact)] for facts in (new_ins, new_outs)]
+        return _news(ins, new_ins), _news(outs, new_outs), unknown[0], unknown[1]
+
+
+def _parse_shape(value: Any) -> Shape | None:
+    shape = p_shape(value)
+    if any(dim < -1 for dim in shape):
+        raise ValueError("dimensions must be >= 0, or -1 or 0 where unknown")
+    return tuple(max(dim, 0) for dim in shape) or None
+
+
+SHAPES = Kind("shape", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
+DTYPES = Kind("dtype", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, merge_dtype, DTypeError)
+
+
+def sort_of(node: Node) -> Sort:
+    """Of nodes of one sort with equal inputs a rule says the same; the parser gives equal parameters one dictionary."""
+    return id(node.op), id(node.params), len(node.inputs)
+
+
+def differ(old: Any, new: Any) -> bool:
+    """True when two facts are not the same; NumPy holds ``dtype("float64")`` and None to be equal."""
+    return old is not new and (old is None or new is None or bool(old != new))
+
+
+def _news(old: list[Any], new: list[Any]) -> News:
+    return [(i, fact) for i, fact in enumerate(new) if differ(old[i], fact)]
+
+
+def where(node: Node) -> str:
+    """What an error says of a node."""
+    assert node.op is not None
+    return f"operator {node.op.name} (node {node.name!r})"
+
+
+def made_at(node: Node) -> str:
+    """Where the user made it, as the end of an error."""
+    return f"; created at {node.created_at}" if node.created_at else ""
+
+
+def _show(value: Any) -> str:
+    return shape_text(value) if value is None or isinstance(value, tuple) else str(value)

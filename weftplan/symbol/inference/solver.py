@@ -1,0 +1,258 @@
+"""Shapes and dtypes of every entry of a graph, from those of some variables.
+
+Operators' rules work in both directions; the graph is walked forwards and backwards in turn until nothing changes.
+``infer_rules.py`` asks them; what needs no such walk is found in ``infer_one_dtype.py`` and ``infer_rest.py``.
+A backward node (operator with ``backward_of``) needs no rule: its outputs have the shapes of the forward inputs whose
+gradients they are; its forward node is ``control_deps[0]``.
+
+The planner uses :func:`infer_shapes` and :func:`infer_dtypes` on graphs of 10^6 nodes; nothing here recurses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import FormatError, MXNetError, ParameterError, own
+from weftplan.ops.core.schema import DType, Shape
+from weftplan.symbol.inference.one_dtype import of_one_dtype
+from weftplan.symbol.inference.rules import DTYPES, SHAPES, Kind, Learnt, Sort, differ, made_at, sort_of, where
+from weftplan.symbol.node import Node
+
+Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
+"""Facts about variables, by name or by node; None says nothing."""
+
+
+def entry_rows(nodes: Sequence[Node]) -> list[int]:
+    """Where each node's entries start in a per-entry list, and at the end its length."""
+    rows = [0]
+    total = 0
+    for node in nodes:
+        total += 1 if node.op is None else node.op.num_outputs(node.params)
+        rows.append(total)
+    return rows
+
+
+def infer_shapes(
+    nodes: Sequence[Node],
+    known: Known,
+    *,
+    rows: Sequence[int] | None = None,
+    inputs: Sequence[Sequence[int]] | None = None,
+    numbers: dict[Node, int] | None = None,
+) -> list[Shape | None]:
+    """The shape of every entry; None, or 0 for a dimension, where it stays unknown.
+
+    Args:
+        nodes: in topological order.
+        known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. What they leave open, the
+            ``__shape__`` of a variable may say.
+        rows: :func:`entry_rows` of ``nodes``, when the caller has them.
+        inputs: entry ids that each node reads, when the caller has them.
+        numbers: positions of the nodes in ``nodes``, when the caller has them.
+
+    Raises:
+        ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
+    """
+    return _Solver(nodes, rows, inputs, numbers, SHAPES).solve(known)
+
+
+def infer_dtypes(
+    nodes: Sequence[Node],
+    known: Known,
+    *,
+    rows: Sequence[int] | None = None,
+    inputs: Sequence[Sequence[int]] | None = None,
+    numbers: dict[Node, int] | None = None,
+    default: DType | None = None,
+) -> list[DType | None]:
+    """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
+
+    ``default`` is that of variables of which nothing is known.
+
+    Raises:
+        DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
+    """
+    return _Solver(nodes, rows, inputs, numbers, DTYPES).solve(known, default)
+
+
+class _Solver:
+    """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        rows: Sequence[int] | None,
+        inputs: Sequence[Sequence[int]] | None,
+        numbers: dict[Node, int] | None,
+        kind: Kind,
+    ) -> None:
+        self.nodes = nodes
+        self.kind = kind
+        self.rows = entry_rows(nodes) if rows is None else rows
+        self.nid: dict[Node, int] = numbers or {}
+        if not self.nid and (
+            inputs is None or any(node.op is not None and node.op.backward_of is not None for node in nodes)
+        ):
+            self.nid = {node: i for i, node in enumerate(nodes)}
+        if inputs is None:
+            first = {node: self.rows[i] for node, i in self.nid.items()}
+            inputs = [[first[entry[0]] + entry[1] for entry in node.inputs] for node in nodes]
+        self.inputs = inputs
+        self.values: list[Any] = [None] * self.rows[-1]
+        self.memo: dict[tuple[Any, ...], Learnt] = {}
+
+    def solve(self, known: Known, default: DType | None = None) -> list[Any]:
+        everything = range(len(self.nodes))
+        self._seed(known)
+        nodes, rows, values = self.nodes, self.rows, self.values
+        if default is not None:
+            found = of_one_dtype(nodes, default, values=values, rows=rows, inputs=self.inputs, sorts=self._sorts)
+            if found is not None:
+                return found
+        learns = default is None or self._may_learn()
+        if learns:
+            self._until_still(everything)
+        if default is not None:
+            variables = [rows[i] for i in everything if nodes[i].op is None]
+            unknown = [e for e in variables if values[e] is None]
+            for e in unknown:
+                values[e] = default
+            if unknown:  # where most are new, to walk everywhere takes less time than to ask where they are used
+                few = learns and 2 * len(unknown) < len(variables)
+                self._until_still(everything, set(unknown) if few else None)
+        return values
+
+    @cached_property
+    def _sorts(self) -> dict[Sort, int]:
+        """The last node of each sort."""
+        return {sort_of(node): i for i, node in enumerate(self.nodes) if node.op is not None}
+
+    def _may_learn(self) -> bool:
+        """False where nothing is known and no rule says anything of itself: most networks are so before defaults."""
+        if any(fact is not None for fact in self.values):
+            return True
+        return bool(self._walk(sorted(self._sorts.values()), None)) or any(fact is not None for fact in self.values)
+
+    def _until_still(self, everything: range, stale: set[int] | None = None) -> None:
+        """Walk forwards and backwards in turn: first everywhere, or where these entries are used, and then only where
+        something has changed."""
+        stale = self._walk(everything, stale)
+        forwards = False
+        while stale:
+            stale = self._walk(everything if forwards else reversed(everything), stale)
+            forwards = not forwards
+
+    def _seed(self, known: Known) -> None:
+        kind = self.kind
+        facts: dict[Any, Any] = dict(known)
+        parsed: dict[Any, Any] = {}  # attributes are text, and most texts and dtypes are alike
+        for i, node in enumerate(self.nodes):
+            if node.op is not None:
+                continue
+            fact = facts.get(node)
+            if kind is SHAPES and fact == ():  # of a node (a head gradient): known to have no dimensions
+                self.values[self.rows[i]] = ()
+                continue
+            if fact is None:
+                fact = facts.get(node.name)
+            given = fact is not None
+            if not given:
+                fact = node.attrs.get(kind.hint)
+            if fact is None or (kind is DTYPES and fact == "-1"):
+                continue
+            repeats = isinstance(fact, str | np.dtype)
+            if repeats and fact in parsed:
+                self.values[self.rows[i]] = parsed[fact]
+                continue
+            try:
+                value = kind.parse(fact)
+                if repeats:
+                    parsed[fact] = value
+            except (ValueError, TypeError) as error:
+                source = f"the {kind.word} given for" if given else f"attribute {kind.hint} of"
+                made = "" if given else made_at(node)
+                raise ParameterError(f"{source} variable {node.name!r}{made} is {fact!r}: {error}") from error
+            self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
+
+    def _filled(self, node: Node, given: Any) -> Any:
+        """What is given of a variable, and what its attribute adds where it does not clash."""
+        hint = node.attrs.get(self.kind.hint)
+        if hint is None:
+            return given
+        try:
+            return self.kind.merge(given, self.kind.parse(hint), node.name)
+        except (ValueError, TypeError):
+            return given
+
+    def _walk(self, order: Iterable[int], stale: set[int] | None) -> set[int]:
+        """Visit operator nodes, where ``stale`` is given only those that use one of these entries.
+
+        Returns the entries whose users must be visited again, since they have changed behind the back of one of them.
+        """
+        nodes, rows, inputs, values, memo = self.nodes, self.rows, self.inputs, self.values, self.memo
+        numbers, told = self.nid, self.kind.told
+        # Invariant: seen[e] is 1 when a node already visited in this walk uses entry e and has left it open (what is
+        # complete never changes); when nodes are passed over, all are taken for seen.
+        seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
+        found: set[int] = set()
+        for i in order:
+            node = nodes[i]
+            op = node.op
+            if op is None:
+                continue
+            reads = inputs[i]
+            start, end = rows[i], rows[i + 1]
+            backward = op.backward_of is not None and bool(node.control_deps)
+            if backward:  # its outputs are like the inputs of its forward node whose gradients they are
+                forward = numbers.get(node.control_deps[0])
+                if forward is None:
+                    raise FormatError(f"backward node {node.name!r}: its forward node is not in the graph")
+                reads = inputs[forward]
+            if stale is not None and stale.isdisjoint(reads) and stale.isdisjoint(range(start, end)):
+                continue
+            if backward:
+                positions = op.grad_inputs
+                for k, position in enumerate(positions(node.params) if callable(positions) else positions, start):
+                    # What the forward node learns of this input later in the walk makes another visit here necessary.
+                    e = reads[position]
+                    new, old = values[e], values[k]
+                    if new is not None and new is not old and differ(old, new):
+                        values[k] = new
+                        if seen[k]:
+                            found.add(k)
+                    seen[e] = seen[k] = 1
+            else:
+                ins = [values[e] for e in reads]
+                outs = values[start:end]
+                key = (id(op), id(node.params), *ins, *outs)
+                result = memo.get(key)
+                if result is None:
+                    result = memo[key] = told(op, node, ins, outs)
+                new_ins, new_outs, open_ins, open_outs = result
+                for position, new in new_ins:
+                    e = reads[position]
+                    # One entry may be read twice by a node, so the rule may have learnt two different things.
+                    values[e] = self._merged(node, e, new)
+                    if seen[e] or differ(values[e], new):
+                        found.add(e)
+                for position, new in new_outs:
+                    values[start + position] = new
+                    if seen[start + position]:
+                        found.add(start + position)
+                for position in open_ins:
+                    seen[reads[position]] = 1
+                for position in open_outs:
+                    seen[start + position] = 1
+            if found and stale is not None:
+                stale |= found
+        return found
+
+    def _merged(self, node: Node, entry: int, new: Any) -> Any:
+        try:
+            return self.kind.merge(self.values[entry], new, "an input used twice")
+        except MXNetError as error:
+            raise self.kind.error(f"{where(node)}: {error}{made_at(node)}") from own(error)

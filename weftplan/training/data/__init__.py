@@ -1,0 +1,1 @@
+"""Data iterators, records, images, and worker processes that read ahead."""

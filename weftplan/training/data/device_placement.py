@@ -1,0 +1,99 @@
+"""Batches on their way to devices: how one is split, page-locked memory of the host, a copy on each copy queue.
+
+The rings are the pools of storage: a batch takes its page-locked memory and its memory on each device as it is read,
+and gives them back when nobody has it any more, so that the next one finds them. What is under way at once is bounded
+by how many batches are read ahead. Called from the thread that reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context, cpu_pinned
+from weftplan.errors import BindError, ParameterError
+from weftplan.ndarray import NDArray, empty
+from weftplan.ndarray.base import pending
+from weftplan.ndarray.copying import copy_into
+from weftplan.training.data.io import DataBatch
+
+Placed = Mapping[tuple[Context, int, int], NDArray]
+"""(device, first row, end) -> these rows of an array, on that device."""
+
+
+def split_batch(batch_size: int, parts: int) -> list[slice]:
+    """Consecutive slices of nearly equal length, the longer ones last.
+
+    Raises:
+        BindError: fewer samples than parts.
+
+    >>> split_batch(5, 2)
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    if batch_size < parts:
+        raise BindError(f"a batch of {batch_size} samples cannot be split over {parts} contexts: make it larger")
+    edges = [batch_size * i // parts for i in range(parts + 1)]
+    return [slice(lo, hi) for lo, hi in pairwise(edges)]
+
+
+def check_contexts(ctx: Context | Sequence[Context] | None) -> list[Context]:
+    """The contexts as a list.
+
+    Raises:
+        ParameterError: something else, or a context that occurs twice.
+    """
+    found = [] if ctx is None else [ctx] if isinstance(ctx, Context) else list(ctx)
+    if any(not isinstance(one, Context) for one in found) or len({*found}) != len(found):
+        raise ParameterError(f"ctx must be a context or a list of contexts, each once, got {ctx!r}")
+    return found
+
+
+def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
+    """The batch with its arrays in page-locked memory, and on the way to these contexts."""
+    arrays = [place(array, contexts) for array in (*batch.data, *batch.label)]
+    hosts = [host for host, _ in arrays]
+    found = DataBatch(
+        hosts[: len(batch.data)],
+        hosts[len(batch.data) :],
+        batch.pad,
+        batch.index,
+        getattr(batch, "bucket_key", None),
+        getattr(batch, "provide_data", None),
+        getattr(batch, "provide_label", None),
+    )
+    found.placed = [there for _, there in arrays]
+    return found
+
+
+def place(value: Any, contexts: Sequence[Context]) -> tuple[Any, Placed]:
+    """An array in page-locked memory, and a copy of each device's samples on the way there; the first axis is that of
+    the samples. Contexts that are no devices get none."""
+    devices = [context for context in contexts if context.has_streams]
+    if not devices or not isinstance(value, NDArray) or not value.shape or value.shape[0] < len(contexts):
+        return value, {}
+    pinned = _page_locked(value, devices[0])
+    parts = zip(contexts, split_batch(value.shape[0], len(contexts)), strict=True)
+    return pinned, {
+        (one, part.start, part.stop): _copied(pinned.slice_at(part.start, part.stop), one)
+        for one, part in parts
+        if one.has_streams
+    }
+
+
+def _copied(part: NDArray, device: Context) -> NDArray:
+    target = pending(NDArray, device, part.shape, part.dtype, "batch")
+    copy_into(part, target, name="batch")
+    return target
+
+
+def _page_locked(array: NDArray, device: Context) -> NDArray:
+    if array.context.device_type != "cpu":
+        return array
+    home = cpu_pinned(device.device_id if device.device_type == "gpu" else 0)
+    pinned = empty(array.shape, ctx=home, dtype=array.dtype)
+    array.wait_to_read()
+    np.copyto(pinned.raw(), array.raw())  # nobody else knows it yet
+    return pinned

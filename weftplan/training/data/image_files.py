@@ -1,0 +1,97 @@
+"""Files of images into pixels and back, through Pillow.
+
+Pixels are uint8 of shape (height, width, channels), red first, as MXNet has them. Any thread may call.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.support.atomic_files import other_kind
+
+Host = np.ndarray[Any, np.dtype[Any]]
+
+COLOUR = 1
+"""The flag for three channels; 0 is one grey channel, -1 what the file has."""
+_PLAIN = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def pillow() -> Any:
+    """``PIL.Image``; raises MXNetError that says how to get it."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MXNetError("images need Pillow: pip install 'weftplan[image]'") from error
+    return Image
+
+
+def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Host:
+    """The pixels of a file's bytes, turned upright as its EXIF says.
+
+    Args:
+        flag: 1 for three channels, 0 for one grey, -1 for those of the file.
+        what: names the file in errors.
+
+    Raises:
+        FormatError: no image, or a damaged one, or one of more pixels than Pillow lets pass.
+        ParameterError: another flag.
+    """
+    if flag not in (-1, 0, 1):
+        raise ParameterError(f"flag must be 1 (three channels), 0 (grey) or -1 (as in the file), got {flag!r}")
+    module = pillow()
+    from PIL import ImageOps
+
+    if not content:
+        raise FormatError(f"{what}: no image: there are no bytes")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", module.DecompressionBombWarning)
+            with module.open(io.BytesIO(content)) as opened:
+                opened.load()
+                picture = ImageOps.exif_transpose(opened)
+    except module.UnidentifiedImageError:
+        reason = other_kind(content[:64]) or f"it begins with {content[:12]!r}"
+        raise FormatError(f"{what}: no image that can be read; {reason}") from None
+    except module.DecompressionBombWarning as error:
+        raise FormatError(f"{what}: {error}") from None
+    except Exception as error:  # a damaged file may raise anything inside its decoder
+        raise FormatError(f"{what}: a damaged image: {error}") from error
+    if picture.mode.startswith(("I", "F")):  # 16 bits a pixel and more: the upper eight count
+        deep = np.asarray(picture, np.float64) / (256.0 if picture.mode.startswith("I") else 1.0)
+        picture = module.fromarray(np.clip(deep, 0, 255).astype(np.uint8))
+    if flag == 0:
+        picture = picture.convert("L")
+    elif flag == 1 or picture.mode not in _PLAIN.values():
+        picture = picture.convert("RGB")
+    pixels = np.asarray(picture, np.uint8)
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def encode(pixels: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
+    """The bytes of a JPEG (quality from 1 to 100) or PNG file (``quality`` is its compression, 0 to 9).
+
+    Raises:
+        ParameterError: another format or quality, or no pixels.
+    """
+    pixels = np.asarray(pixels)
+    kind = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}.get(img_fmt.lower())
+    if kind is None:
+        raise ParameterError(f"img_fmt must be '.jpg' or '.png', got {img_fmt!r}")
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))):
+        raise ParameterError(f"expected uint8 pixels of (height, width, 1 or 3), got {pixels.dtype} {pixels.shape}")
+    if not (1 <= quality <= 100 if kind == "JPEG" else 0 <= quality <= 9):
+        raise ParameterError(f"quality of {kind} must be {'1 to 100' if kind == 'JPEG' else '0 to 9'}, got {quality}")
+    held = io.BytesIO()
+    picture = pillow().fromarray(np.ascontiguousarray(pixels))
+    if kind == "JPEG":
+        picture.convert("RGB" if pixels.ndim == 3 else "L").save(held, kind, quality=quality)
+    else:
+        picture.save(held, kind, compress_level=quality)
+    return held.getvalue()

@@ -1,0 +1,150 @@
+"""Shared memory that workers fill and their owner reads: one segment, cut into slots of a batch each.
+
+Nothing is left in /dev/shm, whoever is killed when. The name of a segment is taken away as soon as all workers have
+mapped it; from then on the memory goes with the last process that has it, as the kernel does for any mapping. Who is
+killed before, with everything that would clean up after it, leaves a name that holds its number, when it was started
+and its space of process numbers; the next process that makes a segment removes the names of processes that are no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+from weftplan.errors import OutOfMemoryError
+from weftplan.training.data.input.layout import Host, Layout
+
+_FOLDER = Path("/dev/shm")
+_NAME = re.compile(r"weftplan-(\d+)-(\d+)-(\d+)-\d+")
+_counter = itertools.count()
+
+
+class Slots:
+    """A segment of shared memory with places for batches.
+
+    Args:
+        layout: of a batch.
+        count: slots.
+        name: of a segment that is there; None makes one.
+
+    Raises:
+        OutOfMemoryError: the system has no memory for it.
+    """
+
+    def __init__(self, layout: Layout, count: int, name: str | None = None) -> None:
+        self._layout = layout
+        self._nbytes = max(1, layout.nbytes)
+        self._named = name is None
+        if name is None:
+            _let_go()
+            sweep()
+            self._memory = _make(self._nbytes * count)
+        else:
+            self._memory = SharedMemory(name)
+        whole: Any = self._memory.buf
+        self.views: list[list[Host]] = [
+            layout.views(whole[i * self._nbytes : (i + 1) * self._nbytes]) for i in range(count)
+        ]
+
+    @property
+    def name(self) -> str:
+        """How others find the segment, until :meth:`unname`."""
+        return self._memory.name
+
+    def unname(self) -> None:
+        """Take the name away: who has mapped the segment keeps it, and nobody else finds it."""
+        if self._named:
+            self._named = False
+            self._memory.unlink()
+
+    def close(self) -> None:
+        """Let go of the memory; where somebody still looks at a slot, a traceback for instance, it goes later."""
+        self.unname()
+        self.views = []
+        _lingering.append(self._memory)
+        _let_go()
+
+
+_lingering: list[SharedMemory] = []
+"""Segments that nobody uses; a view of one may be left somewhere, and keeps it from being unmapped."""
+
+
+def _let_go() -> None:
+    for memory in [*_lingering]:
+        with contextlib.suppress(BufferError, ValueError):  # there is a view; another thread was faster
+            memory.close()
+            _lingering.remove(memory)
+
+
+def _make(nbytes: int) -> SharedMemory:
+    while True:
+        name = f"weftplan-{_space()}-{os.getpid()}-{_started(os.getpid())}-{next(_counter)}"
+        try:
+            memory = SharedMemory(name, create=True, size=nbytes)
+        except FileExistsError:  # of a process before with the same number, which nobody can tell from this one
+            continue
+        except OSError as error:
+            raise OutOfMemoryError(
+                f"there is no shared memory for {nbytes:,} bytes of batches ({error}): make batches smaller, use fewer "
+                f"workers, or give /dev/shm more room"
+            ) from error
+        try:
+            _reserve(memory, nbytes)
+        except OSError as error:
+            memory.close()
+            memory.unlink()
+            raise OutOfMemoryError(
+                f"/dev/shm has no room for {nbytes:,} bytes of batches ({error}): make batches smaller, use fewer "
+                f"workers, or give it more room"
+            ) from error
+        return memory
+
+
+def _reserve(memory: Any, nbytes: int) -> None:
+    """Take the pages now: later, a full /dev/shm would kill who writes."""
+    if hasattr(os, "posix_fallocate") and getattr(memory, "_fd", -1) >= 0:
+        os.posix_fallocate(memory._fd, 0, nbytes)
+
+
+def sweep(folder: Path = _FOLDER) -> list[str]:
+    """Remove the segments of processes that are no more; returns their names."""
+    removed = []
+    try:
+        names = os.listdir(folder)
+    except OSError:  # a system that keeps them elsewhere, where they go with their last user
+        return []
+    for name in names:
+        found = _NAME.fullmatch(name)
+        if found is None:
+            continue
+        space, pid, started = map(int, found.groups())
+        if space == _space() and _started(pid) != started:
+            try:
+                os.unlink(folder / name)
+            except OSError:  # another process was faster, or it is another user's
+                continue
+            removed.append(name)
+    return removed
+
+
+def _space() -> int:
+    """The space that this process's number is of; processes of other ones cannot be told dead from alive."""
+    try:
+        return int(re.sub(r"\D", "", os.readlink("/proc/self/ns/pid")) or 0)
+    except OSError:
+        return 0
+
+
+def _started(pid: int) -> int:
+    """When a process was started, in ticks since the system was; -1 where there is none, or it cannot be told."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return -1
+    fields = text[text.rindex(")") + 2 :].split()
+    return -1 if fields[0] in "ZX" else int(fields[19])

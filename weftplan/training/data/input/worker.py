@@ -1,0 +1,141 @@
+"""What a worker process does: read the batches that it is asked for into shared memory, until its owner is gone.
+
+It answers every task with what came of it or with a traceback. It ends when its owner closes the connection or dies,
+and it does not listen to Ctrl-C, which is its owner's to handle.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing import connection, parent_process
+from typing import Any, NamedTuple
+
+from weftplan.errors import DataError
+from weftplan.support import blas_threads
+from weftplan.training.data.input.layout import Layout
+from weftplan.training.data.input.reading import Filled, Reader, Task, trace_of
+from weftplan.training.data.input.slots import Slots
+from weftplan.training.data.input.sources import Dataset, source_of
+
+STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
+"""On which a worker writes where its threads stand."""
+
+
+class Recipe(NamedTuple):
+    """What a worker needs to read batches."""
+
+    source: Any
+    transform: Callable[[Any], Any] | None
+    skip: bool
+    layout: Layout
+
+
+class Ready(NamedTuple):
+    """A worker has mapped the slots."""
+
+    samples: int | None
+    """Of a dataset."""
+
+
+class Done(NamedTuple):
+    """A task is done."""
+
+    ticket: int
+    filled: Filled
+
+
+class Failed(NamedTuple):
+    """Something was raised: by a task, or at the beginning (ticket -1)."""
+
+    ticket: int
+    text: str
+    trace: str
+
+
+class ReadRequest(NamedTuple):
+    """A task, and the slot to fill."""
+
+    ticket: int
+    slot: int
+    task: Task
+
+
+def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots: int) -> None:
+    """The whole life of a worker.
+
+    Args:
+        conn: of requests and answers.
+        stacks: where stacks are written.
+        recipe: or its pickle.
+        slots_name, slots: the shared memory.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, file=stacks.fileno(), all_threads=True)
+    threading.Thread(target=_end_with_owner, name="weftplan-owner", daemon=True).start()
+    memory: Slots | None = None
+    try:
+        try:
+            threads = _bound_threads()
+            made: Recipe = pickle.loads(recipe) if isinstance(recipe, bytes) else recipe
+            _bound_torch(threads)
+            source = source_of(made.source, batches=made.layout.batched)
+            memory = Slots(made.layout, slots, slots_name)
+            reader = Reader(source, made.transform, made.skip, made.layout)
+            conn.send(Ready(len(source) if isinstance(source, Dataset) else None))
+        except BaseException as error:
+            conn.send(_failed(-1, error))
+            return
+        while True:
+            request: ReadRequest | None = conn.recv()
+            if request is None:
+                return
+            conn.send(_answer(reader, memory, request))
+    except (EOFError, ConnectionError):  # the owner has closed the connection, or is gone
+        return
+    finally:
+        if memory is not None:
+            memory.close()
+
+
+def _answer(reader: Reader, memory: Slots, request: ReadRequest) -> Done | Failed:
+    try:
+        return Done(request.ticket, reader.read(request.task, memory.views[request.slot]))
+    except BaseException as error:  # sys.exit() of a dataset, too
+        return _failed(request.ticket, error)
+
+
+def _failed(ticket: int, error: BaseException) -> Failed:
+    text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+    return Failed(ticket, text, trace_of(error))
+
+
+def _bound_threads() -> int | None:
+    """Several workers share the cores: libraries that are there use as many threads as the package's rule says (1), and
+    so do those that are loaded from now on. None: the user has decided by a variable of BLAS."""
+    blas_threads.limit()
+    threads, _ = blas_threads.planned()
+    if threads is not None:
+        for name in blas_threads.NATIVE:
+            os.environ[name] = str(threads)
+    return threads
+
+
+def _bound_torch(threads: int | None) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and threads is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(threads)
+
+
+def _end_with_owner() -> None:
+    """A worker that is busy, or hangs, when its owner is killed does not stay behind."""
+    owner = parent_process()
+    if owner is not None:
+        connection.wait([owner.sentinel])
+        os._exit(1)

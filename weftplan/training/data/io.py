@@ -1,0 +1,417 @@
+"""Data iterators: batches of named arrays, as ``mx.io``.
+
+This file owns the interface that ``fit`` relies on, and the iterator over arrays in memory. An iterator is used by
+one thread at a time. The file is long because all others are made of what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weftplan.device.context import Context, cpu
+from weftplan.errors import DTypeError, ParameterError, ShapeError
+from weftplan.ndarray import NDArray, array, random
+from weftplan.ops.core.floats import is_number
+from weftplan.support.keyword_errors import Constructed
+from weftplan.training.data.iterator_state import (
+    State,
+    key_in,
+    make_state,
+    not_resumable,
+    numbers_in,
+    read_state,
+    whole_in,
+)
+
+Host = np.ndarray[Any, np.dtype[Any]]
+
+
+class _NameAndShape(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+
+
+class DataDesc(_NameAndShape):
+    """Name and shape of one input, as a pair, with its dtype and the layout of its axes.
+
+    Samples lie along the axis that the layout calls N, the first where it calls none so.
+
+    >>> DataDesc("data", (32, 3, 8, 8))
+    DataDesc[data,(32, 3, 8, 8),float32,NCHW]
+    >>> dict([DataDesc("data", (32, 10)), ("label", (32,))])
+    {'data': (32, 10), 'label': (32,)}
+    """
+
+    dtype: Any
+    layout: str
+
+    def __new__(cls, name: str, shape: Sequence[int], dtype: Any = np.float32, layout: str = "NCHW") -> DataDesc:
+        desc = super().__new__(cls, name, tuple(shape))
+        desc.dtype, desc.layout = dtype, layout
+        return desc
+
+    @staticmethod
+    def get_batch_axis(layout: str | None) -> int:
+        """The axis of the samples; 0 where there is no layout."""
+        return 0 if layout is None else layout.find("N")
+
+    @staticmethod
+    def get_list(shapes: Sequence[tuple[str, Sequence[int]]], types: Any = None) -> list[DataDesc]:
+        """Descriptions of (name, shape) pairs of the dtypes in ``types``: (name, dtype) pairs or a dictionary.
+
+        >>> DataDesc.get_list([("data", (2, 3))], [("data", np.float16)])
+        [DataDesc[data,(2, 3),float16,NCHW]]
+        """
+        dtypes = dict(types or ())
+        return [DataDesc(name, shape, dtypes.get(name, np.float32)) for name, shape in shapes]
+
+    @property
+    def batch_axis(self) -> int:
+        """The axis of the samples."""
+        return max(0, self.get_batch_axis(self.layout))
+
+    def __repr__(self) -> str:
+        return f"DataDesc[{self.name},{self.shape},{np.dtype(self.dtype).name},{self.layout}]"
+
+
+class DataBatch(Constructed):
+    """One batch: lists of data and label arrays, and how many samples at its end are padding.
+
+    ``bucket_key`` says which network of a :class:`~weftplan.training.module.bucketing_module.BucketingModule` it is
+    for.
+    """
+
+    def __init__(
+        self,
+        data: Sequence[NDArray],
+        label: Sequence[NDArray] | None = None,
+        pad: int | None = 0,
+        index: Host | None = None,
+        bucket_key: Any = None,
+        provide_data: Sequence[DataDesc] | None = None,
+        provide_label: Sequence[DataDesc] | None = None,
+    ) -> None:
+        for what, given in (("data", data), ("label", label)):
+            if isinstance(given, (NDArray, np.ndarray)):  # whose rows would be taken for arrays
+                raise ParameterError(f"DataBatch: {what} must be a list of arrays, got one array; write [{what}]")
+        self.data = list(data)
+        self.label = [] if label is None else list(label)
+        self.pad = pad
+        self.index = index
+        self.bucket_key = bucket_key
+        self.provide_data, self.provide_label = provide_data, provide_label
+        self.placed: list[Mapping[tuple[Context, int, int], NDArray]] | None = None
+        """For data and then labels: (device, first row, end) -> these rows on that device (see ``PrefetchingIter``)."""
+
+    def __str__(self) -> str:
+        labels = [tuple(a.shape) for a in self.label] or None
+        return f"DataBatch: data shapes: {[tuple(a.shape) for a in self.data]} label shapes: {labels}"
+
+
+class _Settable:
+    """A property that a subclass computes, or that is set on an iterator, as scripts written for MXNet do."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, iterator: Any, owner: type | None = None) -> Any:
+        if iterator is None:
+            return self
+        try:
+            return vars(iterator)[self._name]
+        except KeyError:
+            raise NotImplementedError(f"{type(iterator).__name__}.{self._name}") from None
+
+    def __set__(self, iterator: Any, value: Any) -> None:
+        vars(iterator)[self._name] = value
+
+
+class DataIter(Constructed):
+    """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next.
+
+    An iterator that a long run can be resumed with also has :meth:`state` and :meth:`set_state`.
+    """
+
+    def __init__(self, batch_size: int = 0) -> None:
+        self.batch_size = batch_size
+
+    provide_data: Any = _Settable("Names and shapes of the data arrays of a batch, a list of :class:`DataDesc`.")
+    provide_label: Any = _Settable("Names and shapes of the label arrays of a batch, a list of :class:`DataDesc`.")
+
+    def reset(self) -> None:
+        """Start over (and shuffle again if that was asked for)."""
+
+    def next(self) -> DataBatch:
+        """The next batch; raises StopIteration at the end of the epoch.
+
+        A subclass replaces this, or the methods of which it is made here: ``iter_next``, ``getdata``, ``getlabel``,
+        ``getpad``, ``getindex``.
+        """
+        if not self.iter_next():
+            raise StopIteration
+        return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
+
+    def iter_next(self) -> bool:
+        """Go to the next batch, if there is one."""
+        raise NotImplementedError
+
+    def getdata(self) -> list[NDArray]:
+        """Data arrays of the current batch."""
+        raise NotImplementedError
+
+    def getlabel(self) -> list[NDArray]:
+        """Label arrays of the current batch; none, unless a subclass says which."""
+        return []
+
+    def getpad(self) -> int:
+        """How many samples at the end of the current batch are padding."""
+        return 0
+
+    def getindex(self) -> Host | None:
+        """Numbers of the samples of the current batch, if they are known."""
+        return None
+
+    def state(self) -> State:
+        """Where the iterator stands: after which batch of which epoch, in which order.
+
+        :meth:`set_state` of an iterator that was made in the same way, in this process or another, then gives the
+        batches that would come here from now on, bit for bit, to the end of the epoch. The orders of later epochs are
+        drawn from ``mx.random``, whose own state is not part of this one. What reads ahead says where its user stands.
+
+        The values are plain: None, booleans, numbers, text, and lists and dictionaries of these, so that JSON holds
+        them. Call it on the thread that uses the iterator.
+
+        Raises:
+            NotResumableError: the iterator does not know; an iterator of one's own does not, unless it replaces both
+                methods.
+        """
+        raise not_resumable(self)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go to where :meth:`state` was taken; nothing is drawn from ``mx.random``.
+
+        Raises:
+            ParameterError: the state is of another iterator; the message lists the differences, and nothing changes.
+            NotResumableError: as :meth:`state`.
+        """
+        raise not_resumable(self)
+
+    def __iter__(self) -> Iterator[DataBatch]:
+        return self
+
+    def __next__(self) -> DataBatch:
+        return self.next()
+
+
+class HoldingIter(DataIter):
+    """Base of iterators that hold the current batch: ``iter_next`` of a subclass makes it."""
+
+    current_batch: DataBatch | None = None
+
+    def next(self) -> DataBatch:
+        if not self.iter_next():
+            raise StopIteration
+        return self._current()
+
+    def getdata(self) -> list[NDArray]:
+        return self._current().data
+
+    def getlabel(self) -> list[NDArray]:
+        return self._current().label
+
+    def getpad(self) -> int:
+        return self._current().pad or 0
+
+    def getindex(self) -> Host | None:
+        return self._current().index
+
+    def _current(self) -> DataBatch:
+        if self.current_batch is None:
+            raise ParameterError(f"{type(self).__name__}: there is no batch yet; call next() or iter_next() first")
+        return self.current_batch
+
+
+class NDArrayIter(HoldingIter):
+    """Batches cut from arrays in memory.
+
+    Args:
+        data: one array, a list (named ``_0_data``, ``_1_data``, …; one alone: ``data``) or a dictionary of arrays,
+            NumPy or NDArray, samples first. NumPy arrays of float64 or integers become float32, others are used as they
+            lie, without a copy (a ``numpy.memmap`` stays one); NDArrays keep their dtype.
+        label: the same for labels (default name ``softmax_label``), or None.
+        batch_size: samples per batch.
+        shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.
+        last_batch_handle: what becomes of the samples left over: ``pad`` (fill up with the first samples, over and over
+            where the batch is larger than the data; the batch's ``pad`` says how many), ``discard``, or ``roll_over``
+            (keep them for the next epoch, whose first batch they begin; its ``pad`` is 0, where MXNet 1.9.1 counts them
+            as padding).
+
+    >>> it = NDArrayIter(np.arange(10.0).reshape(5, 2), np.arange(5.0), batch_size=2)
+    >>> [(batch.data[0].shape, batch.pad) for batch in it]
+    [((2, 2), 0), ((2, 2), 0), ((2, 2), 1)]
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        label: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        last_batch_handle: str = "pad",
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+    ) -> None:
+        super().__init__(batch_size)
+        if last_batch_handle not in ("pad", "discard", "roll_over"):
+            raise ParameterError(
+                f"last_batch_handle must be 'pad', 'discard' or 'roll_over', got {last_batch_handle!r}"
+            )
+        self.data = _named(data, data_name, empty_ok=False)
+        self.label = _named(label, label_name, empty_ok=True)
+        counts = {name: len(values) for name, values in (*self.data, *self.label)}
+        if len(set(counts.values())) != 1:
+            raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
+        self.num_data = next(iter(counts.values()))
+        whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool) and batch_size >= 1
+        if not whole or self.num_data < (1 if last_batch_handle == "pad" else batch_size):
+            raise ParameterError(
+                f"NDArrayIter: batch_size must be an integer in [1, {self.num_data}], the number of samples "
+                f"(with last_batch_handle='pad' it may be larger), got {batch_size!r}"
+            )
+        self.shuffle = shuffle
+        self.last_batch_handle = last_batch_handle
+        self._facts = {
+            "samples": self.num_data,
+            "batch_size": int(batch_size),
+            "shuffle": bool(shuffle),
+            "last_batch_handle": last_batch_handle,
+            "shapes": {name: list(values.shape[1:]) for name, values in (*self.data, *self.label)},
+        }
+        self._key: tuple[int, int] | None = None
+        """What the order of this epoch was drawn with, where it is random."""
+        self._brought = np.empty(0, np.int64)
+        """Samples of the epoch before with which this one begins."""
+        self._carried = np.empty(0, np.int64)
+        """Samples of this epoch with which the next one begins."""
+        self._order = np.arange(self.num_data)
+        self._cursor = 0
+        self.reset()
+
+    @property
+    def provide_data(self) -> list[DataDesc]:
+        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.data]
+
+    @property
+    def provide_label(self) -> list[DataDesc]:
+        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.label]
+
+    def reset(self) -> None:
+        self._begin(random.next_key(cpu()) if self.shuffle else None, self._carried)
+
+    def _begin(self, key: tuple[int, int] | None, brought: Host) -> None:
+        order = np.arange(self.num_data)
+        if key is not None:
+            generator(key).shuffle(order)
+        self._key, self._brought = key, brought
+        self._order = np.concatenate([brought, order])
+        self._carried = np.empty(0, np.int64)
+        self._cursor = 0
+
+    def state(self) -> State:
+        return make_state(
+            self,
+            self._facts,
+            key=None if self._key is None else list(self._key),
+            brought=self._brought.tolist(),
+            carried=self._carried.tolist(),
+            cursor=self._cursor,
+        )
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        key, *parts, cursor = read_state(self, state, self._facts, "key", "brought", "carried", "cursor")
+        brought, carried = (np.asarray(numbers_in(self, "samples", part, self.num_data), np.int64) for part in parts)
+        whole_in(self, "cursor", cursor, len(brought) + self.num_data + self.batch_size)
+        drawn = key_in(self, key) if self.shuffle else None
+        self._begin(drawn, brought)
+        self._carried, self._cursor = carried, cursor
+        self.current_batch = None
+
+    @property
+    def idx(self) -> Host:
+        """Numbers of the samples in the order of this epoch."""
+        return self._order
+
+    def hard_reset(self) -> None:
+        """As :meth:`reset`, and the samples that were to begin the next epoch are forgotten."""
+        self._carried = np.empty(0, np.int64)
+        self.reset()
+
+    def iter_next(self) -> bool:
+        start, size = self._cursor, self.batch_size
+        chosen = self._order[start : start + size]
+        if len(chosen) == 0:
+            return False
+        pad = size - len(chosen)
+        if pad:
+            if self.last_batch_handle == "discard":
+                return False
+            if self.last_batch_handle == "roll_over":
+                self._carried = chosen
+                self._cursor = len(self._order)
+                return False
+            chosen = np.concatenate([chosen, np.resize(self._order, pad)])
+        self._cursor = start + size
+        self.current_batch = DataBatch(
+            [array(values[chosen], dtype=values.dtype) for _, values in self.data],
+            [array(values[chosen], dtype=values.dtype) for _, values in self.label],
+            pad=pad,
+            index=chosen,
+            provide_data=self.provide_data,
+            provide_label=self.provide_label,
+        )
+        return True
+
+
+def generator(key: tuple[int, int]) -> np.random.Generator:
+    """A generator that depends on the key of a draw alone."""
+    mask = 2**64 - 1
+    return np.random.Generator(np.random.Philox(key=[key[0] & mask, key[1] & mask]))
+
+
+def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:
+    """[(name, host array)] from an array, a list or a dictionary.
+
+    NumPy arrays of float64, integers or booleans become float32, as in MXNet; NDArrays keep their dtype.
+    """
+    if source is None:
+        source = []
+    if isinstance(source, (np.ndarray, NDArray)):
+        source = [source]
+    if isinstance(source, Mapping):
+        pairs = list(source.items())
+    elif isinstance(source, (list, tuple)):
+        names = [default] if len(source) == 1 else [f"_{i}_{default}" for i in range(len(source))]
+        pairs = list(zip(names, source, strict=True))
+    else:
+        raise ParameterError(
+            f"{default}: expected an array, a list or a dictionary of arrays, got {type(source).__name__}"
+        )
+    if not pairs and not empty_ok:
+        raise ParameterError(f"{default}: no arrays given")
+    result = []
+    for name, value in pairs:
+        host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+        if host.ndim == 0:
+            raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
+        if not is_number(host.dtype):
+            raise DTypeError(f"{name}: expected an array of numbers, got dtype {host.dtype}")
+        if not isinstance(value, NDArray) and (host.dtype == np.float64 or host.dtype.kind in "biu"):
+            host = host.astype(np.float32)
+        result.append((str(name), host))
+    return result

@@ -1,0 +1,34 @@
+"""``mx.io``: data iterators by name.
+
+The classes stand in ``io.py``, ``file_iterators.py``, ``libsvm.py``, ``prefetching.py``, ``images/records.py`` and
+``input/``; this file owns their public names alone.
+"""
+
+from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter
+from weftplan.training.data.images.records import ImageRecordIter, ImageRecordUInt8Iter
+from weftplan.training.data.input.dataset_iter import DatasetIter
+from weftplan.training.data.input.seeding import sample_rng
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter, NDArrayIter
+from weftplan.training.data.libsvm import LibSVMIter
+from weftplan.training.data.prefetching import PrefetchingIter
+
+__all__ = [
+    "CSVIter",
+    "DataBatch",
+    "DataDesc",
+    "DataIter",
+    "DatasetIter",
+    "ImageRecordIter",
+    "ImageRecordIter_v1",
+    "ImageRecordUInt8Iter",
+    "ImageRecordUInt8Iter_v1",
+    "LibSVMIter",
+    "MNISTIter",
+    "NDArrayIter",
+    "PrefetchingIter",
+    "ResizeIter",
+    "sample_rng",
+]
+
+ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter
+"""What scripts for MXNet's older readers of images say."""

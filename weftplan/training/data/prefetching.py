@@ -1,0 +1,258 @@
+"""``PrefetchingIter``: the next batches are made by threads while this one is used.
+
+Each iterator has one thread, which owns it between two calls of ``reset`` or ``set_state``; whoever uses the
+``PrefetchingIter`` is one thread, too. What a thread gives comes in the order in which it was asked for, so batches
+are the same whatever the depth, and so are errors: they are raised where the batch would have come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+from weftplan.device.context import Context, cpu_pinned
+from weftplan.errors import NotResumableError, ParameterError, ShapeError
+from weftplan.ndarray.randomness.seeds import Draws, next_key
+from weftplan.training.data.device_placement import check_contexts, placed
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter, HoldingIter
+from weftplan.training.data.iterator_state import State, make_state, read_state
+
+
+class _Read(NamedTuple):
+    """What a thread has read; without a batch the epoch has ended."""
+
+    batch: DataBatch | None
+    before: State | NotResumableError
+    """Where the iterator stood before."""
+    error: Exception | None = None
+    """What came instead of a batch."""
+
+
+class PrefetchingIter(HoldingIter):
+    """One or several iterators whose next batches are made by threads while this one is used.
+
+    What an iterator draws from ``mx.random`` in ``next()`` comes from a sequence of its own, which begins with a key
+    that is drawn at each ``reset()``: the threads and their user do not disturb one another.
+
+    Args:
+        iters: iterators; their data and labels stand behind each other in a batch. They must not be used otherwise.
+        rename_data, rename_label: for each iterator other names: a dictionary from old to new.
+        depth: how many batches are made ahead; each takes memory.
+        ctx: the context of the module that trains, or the list of them: batches are put into page-locked memory, and
+            each device's samples are copied there on its copy queue, while the step before computes. Samples lie along
+            the first axis. CPU contexts get no copy.
+
+    Raises:
+        ParameterError: no iterator, a depth below 1, or a context that is none.
+        ShapeError: while reading, the iterators have different numbers of batches.
+
+    >>> import weftplan as mx
+    >>> source = mx.io.NDArrayIter(mx.nd.array([1, 2, 3, 4, 5]), batch_size=2)
+    >>> with mx.io.PrefetchingIter(source, depth=3) as batches:
+    ...     [batch.data[0].tolist() for batch in batches]
+    [[1.0, 2.0], [3.0, 4.0], [5.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        iters: DataIter | Sequence[DataIter],
+        rename_data: Sequence[Mapping[str, str]] | None = None,
+        rename_label: Sequence[Mapping[str, str]] | None = None,
+        *,
+        depth: int = 1,
+        ctx: Context | Sequence[Context] | None = None,
+    ) -> None:
+        contexts = check_contexts(ctx)
+        self.iters = [iters] if isinstance(iters, DataIter) else list(iters)
+        if not self.iters:
+            raise ParameterError("PrefetchingIter needs at least one iterator")
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise ParameterError(f"PrefetchingIter: depth must be a whole number of at least 1, got {depth!r}")
+        super().__init__(self.iters[0].batch_size)
+        self.depth = depth
+        self.provide_data = self._descs(lambda it: it.provide_data, rename_data)
+        self.provide_label = self._descs(lambda it: it.provide_label, rename_label)
+        if hasattr(self.iters[0], "default_bucket_key"):
+            self.default_bucket_key = self.iters[0].default_bucket_key
+        self._readers = [_Reader(it, depth, contexts) for it in self.iters]
+        self._begin()
+
+    def _descs(self, of: Callable[[DataIter], Any], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:
+        renamed = names or [{}] * len(self.iters)
+        return [
+            DataDesc(
+                new.get(desc[0], desc[0]), desc[1], *((desc.dtype, desc.layout) if isinstance(desc, DataDesc) else ())
+            )
+            for it, new in zip(self.iters, renamed, strict=True)
+            for desc in of(it)
+        ]
+
+    def _begin(self) -> None:
+        for reader in self._readers:
+            # Nothing computes on this context, so reading ahead changes the draws of no network.
+            reader.begin(Draws(*next_key(cpu_pinned())))
+
+    def reset(self) -> None:
+        for reader in self._readers:
+            reader.halt()
+        for it in self.iters:
+            it.reset()
+        self._begin()
+
+    def state(self) -> State:
+        return make_state(self, {}, of_iters=[reader.state() for reader in self._readers])
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        (inner,) = read_state(self, state, {}, "of_iters")
+        if not isinstance(inner, list) or len(inner) != len(self._readers):
+            raise ParameterError(f"PrefetchingIter.set_state: the state is not of {len(self._readers)} iterators")
+        where = [reader.state() for reader in self._readers]
+        try:
+            for reader, one in zip(self._readers, inner, strict=True):
+                reader.set_state(one)
+        except BaseException:
+            for reader, one in zip(self._readers, where, strict=True):
+                reader.set_state(one)
+            raise
+        self.current_batch = None
+
+    def iter_next(self) -> bool:
+        coming = [reader.take() for reader in self._readers]
+        reads = [future.result() for future in coming]
+        for read in reads:
+            if read.error is not None:
+                raise read.error
+        found = [read.batch for read in reads if read.batch is not None]
+        if len(found) < len(reads):
+            if found:
+                raise ShapeError("PrefetchingIter: the iterators have different numbers of batches")
+            return False
+        self.current_batch = DataBatch(
+            [a for batch in found for a in batch.data],
+            [a for batch in found for a in batch.label],
+            found[0].pad,
+            found[0].index,
+            getattr(found[0], "bucket_key", None),
+            self._shapes(found, "provide_data", self.provide_data),
+            self._shapes(found, "provide_label", self.provide_label),
+        )
+        if all(batch.placed is not None for batch in found):
+            # Data of all before labels of all, as in the batch itself.
+            places = [(batch.placed or [], len(batch.data)) for batch in found]
+            self.current_batch.placed = [
+                *(one for placed, count in places for one in placed[:count]),
+                *(one for placed, count in places for one in placed[count:]),
+            ]
+        return True
+
+    @staticmethod
+    def _shapes(batches: Sequence[DataBatch], which: str, whole: list[DataDesc]) -> list[DataDesc]:
+        """The descriptions of a batch under our names: a bucket's batches have shapes of their own."""
+        own = [getattr(batch, which, None) for batch in batches]
+        if any(descs is None for descs in own):
+            return whole
+        shapes = [desc[1] for descs in own for desc in descs or ()]
+        if len(shapes) != len(whole):
+            return whole
+        return [DataDesc(desc.name, shape, desc.dtype, desc.layout) for desc, shape in zip(whole, shapes, strict=True)]
+
+    def close(self) -> None:
+        """End the threads, once what they read now has come, and close iterators that can be closed."""
+        for reader in self._readers:
+            reader.close()
+
+    def __enter__(self) -> PrefetchingIter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        for reader in getattr(self, "_readers", ()):
+            reader.abandon()
+
+
+class _Reader:
+    """One iterator and the thread that reads it ahead."""
+
+    def __init__(self, source: DataIter, depth: int, contexts: list[Context]) -> None:
+        self._source = source
+        self._contexts = contexts
+        self._depth = depth
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weftplan-prefetch")
+        self._coming: deque[Future[_Read]] = deque()
+        self._draws = Draws(0, 0)
+        self._ended = False
+        # Invariant: while something is coming, only the thread touches the iterator, its draws and this mark.
+
+    def begin(self, draws: Draws, *, ended: bool = False) -> None:
+        """Read ahead from where the iterator stands."""
+        self._draws, self._ended = draws, ended
+        while len(self._coming) < self._depth:
+            self._ask()
+
+    def take(self) -> Future[_Read]:
+        """What comes next; the thread is asked for one more."""
+        future = self._coming.popleft()
+        self._ask()
+        return future
+
+    def _ask(self) -> None:
+        self._coming.append(self._thread.submit(self._read))
+
+    def _read(self) -> _Read:
+        before = self._where()
+        if self._ended:
+            return _Read(None, before)
+        try:
+            with self._draws:
+                batch = self._source.next()
+            return _Read(placed(batch, self._contexts) if self._contexts else batch, before)
+        except StopIteration:
+            self._ended = True
+            return _Read(None, before)
+        except Exception as error:
+            return _Read(None, before, error)
+
+    def _where(self) -> State | NotResumableError:
+        try:
+            return {"source": self._source.state(), "draws": self._draws.state(), "ended": self._ended}
+        except NotResumableError as error:
+            return error
+
+    def halt(self) -> None:
+        """Forget what is coming, errors included, and wait until the thread has let go of the iterator."""
+        for future in self._coming:
+            future.cancel()
+        wait(self._coming)
+        self._coming.clear()
+
+    def state(self) -> State:
+        """Where the user of the batches stands: before the one that comes next."""
+        where = self._coming[0].result().before
+        if isinstance(where, NotResumableError):
+            raise where
+        return where
+
+    def set_state(self, state: Any) -> None:
+        """Read ahead from there."""
+        if not isinstance(state, Mapping) or {*state} != {"source", "draws", "ended"}:
+            raise ParameterError(f"PrefetchingIter.set_state: this is no state of its iterator: {state!r:.80}")
+        draws, ended = Draws.of(state["draws"]), bool(state["ended"])
+        self.halt()
+        self._source.set_state(state["source"])
+        self.begin(draws, ended=ended)
+
+    def close(self) -> None:
+        """End the thread; the iterator is closed if it can be."""
+        self.halt()
+        self._thread.shutdown(wait=True)
+        close = getattr(self._source, "close", None)
+        if callable(close):
+            close()
+
+    def abandon(self) -> None:
+        """Let the thread end by itself."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

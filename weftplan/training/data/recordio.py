@@ -1,0 +1,346 @@
+"""``mx.recordio``: files of byte records, with or without an index, and the header of a labelled record.
+
+A record is the word ``0xced7230a``, a word with its length (29 bits) and what part of a record it is (3 bits: whole,
+first, middle, last), its bytes, and zeros up to a multiple of 4. Where a record holds the first word itself, at a
+multiple of 4, it is cut there and the word left out. All words are little endian.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.locks import Lock
+from weftplan.support.atomic_files import other_kind
+from weftplan.training.data.image_files import decode, encode
+
+__all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
+
+_MAGIC = struct.pack("<I", 0xCED7230A)
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_LENGTH = (1 << 29) - 1
+_MUCH = 1 << 20
+"""Bytes of a record beyond which the file is asked whether it has so many."""
+_HEADER = struct.Struct("<IfQQ")
+
+
+class MXRecordIO:
+    """A file of records, read or written from its beginning.
+
+    Args:
+        uri: path of the file.
+        flag: ``"r"`` or ``"w"``.
+
+    Raises:
+        ParameterError: another flag.
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str], flag: str) -> None:
+        if flag not in ("r", "w"):
+            raise ParameterError(f"{type(self).__name__}: flag must be 'r' or 'w', got {flag!r}")
+        self.uri = uri
+        self.flag = flag
+        self._file: BinaryIO | None = None
+        self._pid = os.getpid()
+        self.open()
+
+    @property
+    def writable(self) -> bool:
+        """Whether it writes."""
+        return self.flag == "w"
+
+    @property
+    def is_open(self) -> bool:
+        """False after :meth:`close`."""
+        return self._file is not None
+
+    def open(self) -> None:
+        """Open the file; to write empties it."""
+        self._file = open(self.uri, "wb" if self.writable else "rb")  # noqa: SIM115 - closed by close()
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def reset(self) -> None:
+        """Close and open again: read from the beginning, or write anew."""
+        self.close()
+        self.open()
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", None) is not None:
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.writable:
+            raise MXNetError("a record file that is written cannot be pickled: two processes would write it")
+        return {**self.__dict__, "_file": None, "_was_open": self.is_open}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        was_open = state.pop("_was_open")
+        self.__dict__.update(state)
+        if was_open:
+            self.open()
+
+    def _opened(self, verb: str) -> BinaryIO:
+        if self._file is None:
+            raise MXNetError(f"{verb}: {os.fspath(self.uri)} is closed; call open()")
+        if self._pid != os.getpid():
+            # Parent and child share the place in the file, so each would read half of the records.
+            if self.writable:
+                raise MXNetError(f"{verb}: {os.fspath(self.uri)} was opened by the process that forked this one")
+            self.reset()
+        return self._file
+
+    def write(self, buf: bytes) -> None:
+        """Append a record; raises MXNetError when the file is read, or the record has 512 MiB or more."""
+        file = self._opened("write")
+        if not self.writable:
+            raise MXNetError(f"write: {os.fspath(self.uri)} was opened to be read")
+        if len(buf) > _LENGTH:
+            raise MXNetError(f"write: a record has less than 512 MiB, got {len(buf):,} bytes")
+        parts = _cut(buf)
+        for k, part in enumerate(parts):
+            kind = _WHOLE if len(parts) == 1 else _FIRST if k == 0 else _LAST if k == len(parts) - 1 else _MIDDLE
+            file.write(_MAGIC + struct.pack("<I", kind << 29 | len(part)) + part + bytes(-len(part) % 4))
+
+    def read(self) -> bytes | None:
+        """The next record, None at the end.
+
+        Raises:
+            FormatError: the file is truncated, or no file of records.
+        """
+        file = self._opened("read")
+        if self.writable:
+            raise MXNetError(f"read: {os.fspath(self.uri)} was opened to be written")
+        parts: list[bytes] = []
+        while True:
+            start = file.tell()
+            head = file.read(8)
+            if not head and not parts:
+                return None
+            if len(head) < 8 or head[:4] != _MAGIC:
+                what = other_kind(head + file.read(64)) if not start else ""
+                raise FormatError(
+                    f"{os.fspath(self.uri)}: {what or f'no record at byte {start:,}: damaged, or no record file'}"
+                )
+            (word,) = struct.unpack("<I", head[4:])
+            kind, length = word >> 29, word & _LENGTH
+            if kind > _LAST or (kind in (_WHOLE, _FIRST)) == bool(parts):
+                raise FormatError(f"{os.fspath(self.uri)}: damaged: a part of a record stands alone at byte {start:,}")
+            # A damaged length is not believed: as much memory would be taken before a byte is read.
+            there = length < _MUCH or length <= os.fstat(file.fileno()).st_size - start - 8
+            part = file.read(length) if there else b""
+            if len(part) < length or len(file.read(-length % 4)) < -length % 4:
+                raise FormatError(
+                    f"{os.fspath(self.uri)}: truncated: the record at byte {start:,} needs {length:,} bytes"
+                )
+            parts.append(part)
+            if kind in (_WHOLE, _LAST):
+                return _MAGIC.join(parts)
+
+    def go_to(self, place: int) -> None:
+        """Read on at a place."""
+        self._opened("seek").seek(place)
+
+    def places(self) -> list[int]:
+        """Where the records begin, found by their heads alone; goes back to the first.
+
+        Raises:
+            FormatError: the file is truncated, or no file of records.
+        """
+        file = self._opened("read")
+        size = os.fstat(file.fileno()).st_size
+        found, place = [], 0
+        while place < size:
+            file.seek(place)
+            head = file.read(8)
+            kind, length = _WHOLE, 0
+            if len(head) == 8 and head[:4] == _MAGIC:
+                (word,) = struct.unpack("<I", head[4:])
+                kind, length = word >> 29, word & _LENGTH
+            end = place + 8 + length + -length % 4
+            if len(head) < 8 or head[:4] != _MAGIC or end > size:
+                raise FormatError(
+                    f"{os.fspath(self.uri)}: no whole record at byte {place:,}: truncated, damaged, or no record file"
+                )
+            if kind in (_WHOLE, _FIRST):
+                found.append(place)
+            place = end
+        file.seek(0)
+        return found
+
+
+def _cut(buf: bytes) -> list[bytes]:
+    """The parts of a record between the places where it holds the first word of records."""
+    parts, start, place = [], 0, buf.find(_MAGIC)
+    while place >= 0:
+        if place % 4 == 0:
+            parts.append(buf[start:place])
+            start = place + 4
+        place = buf.find(_MAGIC, place + 4 - place % 4 if place % 4 == 0 else place + 1)
+    return [*parts, buf[start:]]
+
+
+class MXIndexedRecordIO(MXRecordIO):
+    """Records by key; the index is a text file with a line ``key<tab>place`` for each.
+
+    Args:
+        idx_path: path of the index.
+        key_type: what makes a key of its text.
+    """
+
+    def __init__(
+        self,
+        idx_path: str | os.PathLike[str],
+        uri: str | os.PathLike[str],
+        flag: str,
+        key_type: Callable[[str], Any] = int,
+    ) -> None:
+        self.idx_path = idx_path
+        self.key_type = key_type
+        self.idx: dict[Any, int] = {}
+        self.keys: list[Any] = []
+        super().__init__(uri, flag)
+
+    def open(self) -> None:
+        super().open()
+        self.idx, self.keys = {}, []
+        if self.writable:
+            return
+        for number, line in enumerate(Path(self.idx_path).read_text(encoding="utf-8").splitlines(), 1):
+            key, tab, place = line.strip().partition("\t")
+            try:
+                if not tab:
+                    raise ValueError
+                self.idx[self.key_type(key)] = int(place)
+            except ValueError:
+                self.close()
+                raise FormatError(
+                    f"{os.fspath(self.idx_path)}: line {number} must be a key, a tab and a place, got {line[:40]!r}"
+                ) from None
+        self.keys = list(self.idx)
+
+    def close(self) -> None:
+        if self.is_open and self.writable:
+            lines = [f"{key}\t{place}\n" for key, place in self.idx.items()]
+            Path(self.idx_path).write_text("".join(lines), encoding="utf-8")
+        super().close()
+
+    def seek(self, idx: Any) -> None:
+        """Go to the record of a key; raises ParameterError when there is none."""
+        if idx not in self.idx:
+            raise ParameterError(f"{os.fspath(self.uri)}: no record has the key {idx!r}")
+        self._opened("seek").seek(self.idx[idx])
+
+    def tell(self) -> int:
+        """The place at which the next record will be written."""
+        return self._opened("tell").tell()
+
+    def read_idx(self, idx: Any) -> bytes | None:
+        """The record of a key."""
+        self.seek(idx)
+        return self.read()
+
+    def write_idx(self, idx: Any, buf: bytes) -> None:
+        """Append a record under a key."""
+        key, place = self.key_type(idx), self.tell()
+        self.write(buf)
+        self.idx[key] = place
+        self.keys.append(key)
+
+
+class RecordReader:
+    """Records of a file by key, for several threads: by the index, else by the number of the record from 0.
+
+    Raises:
+        FormatError: the file or its index is damaged.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None) -> None:
+        self._lock = Lock()
+        if idx_path is None:
+            self._file = MXRecordIO(uri, "r")
+            self._places: dict[Any, int] = dict(enumerate(self._file.places()))
+        else:
+            indexed = MXIndexedRecordIO(idx_path, uri, "r")
+            self._file, self._places = indexed, indexed.idx
+        self.keys = list(self._places)
+
+    def read(self, key: Any) -> bytes:
+        """The record of a key."""
+        with self._lock:
+            self._file.go_to(self._places[key])
+            record = self._file.read()
+        if record is None:
+            raise FormatError(f"{os.fspath(self._file.uri)}: there is no record {key!r}: damaged, or another's index")
+        return record
+
+
+class IRHeader(NamedTuple):
+    """Header of a labelled record: ``flag`` is the number of labels where they are an array, else 0."""
+
+    flag: int
+    label: Any
+    id: int
+    id2: int
+
+
+def pack(header: Any, s: bytes) -> bytes:
+    """A record of a header and bytes; a label that is no number is stored as float32 behind the header."""
+    header = IRHeader(*header)
+    if isinstance(header.label, (int, float, np.integer, np.floating)):
+        return _HEADER.pack(0, float(header.label), header.id, header.id2) + s
+    labels = np.asarray(header.label, dtype="<f4")
+    return _HEADER.pack(labels.size, 0.0, header.id, header.id2) + labels.tobytes() + s
+
+
+def unpack(s: bytes) -> tuple[IRHeader, bytes]:
+    """(header, bytes) of a record that :func:`pack` has made; raises FormatError when it is too short."""
+    if len(s) < _HEADER.size:
+        raise FormatError(f"unpack: a record with a header has at least {_HEADER.size} bytes, got {len(s)}")
+    header, rest = IRHeader(*_HEADER.unpack_from(s)), s[_HEADER.size :]
+    if not header.flag:
+        return header, rest
+    if len(rest) < 4 * header.flag:
+        raise FormatError(f"unpack: the header says {header.flag} labels, {len(rest)} bytes are left")
+    labels = np.frombuffer(rest, "<f4", header.flag).astype(np.float32)
+    return header._replace(label=labels), rest[4 * header.flag :]
+
+
+def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
+    """A record of a header and an image, which is written as JPEG or PNG.
+
+    Args:
+        img: pixels, uint8 of shape (height, width[, 1 or 3]), blue first as OpenCV has them.
+        quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9.
+    """
+    return pack(header, encode(_other_way_round(np.asarray(img)), quality, img_fmt))
+
+
+def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
+    """(header, pixels) of a record that :func:`pack_img` has made, blue first.
+
+    ``iscolor``: 1 for three channels, 0 for grey, -1 for those of the file.
+
+    Raises:
+        FormatError: the record holds no image.
+    """
+    header, content = unpack(s)
+    pixels = _other_way_round(decode(content, iscolor, "unpack_img"))
+    return header, pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+
+
+def _other_way_round(pixels: Any) -> Any:
+    """Red and blue exchanged."""
+    return pixels if pixels.ndim == 2 or pixels.shape[2] < 3 else pixels[:, :, [2, 1, 0, *range(3, pixels.shape[2])]]

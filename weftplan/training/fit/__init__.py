@@ -1,0 +1,1 @@
+"""The training loop and what accompanies it: checkpoints, callbacks, events, early stopping."""

@@ -1,0 +1,191 @@
+"""Callbacks of ``fit``: speed, checkpoints, a live display, and a clean stop on Ctrl-C.
+
+They are called on the thread that runs ``fit``. What they read of arrays they wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from weftplan.support.keyword_errors import Constructed, known_keywords
+from weftplan.training.fit.checkpoint import save_checkpoint
+from weftplan.training.fit.early_stopping import EarlyStopping
+from weftplan.training.metrics.metric import EvalMetric
+
+__all__ = [
+    "BatchEndParam",
+    "EarlyStopping",
+    "LogValidationMetricsCallback",
+    "ProgressBar",
+    "Speedometer",
+    "StopAtBatchEnd",
+    "call",
+    "do_checkpoint",
+    "log_train_metric",
+    "module_checkpoint",
+]
+
+log = logging.getLogger("weftplan")
+
+
+Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+"""What ``fit`` and ``score`` take: none, one or several."""
+
+
+def call(callbacks: Callbacks, *args: Any) -> None:
+    """Call each of them, in order."""
+    if callbacks is None:
+        return
+    for callback in [callbacks] if callable(callbacks) else callbacks:
+        callback(*args)
+
+
+class BatchEndParam(NamedTuple):
+    """What a batch-end callback is told; ``locals`` holds the module (``self``) and its batch (``data_batch``)."""
+
+    epoch: int
+    nbatch: int
+    eval_metric: EvalMetric | None
+    locals: dict[str, Any] | None = None
+
+
+class Speedometer(Constructed):
+    """Log samples per second (and the metric) every ``frequent`` batches.
+
+    With ``auto_reset`` the metric that is shown covers the batches since the last line; what ``fit`` logs at
+    the end of an epoch still covers all of it.
+    """
+
+    def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
+        self.batch_size = batch_size
+        self.frequent = frequent
+        self.auto_reset = auto_reset
+        self._since = 0.0
+        self._last_batch = -1
+
+    def __call__(self, param: BatchEndParam) -> None:
+        now = time.perf_counter()
+        if param.nbatch <= self._last_batch or self._last_batch < 0:
+            self._since, self._last_batch = now, param.nbatch
+            return
+        if param.nbatch % self.frequent:
+            return
+        batches = param.nbatch - self._last_batch
+        speed = batches * self.batch_size / max(now - self._since, 1e-9)
+        values = ""
+        if param.eval_metric is not None:
+            values = "".join(f"\t{name}={value:f}" for name, value in param.eval_metric.get_name_value())
+            if self.auto_reset:
+                param.eval_metric.reset_local()
+        log.info("Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, values)
+        self._since, self._last_batch = now, param.nbatch
+
+
+@known_keywords()
+def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
+    """A batch-end callback that logs the metric every ``period`` batches; ``auto_reset`` begins it anew each time."""
+    period = max(1, period)
+
+    def callback(param: BatchEndParam) -> None:
+        if param.nbatch % period == 0 and param.eval_metric is not None:
+            for name, value in param.eval_metric.get_name_value():
+                log.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+            if auto_reset:
+                param.eval_metric.reset_local()
+
+    return callback
+
+
+class LogValidationMetricsCallback:
+    """Logs the metric at the end of a validation: an ``eval_end_callback`` of ``fit``."""
+
+    def __call__(self, param: BatchEndParam) -> None:
+        if param.eval_metric is not None:
+            for name, value in param.eval_metric.get_name_value():
+                log.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)
+
+
+class ProgressBar(Constructed):
+    """Logs after each batch how much of the epoch is done, as a bar and in percent.
+
+    Args:
+        total: batches of an epoch.
+        length: of the bar, in characters.
+    """
+
+    def __init__(self, total: int, length: int = 80) -> None:
+        self.total = max(1, total)
+        self.bar_len = length
+
+    def __call__(self, param: BatchEndParam) -> None:
+        share = min(1.0, (param.nbatch + 1) / self.total)  # batches count from 0
+        filled = round(self.bar_len * share)
+        log.info("[%s%s] %d%%", "=" * filled, "-" * (self.bar_len - filled), math.ceil(100 * share))
+
+
+@known_keywords()
+def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[int, Any, Any, Any], None]:
+    """An epoch-end callback that saves a checkpoint every ``period`` epochs."""
+    period = max(1, period)
+
+    def callback(epoch: int, symbol: Any, arg_params: Any, aux_params: Any) -> None:
+        if (epoch + 1) % period == 0:
+            path = save_checkpoint(prefix, epoch + 1, symbol, arg_params, aux_params)
+            log.info("Saved checkpoint to %s", path)
+
+    return callback
+
+
+@known_keywords()
+def module_checkpoint(
+    module: Any, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
+) -> Callable[..., None]:
+    """An epoch-end callback that lets ``module`` save itself every ``period`` epochs."""
+    period = max(1, period)
+
+    def callback(epoch: int, *_: Any) -> None:
+        if (epoch + 1) % period == 0:
+            module.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
+
+    return callback
+
+
+class StopAtBatchEnd:
+    """Turns Ctrl-C into a stop between two batches, so that no update is half done.
+
+    As a context manager it takes over SIGINT; as a batch-end callback it raises KeyboardInterrupt once a signal came.
+    A second Ctrl-C interrupts at once. Works in the main thread only (elsewhere it does nothing).
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: Any = None
+        self._installed = False
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def __enter__(self) -> StopAtBatchEnd:
+        try:
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+            self._installed = True
+        except ValueError:  # not the main thread
+            self._installed = False
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def __call__(self, param: BatchEndParam) -> None:
+        if self.requested:
+            raise KeyboardInterrupt

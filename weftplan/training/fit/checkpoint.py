@@ -1,0 +1,168 @@
+"""Parameter files: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair, and safetensors.
+
+Files appear whole or not at all. Writing waits for the arrays; any thread may do it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan import symbol as sym
+from weftplan.errors import FormatError, ParameterError, listed
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.formats import safetensors as file_format
+from weftplan.support.keyword_errors import known_keywords
+from weftplan.symbol import Symbol
+
+Params = dict[str, NDArray]
+
+BESIDES = "weftplan.besides"
+"""Metadata of a safetensors file: which of its arrays are no parameters, but states of a training run."""
+
+
+def params_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
+    """The parameter file of an epoch; raises ParameterError for what is no number of one.
+
+    >>> params_path("model", 7).name
+    'model-0007.params'
+    """
+    if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+        raise ParameterError(f"the epoch of a checkpoint is a number >= 0, got {epoch!r}")
+    return Path(f"{os.fsdecode(prefix)}-{epoch:04d}.params")
+
+
+@known_keywords()
+def save_checkpoint(
+    prefix: str | os.PathLike[str],
+    epoch: int,
+    symbol: Symbol | None,
+    arg_params: Mapping[str, NDArray],
+    aux_params: Mapping[str, NDArray],
+    remove_amp_cast: bool = True,
+) -> Path:
+    """Write symbol and parameters (each file whole or not at all); returns the parameter file's path.
+
+    ``remove_amp_cast``: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+    """
+    path = params_path(prefix, epoch)
+    if symbol is not None:
+        symbol.save(f"{os.fsdecode(prefix)}-symbol.json", remove_amp_cast)
+    write_params(path, arg_params, aux_params)
+    return path
+
+
+def write_params(
+    path: str | os.PathLike[str], arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]
+) -> None:
+    """Write a parameter file: the arrays' names with ``arg:`` or ``aux:`` before them."""
+    entries = {f"arg:{name}": value for name, value in arg_params.items()}
+    entries.update({f"aux:{name}": value for name, value in aux_params.items()})
+    nd.save(os.fspath(path), entries)
+
+
+def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
+    """(arg_params, aux_params) of a parameter file, which may be one of safetensors, such as ``fit(checkpoint=…)``
+    writes; raises FormatError when a name has neither prefix, or the file is damaged."""
+    if os.fsdecode(path).endswith(".safetensors"):
+        return read_safetensors(path)
+    loaded = nd.load(os.fspath(path))
+    if not isinstance(loaded, dict):
+        raise FormatError(f"{path} holds a list of arrays without names, not a checkpoint")
+    arg_params: Params = {}
+    aux_params: Params = {}
+    for name, value in loaded.items():
+        kind, _, rest = name.partition(":")
+        if kind == "arg":
+            arg_params[rest] = value
+        elif kind == "aux":
+            aux_params[rest] = value
+        else:
+            raise FormatError(
+                f"{path}: array {name!r} is named neither arg:… nor aux:…, so this is no checkpoint; where Gluon's "
+                f"save_parameters wrote it, let the block write a symbol and a checkpoint: block.export(prefix)"
+            )
+    return arg_params, aux_params
+
+
+def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Params]:
+    """(arg_params, aux_params) of an epoch.
+
+    Raises:
+        FileNotFoundError: there are no parameters of this epoch; names those that there are.
+        FormatError: a name has neither prefix.
+    """
+    path = params_path(prefix, epoch)
+    if not path.exists():
+        there = ", ".join(other.name for other in parameter_files(prefix))
+        hint = f"; beside it there are {there}" if there else "; there are no parameters with this prefix"
+        raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
+    return read_params(path)
+
+
+def parameter_files(prefix: str | os.PathLike[str]) -> list[Path]:
+    """The parameter files of a prefix, by epoch."""
+    path = Path(prefix)
+    name = re.compile(re.escape(path.name) + r"-\d+")
+    return sorted(other for other in path.parent.glob("*.params") if name.fullmatch(other.stem))
+
+
+@known_keywords()
+def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:
+    """(symbol, arg_params, aux_params) of an epoch.
+
+    Raises:
+        FileNotFoundError: no symbol with this prefix, or no parameters of this epoch; names those that there are.
+        FormatError: one of the files is damaged, or something else.
+    """
+    path = Path(f"{os.fsdecode(prefix)}-symbol.json")
+    if not path.exists():
+        there = sorted(other.name for other in path.parent.glob("*-symbol.json"))
+        given = Path(os.fsdecode(prefix))
+        hint = f"; beside it there are {listed(there)}" if there else "; there is no other -symbol.json beside it"
+        if given.is_file():
+            start = re.sub(r"-symbol\.json$|-[0-9]+\.params$", "", given.name)
+            hint = f"; {given.name} is a file, and a prefix is what its name begins with: {start}"
+        raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
+    return (sym.load(path), *load_params(prefix, epoch))
+
+
+def parameter_metadata(aux_names: Iterable[str], besides: Iterable[str] = ()) -> dict[str, str]:
+    """What a safetensors file of ours says about its arrays: auxiliary states, and those that are no parameters."""
+    texts = {"format": "mxnet", "aux": json.dumps(sorted(aux_names))}
+    named = sorted(besides)
+    return {**texts, BESIDES: json.dumps(named)} if named else texts
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
+    """(arg_params, aux_params) of a safetensors file; without metadata of ours all of its arrays are arguments.
+
+    Raises:
+        FormatError: the file is damaged, or something else; says what.
+    """
+    raw, metadata = file_format.read(path)
+    states = named_in(metadata, "aux", path)
+    others = named_in(metadata, BESIDES, path)
+    arrays = {name: nd.array(values, dtype=values.dtype) for name, values in raw.items() if name not in others}
+    return (
+        {name: value for name, value in arrays.items() if name not in states},
+        {name: value for name, value in arrays.items() if name in states},
+    )
+
+
+def named_in(metadata: Mapping[str, Any], key: str, path: str | os.PathLike[str]) -> set[str]:
+    """The names that a file's metadata list; raises FormatError for what is no list of names."""
+    text = metadata.get(key, "[]")
+    try:
+        return {str(name) for name in json.loads(text)}
+    except (TypeError, ValueError, RecursionError):
+        what = "auxiliary states" if key == "aux" else "arrays that are no parameters"
+        raise FormatError(f"{os.fspath(path)}: damaged: the metadata's list of {what} is {text!r}") from None

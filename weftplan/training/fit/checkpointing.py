@@ -1,0 +1,287 @@
+"""Checkpoints of a run: written beside the training, whole or not at all, and found again.
+
+A checkpoint is one safetensors file, ``<prefix>-step<number of updates>.safetensors``: parameters and auxiliary states
+under their names, and whatever else the run needs to go on with the same bits. The thread that trains gathers copies
+(:mod:`weftplan.training.fit.run_state`), and a thread of its own waits for them and writes, one file at a time. A file
+takes its name when its bytes are on the disk, so a process may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import FormatError, ParameterError
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.formats import safetensors as file_format
+from weftplan.training.fit.checkpoint import BESIDES, named_in, parameter_metadata
+from weftplan.training.fit.run_state import as_arrays
+
+log = logging.getLogger("weftplan")
+
+VERSION = 1
+"""Of the facts in a checkpoint; a file with another one is refused."""
+_FACTS = "weftplan.run"
+_CHECKSUM = "weftplan.crc32"
+_STEP = re.compile(r"-step(\d+)\.safetensors$")
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A moment of a run: copies of arrays, perhaps still under way, and plain facts."""
+
+    args: dict[str, NDArray]
+    aux: dict[str, NDArray]
+    besides: dict[str, Any]
+    """Arrays that are no parameters, by names that no parameter has."""
+    facts: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Saved:
+    """A checkpoint that was read."""
+
+    path: Path
+    args: dict[str, NDArray]
+    aux: dict[str, NDArray]
+    arrays: dict[str, Any]
+    facts: dict[str, Any] = field(repr=False)
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> int:
+    """Write a snapshot, whole or not at all, when its copies are done; returns the bytes of its arrays.
+
+    Raises:
+        OSError: the file cannot be written; what was there before stays.
+    """
+    arrays = {
+        name: value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+        for name, value in (*snapshot.args.items(), *snapshot.aux.items(), *snapshot.besides.items())
+    }
+    metadata = parameter_metadata(snapshot.aux, snapshot.besides)
+    metadata[_FACTS] = json.dumps({"version": VERSION, **snapshot.facts})
+    metadata[_CHECKSUM] = str(_checksum(arrays, metadata[_FACTS]))
+    file_format.write(path, arrays, metadata)
+    return sum(values.nbytes for values in arrays.values())
+
+
+def read_snapshot(path: Path) -> Saved:
+    """What :func:`write_snapshot` has written.
+
+    Raises:
+        FormatError: the file is damaged, is none of ours, or has another version.
+    """
+    try:
+        arrays, metadata = file_format.read(path)
+    except OSError as error:
+        raise FormatError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+    text = metadata.get(_FACTS)
+    if not isinstance(text, str):
+        raise FormatError(f"{path} holds parameters alone, not a run to go on with: fit(checkpoint=…) writes those")
+    try:
+        facts = json.loads(text)
+        version = facts["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: damaged: its facts are no JSON object with a version ({error!r})") from error
+    if version != VERSION:
+        raise OtherVersion(
+            f"{path} is a checkpoint of version {version!r}; this weftplan reads version {VERSION}: go on with the "
+            f"weftplan that wrote it, or begin anew with its parameters (module.load_params)"
+        )
+    if metadata.get(_CHECKSUM) != str(_checksum(arrays, text)):
+        raise FormatError(f"{path}: damaged: its bytes do not fit their checksum")
+    others, aux = named_in(metadata, BESIDES, path), named_in(metadata, "aux", path)
+    return Saved(
+        path,
+        as_arrays(arrays, set(arrays) - others - aux),
+        as_arrays(arrays, aux),
+        {name: arrays[name] for name in others},
+        facts,
+    )
+
+
+class OtherVersion(FormatError):
+    """A checkpoint of another version, which is whole: older files are no replacement for it."""
+
+
+class Checkpoints:
+    """The checkpoints under one prefix.
+
+    Args:
+        prefix: path and beginning of the names; the folder is made.
+        every: updates between two checkpoints; None: one at the end of each epoch.
+        keep: how many of the newest stay; None: all.
+        told: called on the writing thread with what happened and its figures.
+
+    Raises:
+        ParameterError: ``every`` or ``keep`` is no whole number above 0.
+        OSError: the folder cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int | None = 3,
+        told: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> None:
+        for name, value in (("every", every), ("keep", keep)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ParameterError(f"fit: {name} must be a whole number >= 1 or None, got {value!r}")
+        self.prefix = Path(os.fsdecode(prefix))
+        self.every = every
+        self.keep = keep
+        self.failed = 0
+        """Checkpoints that could not be written."""
+        self.told = told
+        self.writes = True
+        """False in a process whose run is saved by another one with equal weights; it only reads."""
+        self._thread: threading.Thread | None = None
+        self._last: Path | None = None
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.prefix.parent, os.W_OK):
+            raise PermissionError(13, "the folder of the checkpoints is write-protected", str(self.prefix.parent))
+
+    @property
+    def best(self) -> Path:
+        """The file of the best epoch so far."""
+        return self.prefix.with_name(f"{self.prefix.name}-best.safetensors")
+
+    def path(self, step: int) -> Path:
+        """The file of a number of updates."""
+        return self.prefix.with_name(f"{self.prefix.name}-step{step:08d}.safetensors")
+
+    def found(self) -> list[Path]:
+        """The files that there are, the oldest first."""
+        steps = {}
+        for path in self.prefix.parent.glob(f"{_escaped(self.prefix.name)}-step*.safetensors"):
+            match = _STEP.search(path.name)
+            if match is not None and path.name[: match.start()] == self.prefix.name:
+                steps[int(match[1])] = path
+        return [steps[step] for step in sorted(steps)]
+
+    def newest(self) -> Saved | None:
+        """The newest checkpoint that is whole; damaged ones are told and passed over.
+
+        Raises:
+            FormatError: there are checkpoints, but each is damaged, or the newest has another version.
+        """
+        damaged = []
+        for path in reversed(self.found()):
+            try:
+                return read_snapshot(path)
+            except OtherVersion:
+                raise
+            except FormatError as error:
+                damaged.append(str(error))
+                log.warning("%s; the one before it is tried", error)
+        if damaged:
+            raise FormatError(f"no checkpoint under {self.prefix} can be read: {damaged[0]}; remove them to begin anew")
+        return None
+
+    def sweep(self) -> None:
+        """Remove what a process that was killed while it wrote has left."""
+        # weftplan.support.atomic_files names them: a dot, the first 40 characters of the target's name, a dot and
+        # eight digits.
+        beginnings = tuple(f".{self.prefix.name}-{kind}"[:41] for kind in ("step", "best"))
+        for path in self.prefix.parent.glob(".*"):
+            if path.name.startswith(beginnings) and re.search(r"\.[0-9a-f]{8}$", path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def save(self, path: Path, snapshot: Snapshot) -> None:
+        """Begin to write ``snapshot``; first waits for the file before to be written, so that memory stays bounded.
+
+        Whatever goes wrong with the file is logged, and the files that are there stay.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(path, snapshot), name="weftplan checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, path: Path, snapshot: Snapshot) -> None:
+        start = time.perf_counter()
+        try:
+            nbytes = write_snapshot(path, snapshot)
+        except Exception as error:  # of the disk, or of an operation whose failure the training thread is told, too
+            self.failed += 1
+            last = self._last or next(iter(reversed(self.found())), None)
+            why = getattr(error, "strerror", None) or error
+            log.warning(
+                "the checkpoint %s was not written: %s; training goes on, and %s",
+                *(path, why, f"the last good one is {last}" if last else "there is no other one"),
+            )
+            self._tell("checkpoint failed", {"step": snapshot.facts.get("step", 0), "path": str(path), "why": str(why)})
+            return
+        seconds = time.perf_counter() - start
+        if path != self.best:
+            self._last = path
+            self._prune()
+        figures = {"path": str(path), "bytes": nbytes, "seconds": round(seconds, 4)}
+        self._tell("checkpoint", {"step": snapshot.facts.get("step", 0), **figures})
+
+    def _prune(self) -> None:
+        if self.keep is not None:
+            for path in self.found()[: -self.keep]:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _tell(self, kind: str, figures: dict[str, Any]) -> None:
+        if self.told is not None:
+            self.told(kind, figures)
+
+
+def _checksum(arrays: Mapping[str, Any], facts: str) -> int:
+    """Of the bytes of all arrays, in the order of their names, and of the facts."""
+    total = zlib.crc32(facts.encode())
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name])
+        total = zlib.crc32(values.data.cast("B") if values.size else b"", total)
+    return total
+
+
+def _escaped(name: str) -> str:
+    """A name with nothing in it that ``glob`` takes for a pattern."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def make_checkpoints(prefix: Any, every: Any, keep: Any, resume: Any) -> Checkpoints | None:
+    """What the arguments of ``fit`` ask for.
+
+    Raises:
+        ParameterError: they do not fit each other; or there are checkpoints of an earlier run, and nobody asks to go
+            on from them.
+    """
+    if resume not in (False, True, "changed"):
+        raise ParameterError(f"fit: resume must be True, False or 'changed', got {resume!r}")
+    if prefix is None:
+        if resume or every is not None:
+            raise ParameterError(f"fit: {'resume' if resume else 'every'} needs checkpoint=prefix, where they are")
+        return None
+    checkpoints = Checkpoints(prefix, every=every, keep=keep)
+    old = checkpoints.found()
+    if old and not resume:
+        raise ParameterError(
+            f"fit: there are checkpoints of an earlier run, the newest {old[-1]}: pass resume=True to go on from it, "
+            f"remove them, or choose another prefix"
+        )
+    checkpoints.sweep()
+    return checkpoints

@@ -1,0 +1,318 @@
+"""What happens while ``fit`` runs, as lines of JSON in ``events.jsonl``, and as a page.
+
+One line is one event: ``begin``, ``step`` (the figures since the last line), ``epoch``, ``checkpoint``, ``warning``,
+``resume``, ``end``. Lines are only added, so a process that is killed leaves at most one half line, which readers leave
+out. In the first minutes nearly every step has a line; later there is one a second, so that a night is a few megabytes.
+
+The thread that trains writes. Others only append to a deque (which is atomic), and the next line takes it along.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from weftplan import engine, storage
+from weftplan import ndarray as nd
+from weftplan.device import host_memory
+from weftplan.device.context import Context
+from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.support.atomic_files import replacing
+from weftplan.support.lazy_import import late_import
+
+Pairs = Sequence[tuple[str, float]]
+Event = dict[str, Any]
+
+NAME = "events.jsonl"
+PAGE = "index.html"
+PHASES = ("data", "compute", "exchange", "other")
+"""What the thread that trains spends its time on: waiting for the next batch while the devices have nothing to do;
+pushing forward and backward and waiting for outputs; exchanging gradients and updating, where it waits for other
+processes alone; callbacks, checkpoints and whatever else there is."""
+_SHARE = 0.005
+"""A line for so much of the time since the beginning, and ``period`` seconds at most."""
+_page: list[Callable[..., str]] = []
+"""What draws the page; filled by the report layer."""
+
+
+def provide_page(draw: Callable[..., str]) -> None:
+    """Called once by the report layer, whose function makes a page of events."""
+    _page[:] = [draw]
+
+
+class Window:
+    """Figures of some steps: seconds by phase, and how many steps and samples."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.steps = 0
+        self.samples = 0
+
+    def spent(self, phase: str, since: float) -> float:
+        """The time since then went into a phase; returns the time now."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - since
+        return now
+
+    @property
+    def total(self) -> float:
+        """Seconds of all phases."""
+        return sum(self.seconds.values())
+
+
+class StepEnd:
+    """Notes when the devices have done what was pushed for a step, without waiting for it.
+
+    An operation that reads the parameters which are updated last and first runs behind their updates.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.at: float | None = None
+        """The time, once it has come; written by a worker, read by the thread that trains."""
+        try:
+            parameters = module.owner().group.param_arrays
+        except MXNetError:  # a module of one's own that does not say what it is made of
+            return
+        arrays = {id(array): array for parts in (*parameters[:1], *parameters[-1:]) for array in parts}
+        reads = tuple({id(array.var): array.var for array in arrays.values()}.values())
+        if reads:
+            engine.get().push(self._note, reads, name="end of step")
+
+    def _note(self) -> None:
+        self.at = time.perf_counter()
+
+
+class Events:
+    """Writes ``events.jsonl`` into a folder, and ``index.html``, a page that needs nothing else.
+
+    Args:
+        folder: is made. A run that goes on from a checkpoint adds to the events that are there, any other begins anew.
+        period: most seconds between two lines of figures.
+        gradients: whether to compute the norm of the gradients, once for each line: the root of the sum of the squares
+            of what the first device computed, times the optimizer's ``rescale_grad``.
+        page: whether to write the page, at the end of an epoch (not more often than every ten seconds) and of the run.
+        tensorboard: a folder for TensorBoard, which needs the package tensorboardX (the extra ``tensorboard``), or a
+            writer with ``add_scalar(name, value, step)``, such as that of ``torch.utils.tensorboard``.
+
+    Raises:
+        MXNetError: tensorboardX is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        period: float = 1.0,
+        gradients: bool = True,
+        page: bool = True,
+        tensorboard: Any = None,
+    ) -> None:
+        if not period >= 0:
+            raise ParameterError(f"Events: period must be >= 0 seconds, got {period!r}")
+        self.folder = Path(folder)
+        self.period = period
+        self.gradients = gradients
+        self.page = page
+        self.title = "training"
+        self._writer = _writer(tensorboard)
+        self._closes_writer = self._writer is not None and self._writer is not tensorboard
+        self._file: TextIO | None = None
+        self._told: deque[Event] = deque()
+        self._start = time.perf_counter()
+        self._line_at = 0.0
+        self._page_at = -math.inf
+        self._contexts: list[Context] = []
+
+    # -- what fit tells -------------------------------------------------------------------------------------------
+
+    def begin(self, contexts: Sequence[Context], facts: Mapping[str, Any], *, resumed: bool) -> None:
+        """A run begins, or goes on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / NAME
+        torn = resumed and path.exists() and not path.read_bytes().endswith(b"\n")
+        self._file = open(path, "a" if resumed else "w", encoding="utf-8")  # noqa: SIM115 - it stays open
+        if torn:  # the line that was being written when the process was killed
+            self._file.write("\n")
+        self._contexts = list(contexts)
+        self._start, self._line_at = time.perf_counter(), 0.0
+        self._write("resume" if resumed else "begin", facts)
+
+    def tell(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Something happened, on any thread; it is written with the next line."""
+        self._told.append({"event": kind, "time": round(time.time(), 3), **facts})
+
+    def due(self) -> bool:
+        """Whether the step that has just ended gets a line."""
+        elapsed = time.perf_counter() - self._start
+        return elapsed - self._line_at >= min(self.period, _SHARE * elapsed)
+
+    def step(self, step: int, epoch: int, batch: int, metrics: Pairs, window: Window, module: Any) -> Event:
+        """A line of figures; ``window`` covers the steps since the line before."""
+        found: Event = {
+            "step": step,
+            "epoch": epoch,
+            "batch": batch,
+            "steps": window.steps,
+            "seconds": {phase: round(value, 6) for phase, value in window.seconds.items()},
+            "samples_per_s": round(window.samples / max(window.total, 1e-9), 3),
+            "metrics": dict(metrics),
+            **self._machine(),
+            **_optimizer_figures(module),
+        }
+        if self.gradients:
+            found["gradient_norm"] = gradient_norm(module)
+        event = self._write("step", found)
+        self._line_at = time.perf_counter() - self._start
+        self._scalars("train/", dict(metrics), step)
+        names = ("samples_per_s", "gradient_norm", "learning_rate", "loss_scale", "live", "reserved")
+        self._scalars("run/", {name: found[name] for name in names if found.get(name) is not None}, step)
+        self._scalars("seconds/", window.seconds, step)
+        return event
+
+    def epoch(self, step: int, epoch: int, train: Pairs, validation: Pairs, seconds: float) -> None:
+        """An epoch has ended; at times the page is written."""
+        facts = {"step": step, "epoch": epoch, "train": dict(train), "validation": dict(validation)}
+        self._write("epoch", {**facts, "seconds": round(seconds, 4)})
+        self._scalars("epoch/train/", dict(train), step)
+        self._scalars("epoch/validation/", dict(validation), step)
+        if self.page and time.perf_counter() - self._page_at > 10:
+            self.write_page()
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """The run has ended, for whatever reason."""
+        if self._file is None:
+            return
+        self._write("end", facts)
+        self._file.close()
+        self._file = None
+        if self.page:
+            self.write_page()
+        if self._closes_writer:
+            self._writer.close()
+
+    def write_page(self, **settings: Any) -> Path:
+        """Write the page of all events so far; ``settings`` go to what draws it."""
+        if not _page:
+            late_import("weftplan.report.training_html")
+        path = self.folder / PAGE
+        text = _page[0](read_events(self.folder / NAME), **{"title": self.title, **settings})
+        with replacing(path) as file:
+            file.write(text.encode())
+        self._page_at = time.perf_counter()
+        return path
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _write(self, kind: str, facts: Mapping[str, Any]) -> Event:
+        assert self._file is not None
+        while self._told:
+            self._file.write(_line(self._told.popleft()))
+        event = {"event": kind, "time": round(time.time(), 3), **facts}
+        self._file.write(_line(event))
+        self._file.flush()
+        return event
+
+    def _machine(self) -> Event:
+        """Bytes and queues at this moment."""
+        statistics = [storage.get(context).statistics() for context in self._contexts]
+        told = engine.get().statistics()
+        queues: dict[str, int] = {}
+        for queue in told.queues:
+            name = f"{queue.context or 'any CPU'} {queue.queue}"
+            queues[name] = queues.get(name, 0) + queue.depth
+        return {
+            "live": sum(figures.requested_bytes for figures in statistics),
+            "reserved": sum(figures.reserved_bytes for figures in statistics),
+            "process": host_memory.resident(),
+            "pending": told.pending,
+            "queues": queues,
+        }
+
+    def _scalars(self, prefix: str, values: Mapping[str, Any], step: int) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(f"{prefix}{name}", float(value), step)
+
+
+def gradient_norm(module: Any) -> float | None:
+    """The norm of the gradients of the last update, as :class:`Events` says; reading it waits for them."""
+    gradients = [grads[0] for grads in module.owner().group.grad_arrays if grads is not None]
+    if not gradients:
+        return None
+    squares = nd.multi_sum_sq(*gradients, num_arrays=len(gradients)).asnumpy()
+    rescale = float(_optimizer(module).rescale_grad) / float(getattr(module, "loss_scale", None) or 1.0)
+    return math.sqrt(float(squares.astype("float64").sum())) * abs(rescale)
+
+
+def read_events(path: str | os.PathLike[str]) -> list[Event]:
+    """The events of a file, without a half line at its end, and without steps that a resumed run has done again.
+
+    Raises:
+        FormatError: a line that is no event.
+    """
+    found: list[Event] = []
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+        except (ValueError, KeyError, TypeError) as error:
+            following = next((one for one in lines[number + 1 :] if one.strip()), None)
+            if following is None or '"event": "resume"' in following:
+                continue  # the process was killed while it wrote this line
+            raise FormatError(f"{os.fspath(path)}: line {number + 1} is no event: {line[:80]!r}") from error
+        if kind == "resume":
+            found = [one for one in found if one.get("step", 0) <= event.get("step", 0)]
+        found.append(event)
+    return found
+
+
+def _optimizer(module: Any) -> Any:
+    return module.owner()._states_holder().optimizer
+
+
+def _optimizer_figures(module: Any) -> Event:
+    found: Event = {"learning_rate": float(_optimizer(module).learning_rate)}
+    scale = getattr(module, "loss_scale", None)
+    return found if scale is None else {**found, "loss_scale": float(scale)}
+
+
+def _line(event: Event) -> str:
+    return json.dumps(_plain(event)) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON does not have, as texts: nan, inf, -inf."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _writer(tensorboard: Any) -> Any:
+    if tensorboard is None or hasattr(tensorboard, "add_scalar"):
+        return tensorboard
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise MXNetError(
+            "Events(tensorboard=…) needs the package tensorboardX: pip install 'weftplan[tensorboard]'"
+        ) from error
+    return SummaryWriter(os.fspath(tensorboard))

@@ -1,0 +1,300 @@
+"""One call of ``fit``: the loop over epochs and batches, with what it keeps beside the module.
+
+A :class:`Fitting` lives as long as the call and is used by the thread that trains. It counts updates, sums gradients
+of micro-batches, writes checkpoints, and tells how it goes; what each of those means stands in the file of its own, and
+how it goes on from a checkpoint in ``resumable_run.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from weftplan.errors import MXNetError
+from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call
+from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.display import Display
+from weftplan.training.fit.early_stopping import EarlyStopping
+from weftplan.training.fit.events import Events, StepEnd, Window
+from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, place
+from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
+from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.precision import LossScale
+from weftplan.training.fit.resumable_run import ResumableRun
+from weftplan.training.metrics.metric import EvalMetric
+
+
+@dataclass(slots=True)
+class Validation:
+    """How ``fit`` validates after each epoch."""
+
+    data: Any
+    metric: EvalMetric
+    end_callback: Callbacks = None
+    batch_end_callback: Callbacks = None
+
+
+class Fitting(ResumableRun):
+    """The state of one call of ``fit``, and its loop.
+
+    Args:
+        module: bound, with parameters and an optimizer.
+        data: training batches.
+        metric: of the training.
+        epochs: (first, end): the epochs to train.
+        validation: None where there is none.
+        micro_batches: pieces into which each batch is cut.
+        scaling: of the loss, in mixed precision.
+        checkpoints: where and when checkpoints are written.
+        stopping: may end training early.
+        events: is told how it goes.
+        display, monitor, batch_end_callback, epoch_end_callback: as ``fit`` takes them.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        data: Any,
+        metric: EvalMetric,
+        epochs: tuple[int, int],
+        *,
+        validation: Validation | None = None,
+        micro_batches: int = 1,
+        scaling: LossScale | None = None,
+        checkpoints: Checkpoints | None = None,
+        stopping: EarlyStopping | None = None,
+        display: Display,
+        events: Events | None = None,
+        monitor: Monitor | None = None,
+        batch_end_callback: Callbacks = None,
+        epoch_end_callback: Callbacks = None,
+    ) -> None:
+        super().__init__(
+            module,
+            data,
+            metric=metric,
+            epoch=epochs[0],
+            micro_batches=micro_batches,
+            scaling=scaling,
+            checkpoints=checkpoints,
+            stopping=stopping,
+        )
+        self.end = epochs[1]
+        self._validation = validation
+        self._pieces = Pieces(data.provide_data, data.provide_label)
+        self._samples = _samples(data.provide_data) // micro_batches
+        # Only then, since not every kind of module has one owner.
+        store: Any = None if scaling is None and checkpoints is None else module.owner()._kvstore
+        if getattr(store, "num_workers", 1) > 1:
+            if scaling is not None:
+                raise MXNetError("fit: mixed_precision is for one process: several would scale their losses apart")
+            if checkpoints is not None and store.type == "dist_async":
+                raise MXNetError(
+                    "fit: checkpoint needs processes with equal weights, as those of dist_sync have: with dist_async "
+                    "let one process save with do_checkpoint"
+                )
+            if checkpoints is not None:
+                checkpoints.writes = store.rank == 0
+        if scaling is not None:
+            module.set_loss_scale(scaling.scale)
+        self._display = display
+        self._monitor = monitor
+        self._batch_end_callback = batch_end_callback
+        self._epoch_end_callback = epoch_end_callback
+        self._events = events
+        self._window = Window()
+        self._ended: StepEnd | None = None
+        """When the devices have done what was pushed for the last step."""
+        self._watch = Watch(module, self._warned)
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until the last epoch has ended, or the metric does not become better any more."""
+        why = "an error"
+        try:
+            while self.epoch < self.end and not self._stops():
+                start = time.perf_counter()
+                self._train_epoch()
+                self._end_epoch(start)
+            why = "no better value any more" if self._stops() else "all epochs are done"
+        except BaseException as error:
+            why = type(error).__name__
+            raise
+        finally:
+            if self._checkpoints is not None:
+                self._checkpoints.wait()
+            if self._events is not None:
+                self._events.end({"step": self.step, "why": why})
+
+    def begin_events(self, *, resumed: bool) -> None:
+        """Tell that the run begins, or goes on."""
+        if self._events is None:
+            return
+        if self._checkpoints is not None:
+            self._checkpoints.told = self._events.tell
+        facts = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "epochs": self.end,
+            "devices": [str(context) for context in self.module.owner().contexts],
+            "batch": _samples(self.data.provide_data),
+            "micro_batches": self._micro_batches,
+        }
+        self._events.begin(self.module.owner().contexts, facts, resumed=resumed)
+
+    def _stops(self) -> bool:
+        return self._stopping is not None and self._stopping.stops
+
+    def _warned(self, text: str) -> None:
+        self._display.clear()
+        if self._events is not None:
+            self._events.tell("warning", {"step": self.step, "epoch": self.epoch, "text": text})
+
+    def _train_epoch(self) -> None:
+        if not self.batches:
+            self.metric.reset()
+        batches = iter(self.data)
+        self.skip_seen(batches)
+        since = time.perf_counter()
+        for batch in batches:
+            since = self._waited(since)
+            if self._monitor is not None:
+                self._monitor.tic()
+            since = self._update(batch, since)
+            if self._monitor is not None:
+                self._monitor.toc_print()
+            pairs = self.metric.get_name_value()
+            since = self._window.spent("compute", since)
+            number, self.batches, self.step = self.batches, self.batches + 1, self.step + 1
+            self._watch.batch(self.epoch, number, batch.label, pairs)
+            data = getattr(batch, "data", None)  # a batch of somebody's own need not have it
+            samples = data[0].shape[0] if data else 0
+            self._display.batch(self.epoch, number, samples, pairs)
+            param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module, "data_batch": batch})
+            try:
+                call(self._batch_end_callback, param)
+            except KeyboardInterrupt:
+                self._save()  # between two batches, so that the run can go on from here
+                raise
+            if self._checkpoints is not None and self._checkpoints.every and not self.step % self._checkpoints.every:
+                self._save()
+            since = self._window.spent("other", since)
+            self._count(number, samples, pairs)
+            self._ended = StepEnd(self.module)
+        if not self.batches:
+            raise MXNetError(
+                f"fit: train_data gave no batch in epoch {self.epoch}; its reset() must start over, and with "
+                f"last_batch_handle 'discard' there must be at least one whole batch"
+            )
+
+    def _waited(self, since: float) -> float:
+        """A batch has come: what of the wait for it the devices had nothing to do in counts as waiting for data."""
+        ended, now = self._ended, time.perf_counter()
+        idle_from = since if ended is None else now if ended.at is None else min(max(since, ended.at), now)
+        self._window.seconds["compute"] += idle_from - since
+        self._window.seconds["data"] += now - idle_from
+        return now
+
+    def _count(self, number: int, samples: int, pairs: list[tuple[str, float]]) -> None:
+        """After a step: its figures, and at times a line of them."""
+        window, events = self._window, self._events
+        window.steps += 1
+        window.samples += samples
+        if events.due() if events is not None else window.steps >= LEAST_STEPS:
+            self._line(number, pairs)
+
+    def _line(self, number: int, pairs: list[tuple[str, float]]) -> None:
+        """A line of figures of the steps since the one before; ``number`` is that of the last batch."""
+        window, events, self._window = self._window, self._events, Window()
+        self._watch.time(window.seconds, window.steps)
+        if events is not None:
+            told = events.step(self.step, self.epoch, number, pairs, window, self.module)
+            self._watch.gradients(place(self.epoch, number), told.get("gradient_norm"))
+
+    def _update(self, batch: Any, since: float) -> float:
+        """One step: forward and backward of every piece of the batch, then one update; returns the time at its end."""
+        module, window = self.module, self._window
+        if self._micro_batches == 1:
+            module.forward_backward(batch)
+            since = window.spent("compute", since)
+            self._apply()
+            since = window.spent("exchange", since)
+            module.update_metric(self.metric, batch.label)
+            return since
+        for number, piece in enumerate(self._pieces.cut(batch, self._samples)):
+            if not number:
+                module.clear_gradients(piece)
+            module.forward_backward(piece)
+            module.update_metric(self.metric, piece.label)
+        since = window.spent("compute", since)
+        self._apply()
+        return window.spent("exchange", since)
+
+    def _apply(self) -> None:
+        """Update the parameters, unless a gradient of mixed precision has overflowed."""
+        scaling = self._scaling
+        if scaling is None:
+            self.module.update()
+        elif not scaling.update(self.module) and scaling.scale == 1.0:
+            self._watch.overflow(place(self.epoch, self.batches))
+
+    def _end_epoch(self, start: float) -> None:
+        module, epoch = self.module, self.epoch
+        if self._events is not None and self._window.steps:
+            self._line(self.batches - 1, self.metric.get_name_value())  # so that the last steps are there, too
+        trained = self.metric.get_global_name_value()
+        for name, value in trained:
+            module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+        module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
+        module.synchronize()
+        if self._epoch_end_callback is not None:
+            args, aux = module.get_params()
+            call(self._epoch_end_callback, epoch, module.symbol, args, aux)
+        checked: list[tuple[str, float]] = []
+        if self._validation is not None:
+            checked = self._score(self._validation)
+            for name, value in checked:
+                module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+        self._display.epoch_end(epoch, trained, checked, time.perf_counter() - start)
+        if self._events is not None:
+            self._events.epoch(self.step, epoch, trained, checked, time.perf_counter() - start)
+        better = self._stopping is not None and self._stopping.epoch_end(epoch, checked or trained)
+        self.start_over()
+        self.epoch, self.batches = epoch + 1, 0
+        checkpoints = self._checkpoints
+        if checkpoints is None or not checkpoints.writes:
+            return
+        snapshot = None
+        over = self.epoch >= self.end or self._stops()
+        if better:
+            snapshot = self.snapshot()
+            checkpoints.save(checkpoints.best, snapshot)
+        if checkpoints.every is None or over:
+            checkpoints.save(checkpoints.path(self.step), snapshot or self.snapshot())
+
+    def _score(self, how: Validation) -> list[tuple[str, float]]:
+        data = how.data
+        if self._micro_batches > 1 and _samples(data.provide_data) > self._samples:
+            data = MicroBatchIter(data, self._samples)  # a whole batch would need the memory that pieces save
+        pairs: list[tuple[str, float]] = self.module.score(
+            data,
+            how.metric,
+            score_end_callback=how.end_callback,
+            batch_end_callback=how.batch_end_callback,
+            epoch=self.epoch,
+        )
+        return pairs
+
+    def _save(self) -> None:
+        if self._checkpoints is not None and self._checkpoints.writes:
+            self._checkpoints.save(self._checkpoints.path(self.step), self.snapshot())
+
+
+def _samples(descs: Any) -> int:
+    """Samples of a batch; 0 where the iterator does not say."""
+    if not descs:
+        return 0
+    first = descs[0]
+    return int(first[1][getattr(first, "batch_axis", 0)])

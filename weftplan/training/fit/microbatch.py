@@ -1,0 +1,147 @@
+"""Batches in pieces: gradients are summed over several small forward and backward passes before one update.
+
+This file cuts batches and their descriptions; the loop that sums stands in ``fitting.py``. Nothing is kept, and a piece
+is a view of its batch where the samples lie along the first axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from weftplan import ndarray as nd
+from weftplan.errors import BindError, ParameterError, ShapeError
+from weftplan.ndarray import NDArray
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter
+from weftplan.training.executor_group import as_ndarray, replaced
+
+
+def checked(count: Any) -> int:
+    """A number of micro-batches; raises ParameterError for what is none."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ParameterError(f"micro_batches must be a whole number >= 1, got {count!r}")
+    return count
+
+
+def cut_descs(descs: Sequence[Any] | None, count: int) -> list[DataDesc]:
+    """Descriptions of one of ``count`` pieces of a batch.
+
+    Raises:
+        ShapeError: the samples of a batch cannot be cut into so many equal pieces.
+
+    >>> cut_descs([DataDesc("data", (12, 3))], 4)
+    [DataDesc[data,(3, 3),float32,NCHW]]
+    """
+    pieces = []
+    for desc in descs or ():
+        desc = desc if isinstance(desc, DataDesc) else DataDesc(*desc)
+        axis = desc.batch_axis
+        samples = desc.shape[axis]
+        if samples % count:
+            raise ShapeError(
+                f"a batch of {samples} samples ({desc.name!r} has shape {tuple(desc.shape)}) cannot be cut into "
+                f"{count} equal micro-batches: choose a divisor of {samples}"
+            )
+        pieces.append(DataDesc(desc.name, replaced(desc.shape, axis, samples // count), desc.dtype, desc.layout))
+    return pieces
+
+
+def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> None:
+    """Bind for the batches of ``data``, or for pieces of them, whose gradients are summed.
+
+    Raises:
+        ShapeError: the batch cannot be cut into so many pieces.
+        BindError: the module is bound already for something else.
+    """
+    if micro_batches == 1:
+        module.bind(data.provide_data, data.provide_label, for_training=True, force_rebind=rebind)
+        return
+    pieces = cut_descs(data.provide_data, micro_batches), cut_descs(data.provide_label, micro_batches)
+    if module.binded and not rebind:
+        bound = [tuple(desc.shape) for desc in module.data_shapes]
+        wanted = [tuple(desc.shape) for desc in pieces[0]]
+        if bound != wanted or module.bound_grad_req() != "add":
+            raise BindError(
+                f"fit: micro_batches={micro_batches} needs the module bound for {wanted} with grad_req 'add', but it "
+                f"is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
+            )
+    module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
+
+
+class Pieces:
+    """Cuts batches of an iterator whose arrays are described by these data and labels."""
+
+    def __init__(self, data: Sequence[Any], label: Sequence[Any] | None) -> None:
+        self._data_axes = _axes(data)
+        self._label_axes = _axes(label)
+
+    @property
+    def axis(self) -> int:
+        """Along which the samples of the first data array lie."""
+        return self._data_axes[0] if self._data_axes else 0
+
+    def cut(self, batch: Any, samples: int) -> list[Any]:
+        """The batch in pieces of at most ``samples``, in order."""
+        whole = as_ndarray(batch.data[0], "data of the batch").shape[self.axis] if batch.data else 0
+        if whole <= samples:
+            return [batch]
+        real = whole - (getattr(batch, "pad", None) or 0)
+        return [self._piece(batch, at, min(at + samples, whole), real) for at in range(0, whole, samples)]
+
+    def _piece(self, batch: Any, begin: int, end: int, real: int) -> DataBatch:
+        index = getattr(batch, "index", None)
+        return DataBatch(
+            [_rows(value, axis, begin, end) for value, axis in zip(batch.data, self._data_axes, strict=False)],
+            [_rows(value, axis, begin, end) for value, axis in zip(batch.label or (), self._label_axes, strict=False)],
+            pad=min(max(0, end - real), end - begin),
+            index=None if index is None else index[begin:end],
+            bucket_key=getattr(batch, "bucket_key", None),
+            provide_data=_resized(getattr(batch, "provide_data", None), end - begin),
+            provide_label=_resized(getattr(batch, "provide_label", None), end - begin),
+        )
+
+
+class MicroBatchIter(DataIter):
+    """The batches of another iterator in pieces of at most ``batch_size`` samples, without those of padding alone.
+
+    >>> import numpy as np
+    >>> from weftplan.training.data.io import NDArrayIter
+    >>> it = MicroBatchIter(NDArrayIter(np.arange(7.0), batch_size=4), batch_size=2)
+    >>> [(batch.data[0].tolist(), batch.pad) for batch in it]
+    [([0.0, 1.0], 0), ([2.0, 3.0], 0), ([4.0, 5.0], 0), ([6.0, 0.0], 1)]
+    """
+
+    def __init__(self, source: DataIter, batch_size: int) -> None:
+        super().__init__(batch_size)
+        self._source = source
+        self._pieces = Pieces(source.provide_data, source.provide_label)
+        self.provide_data = _resized(source.provide_data, batch_size)
+        self.provide_label = _resized(source.provide_label, batch_size)
+
+    def reset(self) -> None:
+        self._source.reset()
+
+    def __iter__(self) -> Iterator[DataBatch]:
+        for batch in self._source:
+            for piece in self._pieces.cut(batch, self.batch_size):
+                if not piece.data or (piece.pad or 0) < piece.data[0].shape[self._pieces.axis]:
+                    yield piece
+
+
+def _axes(descs: Sequence[Any] | None) -> list[int]:
+    return [desc.batch_axis if isinstance(desc, DataDesc) else 0 for desc in descs or ()]
+
+
+def _rows(value: Any, axis: int, begin: int, end: int) -> NDArray:
+    array = as_ndarray(value, "an array of the batch")
+    if axis == 0:
+        return array[begin:end]
+    cut: NDArray = nd.slice_axis(array, axis=axis, begin=begin, end=end)
+    return cut
+
+
+def _resized(descs: Sequence[Any] | None, samples: int) -> list[DataDesc] | None:
+    if descs is None:
+        return None
+    found = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in descs]
+    return [DataDesc(d.name, replaced(d.shape, d.batch_axis, samples), d.dtype, d.layout) for d in found]

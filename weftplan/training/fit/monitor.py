@@ -1,0 +1,117 @@
+"""``mx.mon.Monitor``: a statistic of every array of a network, every so many batches.
+
+It relies on executors to show every array as it is pushed. The statistics are arrays, and are waited for when they
+are printed. The thread that trains uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from weftplan import ndarray as nd
+from weftplan.errors import ParameterError
+from weftplan.executor import Executor
+from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import Constructed
+
+log = logging.getLogger("weftplan")
+
+
+def _size(array: NDArray) -> Any:
+    """The norm of an array, divided by the root of its number of elements."""
+    return nd.norm(array) / math.sqrt(array.size)
+
+
+class Monitor(Constructed):
+    """Collects a statistic of outputs (with ``monitor_all`` of inputs, too), arguments and auxiliary states.
+
+    Call :meth:`tic` before a batch and :meth:`toc` after it, or hand the monitor to ``Module.fit``. While one is
+    installed every node is pushed alone, so runs are slower.
+
+    Args:
+        interval: batches from one that is monitored to the next.
+        stat_func: statistic of an array: an NDArray, or a list of them. Default: norm / root of the size.
+        pattern: a regular expression for the beginning of the names that count.
+        sort: by name, instead of in the order in which they were computed.
+        monitor_all: inputs of every node, too.
+    """
+
+    def __init__(
+        self,
+        interval: int,
+        stat_func: Callable[[NDArray], Any] | None = None,
+        pattern: str = ".*",
+        sort: bool = False,
+        monitor_all: bool = False,
+    ) -> None:
+        if not isinstance(interval, int) or interval < 1:
+            raise ParameterError(f"Monitor: interval must be a number of batches >= 1, got {interval!r}")
+        self.interval = interval
+        self.stat_func = _size if stat_func is None else stat_func
+        self.re_prog = re.compile(pattern)
+        self.sort = sort
+        self.monitor_all = monitor_all
+        self.activated = False
+        self.step = 0
+        self.exes: list[Executor] = []
+        self.queue: list[tuple[int, str, Any]] = []
+
+    def install(self, exe: Executor) -> None:
+        """Watch an executor; several may be watched."""
+        exe.set_monitor_callback(self._see, self.monitor_all)
+        if not any(exe is one for one in self.exes):
+            self.exes.append(exe)
+
+    def uninstall(self, exe: Executor) -> None:
+        """Watch it no more."""
+        exe.set_monitor_callback(None)
+        self.exes = [one for one in self.exes if one is not exe]
+
+    def tic(self) -> None:
+        """Before a batch: collect, if it is its turn."""
+        if self.step % self.interval == 0:
+            self._wait()
+            self.queue = []
+            self.activated = True
+        self.step += 1
+
+    def toc(self) -> list[tuple[int, str, str]]:
+        """After a batch: (step, name, statistic as text) of every array; nothing if it was not its turn."""
+        if not self.activated:
+            return []
+        self._wait()
+        for exe in self.exes:
+            for name, array in (*exe.arg_dict.items(), *exe.aux_dict.items()):
+                self._see(name, array)
+        self.activated = False
+        found = sorted(self.queue, key=lambda one: one[1]) if self.sort else self.queue
+        self.queue = []
+        return [(step, name, _as_text(statistic)) for step, name, statistic in found]
+
+    def toc_print(self) -> None:
+        """:meth:`toc`, into the log."""
+        for step, name, text in self.toc():
+            log.info("Batch: %7d %-30s %s", step, name, text)
+
+    def _see(self, name: str, array: NDArray) -> None:
+        if self.activated and self.re_prog.match(name):
+            self.queue.append((self.step, name, self.stat_func(array)))
+
+    def _wait(self) -> None:
+        for exe in self.exes:
+            for array in (*exe.arg_arrays, *exe.aux_arrays):
+                array.wait_to_read()
+
+
+def _as_text(statistic: Any) -> str:
+    """Each array of a statistic, a tab behind it."""
+    text = ""
+    for value in statistic if isinstance(statistic, (list, tuple)) else [statistic]:
+        if not isinstance(value, NDArray):
+            raise ParameterError(f"Monitor: stat_func must return an NDArray or a list of them, got {value!r}")
+        text += f"{value.asscalar() if value.shape == (1,) else value.asnumpy()}\t"
+    return text

@@ -1,0 +1,221 @@
+"""Mixed precision: a network computed in float16 or bfloat16 with float32 weights, and the scale of its loss.
+
+:func:`lowered` puts casts into a network: what consists of products runs in 16 bits, what is sensitive (losses,
+softmax, sums, whatever is not known to be harmless) in float32. Parameters stay float32, so they are the master weights
+themselves, gradients arrive in float32, and optimizers, stores and checkpoints need not know. :class:`LossScale`
+multiplies the gradients of all losses by a power of two, so that small ones do not become zero in float16, and lets it
+rise and fall; bfloat16, whose range is that of float32, has the scale 1. One thread uses it, the one that trains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan import ndarray as nd
+from weftplan.errors import ParameterError
+from weftplan.ops.core import registry
+from weftplan.ops.core.floats import dtype_of
+from weftplan.ops.nn.batch_norm import BATCH_NORMS
+from weftplan.symbol import Symbol
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import topological_order
+
+SCALE = "weftplan_loss_scale"
+"""The argument of a lowered network that holds the scale."""
+MODES = ("float16", "bfloat16")
+_PRODUCTS = frozenset(
+    {
+        "Convolution",
+        "Deconvolution",
+        "FullyConnected",
+        "RNN",
+        "batch_dot",
+        "dot",
+        "linalg_gemm2",
+    }
+)
+"""What runs in 16 bits."""
+_HARMLESS = frozenset(
+    {
+        "Activation",
+        *BATCH_NORMS,
+        "BlockGrad",
+        "Concat",
+        "Crop",
+        "Dropout",
+        "Flatten",
+        "LeakyReLU",
+        "Pad",
+        "Pooling",
+        "Reshape",
+        "SliceChannel",
+        "SwapAxis",
+        "UpSampling",
+        "_copy",
+        "_mul_scalar",
+        "_plus_scalar",
+        "_minus_scalar",
+        "broadcast_add",
+        "broadcast_mul",
+        "broadcast_sub",
+        "clip",
+        "elemwise_add",
+        "elemwise_mul",
+        "elemwise_sub",
+        "expand_dims",
+        "relu",
+        "sigmoid",
+        "slice",
+        "slice_axis",
+        "squeeze",
+        "stack",
+        "tanh",
+        "transpose",
+    }
+)
+"""What stays in 16 bits where all of its data come so."""
+_OWN_PARAMETERS = frozenset(BATCH_NORMS)
+"""Whose parameters are float32 beside data of 16 bits."""
+
+
+def checked(dtype: Any) -> str | None:
+    """A mode of mixed precision, or None; raises ParameterError for what is neither."""
+    if dtype is None:
+        return None
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
+    if name not in MODES:
+        raise ParameterError(f"fit: mixed_precision must be 'float16', 'bfloat16' or None, got {dtype!r}")
+    try:
+        dtype_of(name)
+    except TypeError as error:
+        raise ParameterError(f"fit: mixed_precision={name!r}: {error}") from None
+    return name
+
+
+def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
+    """The network with casts and with the scale of its losses as one more argument, :data:`SCALE`.
+
+    Names of arguments and outputs are those of ``symbol``, and outputs are float32.
+    """
+    halves: set[tuple[Node, int]] = set()
+    """Entries of the new network that have 16 bits."""
+    twins: dict[Node, Node] = {}
+    casts: dict[tuple[Node, int, str], Entry] = {}
+    scale = Node(None, SCALE, attrs={"__shape__": "(1,)", "__dtype__": "0"})
+
+    def cast(entry: Entry, dtype: str) -> Entry:
+        half = (entry.node, entry.index) in halves
+        if half == (dtype == low_dtype):
+            return entry
+        key = (entry.node, entry.index, dtype)
+        if key not in casts:
+            name = f"{entry.node.name}{entry.index or ''}_{dtype}"
+            made = _node("amp_cast", name, [entry], {"dtype": dtype})
+            casts[key] = Entry(made)
+            if dtype == low_dtype:
+                halves.add((made, 0))
+        return casts[key]
+
+    for node in topological_order(symbol.entries):
+        if node.op is None:
+            twins[node] = node  # shared: a variable's name, attributes and values are those of the network
+            continue
+        inputs = [Entry(twins[entry.node], entry.index, entry.version) for entry in node.inputs]
+        low = False
+        if node.op.name in _PRODUCTS:
+            inputs = [cast(entry, low_dtype) for entry in inputs]
+            low = True
+        elif node.op.name in _HARMLESS:
+            counted = inputs[:1] if node.op.name in _OWN_PARAMETERS else inputs
+            low = bool(counted) and all((entry.node, entry.index) in halves for entry in counted)
+            if not low:
+                inputs = [cast(entry, "float32") for entry in inputs]
+        else:
+            inputs = [cast(entry, "float32") for entry in inputs]
+            if node.op.loss and inputs:
+                scaled = _node("_scale_gradient", f"{node.name}_scaled", [inputs[0], Entry(scale)], {})
+                inputs = [Entry(scaled), *inputs[1:]]
+        made = Node(
+            node.op,
+            node.name,
+            attrs=dict(node.attrs),
+            params=dict(node.params),
+            inputs=inputs,
+            control_deps=[twins[one] for one in node.control_deps],
+            created_at=node.created_at,
+        )
+        twins[node] = made
+        if low:
+            halves.update((made, index) for index in range(made.num_outputs))
+    heads = []
+    for entry in symbol.entries:
+        twin = Entry(twins[entry.node], entry.index, entry.version)
+        heads.append(cast(twin, "float32"))
+    return Symbol(heads)
+
+
+def _node(op: str, name: str, inputs: list[Entry], params: dict[str, Any]) -> Node:
+    found = registry.get(op)
+    parsed = registry.parse_params(found, {key: str(value) for key, value in params.items()})
+    return Node(found, name, attrs={key: str(value) for key, value in params.items()}, params=parsed, inputs=inputs)
+
+
+class LossScale:
+    """By what the losses of a network in float16 are multiplied.
+
+    The scale is a power of two, so that scaling changes no bit of a gradient that float16 can hold. It is halved when
+    a gradient is not finite, whose update is left out, and doubled after ``every`` updates.
+
+    Args:
+        scale: the first one; gradients of losses are sums over the batch, of the size of 1, so it leaves room for them.
+        every: updates without overflow before it is doubled; 0: never.
+    """
+
+    LARGEST = 2.0**24
+
+    @classmethod
+    def of(cls, dtype: str) -> LossScale:
+        """The scale that a mode begins with; that of bfloat16 is 1 and does not rise."""
+        return cls() if dtype == "float16" else cls(1.0, every=0)
+
+    def __init__(self, scale: float = 2.0**10, every: int = 2000) -> None:
+        self.scale = scale
+        self.every = every
+        self.good = 0
+        """Updates since the scale last changed."""
+        self.skipped = 0
+        """Updates that were left out."""
+
+    def update(self, module: Any) -> bool:
+        """One update by gradients that are finite; else none, and a smaller scale. Waits for the gradients."""
+        owner = module.owner()
+        if not _finite(owner):
+            self.skipped += 1
+            self._change(module, max(1.0, self.scale / 2))
+            return False
+        optimizer = owner._states_holder().optimizer
+        rescale = optimizer.rescale_grad
+        optimizer.rescale_grad = rescale / self.scale
+        try:
+            module.update()
+        finally:
+            optimizer.rescale_grad = rescale
+        self.good += 1
+        if self.every and self.good >= self.every and self.scale < self.LARGEST:
+            self._change(module, self.scale * 2)
+        return True
+
+    def _change(self, module: Any, scale: float) -> None:
+        self.scale, self.good = scale, 0
+        module.set_loss_scale(scale)
+
+
+def _finite(owner: Any) -> bool:
+    """Whether the gradients of all contexts are."""
+    told = []
+    all_finite: Any = nd.multi_all_finite  # whose types know of one array alone
+    for k in range(len(owner.contexts)):
+        gradients = [grads[k] for grads in owner.group.grad_arrays if grads is not None]
+        if gradients:
+            told.append(all_finite(*gradients, num_arrays=len(gradients)))
+    return all(bool(one.asnumpy().all()) for one in told)

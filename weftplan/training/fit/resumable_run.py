@@ -1,0 +1,186 @@
+"""Where a run of ``fit`` stands, as a checkpoint holds it, and how it goes on from one.
+
+This file decides what a snapshot of the loop contains and in which order it is put back; how the state of each part is
+gathered stands in ``run_state.py``, how files are written in ``checkpointing.py``. A run belongs to the thread that
+trains, and snapshots are taken between two updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weftplan.errors import FormatError, ParameterError
+from weftplan.ndarray import random
+from weftplan.training.data.iterator_state import place_of
+from weftplan.training.fit.checkpointing import Checkpoints, Saved, Snapshot
+from weftplan.training.fit.early_stopping import EarlyStopping
+from weftplan.training.fit.plain_state import Packer, restore, unpacked
+from weftplan.training.fit.precision import LossScale
+from weftplan.training.fit.run_state import (
+    attributes_behind,
+    changed_names,
+    differences,
+    gather_metric,
+    gather_module,
+    gather_random,
+    listed_under,
+    restore_metric,
+    restore_module,
+    restore_random,
+    settings_of,
+    wrong_parameters,
+)
+from weftplan.training.metrics.metric import EvalMetric
+
+
+class ResumableRun:
+    """The state of a run that a checkpoint holds. The arguments are those of :class:`.fitting.Fitting`."""
+
+    def __init__(
+        self,
+        module: Any,
+        data: Any,
+        *,
+        metric: EvalMetric,
+        epoch: int,
+        micro_batches: int,
+        scaling: LossScale | None,
+        checkpoints: Checkpoints | None,
+        stopping: EarlyStopping | None,
+    ) -> None:
+        self.module = module
+        self.data = data
+        self.metric = metric
+        self.epoch = epoch
+        self.batches = 0
+        """Of this epoch, that are done."""
+        self.step = 0
+        """Updates that are done."""
+        self._micro_batches = micro_batches
+        self._scaling = scaling
+        self._checkpoints = checkpoints
+        self._stopping = stopping
+        self._skip = 0
+        """Batches of the iterator that a checkpoint has seen already, where the iterator cannot tell its place."""
+        self._random: tuple[dict[str, Any], dict[str, Any]] | None = None
+        """Random numbers as they stood at the checkpoint, which skipping must not move."""
+        self._before_epoch = random.get_state()
+        self._settings: dict[str, Any] | None = None
+
+    def start_over(self) -> None:
+        """Begin an epoch of the iterator, which may have been used before."""
+        self._before_epoch = random.get_state()
+        self.data.reset()
+
+    def snapshot(self) -> Snapshot:
+        """This moment, between two updates; copies of arrays are under way."""
+        packer = Packer("weftplan.run/")
+        owner = self.module.owner()
+        state, args, aux = gather_module(owner, packer)
+        facts = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "settings": self.settings(),
+            "module": state,
+            "metric": gather_metric(self.metric, packer),
+            "random": gather_random(packer),
+            "before_epoch": packer.value(self._before_epoch),
+            "iterator": packer.value(place_of(self.data)),
+            "scaling": None if self._scaling is None else packer.attributes(self._scaling),
+            "stopping": None if self._stopping is None else packer.attributes(self._stopping),
+        }
+        return Snapshot(args, aux, packer.arrays, facts)
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same where a run goes on; as they were when this one began."""
+        if self._settings is None:
+            owner = self.module.owner()
+            fitting = {
+                "micro_batches": self._micro_batches,
+                "mixed_precision": self.module.owner().precision,
+                "iterator": type(self.data).__name__,
+                "metric": [name for name, _ in self.metric.get_name_value()],
+            }
+            self._settings = settings_of(owner, owner._states_holder().optimizer, fitting)
+        return self._settings
+
+    def resume(self, *, changed: bool) -> bool:
+        """Go on from the newest checkpoint, if there is one; nothing is changed when it does not fit.
+
+        Args:
+            changed: let settings differ: they are logged, and those of now hold.
+
+        Raises:
+            ParameterError: it is of another network, or of other settings; each difference is listed.
+            FormatError: there are checkpoints, but none can be read.
+            KVStoreError: the processes do not find the same one.
+        """
+        assert self._checkpoints is not None
+        saved = self._checkpoints.newest()
+        store = self.module.owner()._kvstore
+        if getattr(store, "num_workers", 1) > 1:
+            store.agree(f"go on from {'the beginning' if saved is None else saved.path.name}")
+        if saved is None:
+            return False
+        owner = self.module.owner()
+        facts = saved.facts
+        wrong = wrong_parameters(owner, saved.args, saved.aux)
+        if wrong:
+            raise ParameterError(listed_under(f"{saved.path} is a checkpoint of another network", wrong))
+        settings = self.settings()
+        other = differences(facts["settings"], settings)
+        if other and not changed:
+            raise ParameterError(
+                listed_under(f"{saved.path} was written with other settings", other)
+                + "\ngo on with the same ones for the same bits, or pass resume='changed' to let those of now hold"
+            )
+        optimizer = owner._states_holder().optimizer
+        attributes = attributes_behind(changed_names(facts["settings"], settings), optimizer)
+        now = {name: getattr(optimizer, name) for name in attributes}
+        if other:
+            self.module.logger.warning(listed_under(f"resumed from {saved.path} with other settings", other))
+        try:
+            self._go_on(saved, now)
+        except (KeyError, TypeError, IndexError) as error:
+            raise FormatError(f"{saved.path}: damaged: {error!r}") from error
+        self.module.logger.info(
+            "resumed from %s: epoch %d, %d batches of it, %d updates", saved.path, self.epoch, self.batches, self.step
+        )
+        return True
+
+    def _go_on(self, saved: Saved, now: dict[str, Any]) -> None:
+        facts, arrays = saved.facts, saved.arrays
+        place = unpacked(facts["iterator"], arrays)
+        if place is not None:
+            self.data.set_state(place)  # first, since it may refuse
+        restore_module(self.module.owner(), facts["module"], arrays, saved.args, saved.aux, now)
+        restore_metric(self.metric, facts["metric"], arrays)
+        if self._stopping is not None and facts["stopping"] is not None:
+            wished = {name: getattr(self._stopping, name) for name in ("metric", "patience", "min_delta", "mode")}
+            restore(self._stopping, {**facts["stopping"], **wished}, arrays)
+        if self._scaling is not None and facts["scaling"] is not None:
+            restore(self._scaling, facts["scaling"], arrays)
+            self.module.set_loss_scale(self._scaling.scale)
+        self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
+        self._before_epoch = unpacked(facts["before_epoch"], arrays)
+        if place is not None:
+            restore_random(facts["random"], arrays)
+        else:  # the iterator begins its epoch as it did then, and what was seen is read once more
+            random.set_state(self._before_epoch)
+            self.data.reset()
+            self._skip, self._random = self.batches, (facts["random"], arrays)
+
+    def skip_seen(self, batches: Iterator[Any]) -> None:
+        """Read once more what a checkpoint has seen of an epoch, where the iterator cannot tell its place."""
+        for number in range(self._skip):
+            if next(batches, None) is None:
+                raise FormatError(
+                    f"train_data has {number} batches in epoch {self.epoch}, but the checkpoint has seen "
+                    f"{self._skip} of it: it is of other data"
+                )
+        self._skip = 0
+        if self._random is not None:
+            restore_random(*self._random)
+            self._random = None

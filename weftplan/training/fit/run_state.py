@@ -1,0 +1,220 @@
+"""What training consists of besides its files: gathered into plain values and arrays, and given back.
+
+Same state, same bits: parameters, auxiliary states of every context, the optimizer with its states, what a compressing
+store remembers, metrics, the iterator's place, and random numbers. Gathering pushes copies and waits for nothing, so
+training goes on while somebody else writes them. Both happen on the thread that trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import random as python_random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.errors import FormatError, MXNetError
+from weftplan.ndarray import NDArray, random
+from weftplan.training.fit.plain_state import Packer, restore, unpacked
+from weftplan.training.optimizers.base import Optimizer
+
+Plain = dict[str, Any]
+
+_NO_PROGRESS = frozenset({"idx2name", "_attrs", "lr_mult", "wd_mult"})
+"""Attributes of an optimizer that follow from the network."""
+_NOTHING = "not there"
+_NO_SETTING = frozenset({"self", "kwargs", "param_idx2name", "sym", "begin_num_update", "lr_scheduler"})
+
+
+def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -> Plain:
+    """What must be the same for the same bits, by the names that a person knows, as plain values.
+
+    Args:
+        module: the Module that owns the parameters, bound, with its optimizer.
+        optimizer: of the module.
+        fitting: further settings, of ``fit`` itself.
+    """
+    store = module._kvstore
+    found: Plain = {
+        "network": network_digest(module.symbol),
+        "data shapes": [[desc.name, *desc.shape, np.dtype(desc.dtype).name] for desc in module.data_shapes],
+        "devices": [str(ctx) for ctx in module.contexts],
+        "kvstore": None if store is None else store.type,
+        "compression": dict(module._compression_params or {}) or None,
+        "fixed_param_names": sorted(module.fixed_param_names),
+        "optimizer": type(optimizer).__name__,
+    }
+    names = {
+        name
+        for klass in type(optimizer).__mro__
+        if "__init__" in vars(klass)
+        for name in inspect.signature(vars(klass)["__init__"]).parameters
+    }
+    for name in sorted((names | {"lr"}) - _NO_SETTING):
+        value = getattr(optimizer, name, None)
+        if value is None or isinstance(value, (bool, int, float, str)):
+            found[f"optimizer.{'learning_rate' if name == 'lr' else name}"] = value
+    found.pop("optimizer.learning_rate", None)
+    scheduler = optimizer.lr_scheduler
+    if scheduler is None:
+        found["optimizer.learning_rate"] = optimizer.lr
+    else:
+        found["optimizer.lr_scheduler"] = type(scheduler).__name__
+        for name, value in sorted(vars(scheduler).items()):
+            if isinstance(value, (bool, int, float, str, list)):
+                found[f"lr_scheduler.{name}"] = value
+    for table in ("lr_mult", "wd_mult"):
+        found[f"optimizer.{table}"] = {str(key): float(value) for key, value in getattr(optimizer, table).items()}
+    plain: Plain = json.loads(json.dumps({**found, **fitting}, default=str))
+    return plain
+
+
+def network_digest(symbol: Any) -> str:
+    """A digest of a network's nodes: their operators, names, settings and connections."""
+    nodes = json.loads(symbol.tojson())
+    text = json.dumps([nodes.get("nodes"), nodes.get("heads")], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is not the same, a line each.
+
+    >>> differences({"optimizer.learning_rate": 0.1, "batch": 8}, {"optimizer.learning_rate": 0.2, "batch": 8})
+    ['optimizer.learning_rate was 0.1, is now 0.2']
+    """
+    return [
+        f"{name} was {then.get(name, _NOTHING)!r}, is now {now.get(name, _NOTHING)!r}"
+        for name in changed_names(then, now)
+    ]
+
+
+def changed_names(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the settings that are not the same."""
+    return [name for name in sorted({*then, *now}) if then.get(name, _NOTHING) != now.get(name, _NOTHING)]
+
+
+def attributes_behind(names: Iterable[str], optimizer: Optimizer) -> list[str]:
+    """Attributes of the optimizer that these settings were made of.
+
+    >>> attributes_behind(["network", "optimizer.learning_rate", "optimizer.wd"], Optimizer())
+    ['lr', 'wd']
+    """
+    found = []
+    for name in names:
+        owner, _, attribute = name.partition(".")
+        if owner == "lr_scheduler":
+            attribute = owner
+        elif owner != "optimizer":
+            continue
+        found.append("lr" if attribute == "learning_rate" else attribute)
+    return [name for name in dict.fromkeys(found) if hasattr(optimizer, name)]
+
+
+def listed_under(head: str, lines: Sequence[str]) -> str:
+    """A message of several lines."""
+    return "\n  ".join([f"{head}:", *lines])
+
+
+def gather_module(module: Any, packer: Packer) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
+    """(state, parameters, auxiliary states) of the Module that owns the parameters; arrays are copies on the host."""
+    args, aux = module.get_params()
+    state: Plain = {}
+    if module.apart:  # the contexts' own, here and below, since only their average is a parameter
+        state["args"] = packer.value(dict(zip(module.param_names, module.group.param_arrays, strict=True)))
+    if len(module.contexts) > 1 and module.aux_names:
+        state["aux"] = packer.value(dict(zip(module.aux_names, module.group.aux_arrays, strict=True)))
+    if module.state_names:
+        state["states"] = packer.value(dict(zip(module.state_names, module.group.state_arrays, strict=True)))
+    holder = module._states_holder()
+    state["optimizer_states"] = packer.value(holder.states)
+    state["optimizer"] = packer.attributes(holder.optimizer, _NO_PROGRESS)
+    residuals = getattr(module._kvstore, "_residuals", None)
+    if residuals:
+        state["residuals"] = packer.value(residuals)
+    return state, args, aux
+
+
+def restore_module(
+    module: Any,
+    state: Plain,
+    arrays: Mapping[str, Any],
+    args: Mapping[str, NDArray],
+    aux: Mapping[str, NDArray],
+    keep: Mapping[str, Any],
+) -> None:
+    """Give a module what :func:`gather_module` has told; ``keep`` are attributes of its optimizer that stay as set."""
+    module.set_params(dict(args), dict(aux))
+    for key, names, targets in (
+        ("args", module.param_names, module.group.param_arrays),
+        ("aux", module.aux_names, module.group.aux_arrays),
+        ("states", module.state_names, module.group.state_arrays),
+    ):
+        if key in state:
+            values = unpacked(state[key], arrays)
+            for name, parts in zip(names, targets, strict=True):
+                for part, value in zip(parts, values[name], strict=True):
+                    value.copyto(part)
+    holder = module._states_holder()
+    holder.replace_states(unpacked(state["optimizer_states"], arrays))
+    restore(holder.optimizer, state["optimizer"], arrays)
+    for name, value in keep.items():
+        setattr(holder.optimizer, name, value)
+    if "residuals" in state:
+        set_residuals = getattr(module._kvstore, "set_residuals", None)
+        if set_residuals is None:
+            raise MXNetError("the checkpoint is of a kvstore that compresses gradients; this one does not")
+        set_residuals(unpacked(state["residuals"], arrays))
+
+
+def gather_random(packer: Packer) -> Plain:
+    """Where all random numbers stand: the package's, and those of Python and NumPy that a program may draw itself."""
+    return {
+        "weftplan": packer.value(random.get_state()),
+        "python": packer.value(python_random.getstate()),
+        "numpy": packer.value(np.random.get_state(legacy=False)),  # noqa: NPY002 - a program may use it
+    }
+
+
+def restore_random(state: Plain, arrays: Mapping[str, Any]) -> None:
+    """Go on from what :func:`gather_random` has told."""
+    random.set_state(unpacked(state["weftplan"], arrays))
+    python_random.setstate(unpacked(state["python"], arrays))
+    np.random.set_state(unpacked(state["numpy"], arrays))  # noqa: NPY002 - a program may use it
+
+
+def gather_metric(metric: Any, packer: Packer) -> Plain:
+    """What a metric has counted, and those that it is made of."""
+    return packer.attributes(metric)
+
+
+def restore_metric(metric: Any, state: Plain, arrays: Mapping[str, Any]) -> None:
+    """Let a metric go on from what :func:`gather_metric` has told."""
+    restore(metric, state, arrays)
+
+
+def wrong_parameters(module: Any, args: Mapping[str, NDArray], aux: Mapping[str, NDArray]) -> list[str]:
+    """Where saved parameters do not fit a module, a line each."""
+    group = module.group
+    wanted = {n: tuple(a[0].shape) for n, a in zip(module.param_names, group.param_arrays, strict=True)}
+    wanted.update({n: tuple(a[0].shape) for n, a in zip(module.aux_names, group.aux_arrays, strict=True)})
+    found = {name: tuple(value.shape) for name, value in {**args, **aux}.items()}
+    lines = [f"the checkpoint has no {name} {wanted[name]}" for name in sorted(wanted.keys() - found.keys())]
+    lines += [f"the network has no {name} {found[name]}" for name in sorted(found.keys() - wanted.keys())]
+    lines += [
+        f"{name} has shape {found[name]} in the checkpoint, {wanted[name]} in the network"
+        for name in sorted(wanted.keys() & found.keys())
+        if wanted[name] != found[name]
+    ]
+    return lines
+
+
+def as_arrays(raw: Mapping[str, Any], names: set[str]) -> dict[str, NDArray]:
+    """Those arrays of a file as NDArrays; raises FormatError where one is missing."""
+    lost = sorted(names - raw.keys())
+    if lost:
+        raise FormatError(f"damaged: the arrays {lost} are missing")
+    return {name: nd.array(raw[name], dtype=raw[name].dtype) for name in sorted(names)}

@@ -1,0 +1,1 @@
+"""Initializers: ``mx.init``."""

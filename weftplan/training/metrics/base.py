@@ -1,0 +1,193 @@
+"""What every metric is made of: a sum and a count, over the batches since a reset, and a registry of names.
+
+A metric of one's own gives :meth:`EvalMetric.measure`, or replaces :meth:`EvalMetric.update` and counts in
+``sum_metric`` and ``num_inst``, as those written for MXNet do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import Constructed
+
+Host = np.ndarray[Any, np.dtype[Any]]
+K = TypeVar("K", bound="type[EvalMetric]")
+
+
+def host(value: Any) -> Host:
+    """``value`` as a NumPy array; reading an NDArray waits for it."""
+    return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+
+
+def as_list(values: Any) -> list[Any]:
+    """One array, or a sequence of them, as a list."""
+    return [values] if isinstance(values, (NDArray, np.ndarray)) else list(values)
+
+
+def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool = False) -> tuple[Any, Any]:
+    """For a metric of one's own: (labels, predictions) as they are, or with ``wrap`` one array as a list of it.
+
+    Args:
+        shape: both are arrays, whose shapes are compared; else their lengths are.
+
+    Raises:
+        ShapeError: they differ.
+    """
+    found = tuple(value.shape if shape else len(value) for value in (labels, preds))
+    if found[0] != found[1]:
+        raise ShapeError(f"Shape of labels {found[0]} does not match shape of predictions {found[1]}")
+    return (as_list(labels), as_list(preds)) if wrap else (labels, preds)
+
+
+class EvalMetric(Constructed):
+    """Base: a sum and a count; ``get()`` is their quotient (nan before the first update).
+
+    Args:
+        name: what the value is called.
+        output_names: the outputs of the network that :meth:`update_dict` passes on, in this order; None: all.
+        label_names: the labels that it passes on; None: all.
+        has_global_stats: whether ``global_sum_metric`` and ``global_num_inst`` are counted, too. Default: not by a
+            class with an ``update`` of its own; then :meth:`get_global` is :meth:`get`.
+        settings: accepted from subclasses that hand theirs up, and not used.
+    """
+
+    registry: ClassVar[dict[str, type[EvalMetric]]] = {}
+
+    def __init__(
+        self,
+        name: str,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        *,
+        has_global_stats: bool | None = None,
+        **settings: Any,
+    ) -> None:
+        self.name = str(name)
+        self.output_names = output_names
+        self.label_names = label_names
+        self._has_global_stats = (
+            type(self).update is EvalMetric.update if has_global_stats is None else bool(has_global_stats)
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything seen."""
+        self.sum_metric = 0.0
+        self.num_inst = 0
+        self.global_sum_metric = 0.0
+        self.global_num_inst = 0
+
+    def reset_local(self) -> None:
+        """Forget what :meth:`get` tells of; :meth:`get_global` still counts from the last :meth:`reset`."""
+        self.sum_metric = 0.0
+        self.num_inst = 0
+
+    def update(self, labels: Sequence[Any], preds: Sequence[Any]) -> None:
+        """Take in one batch: lists of label and prediction arrays, of equal length.
+
+        Raises:
+            ShapeError: the lists or the arrays do not fit each other.
+        """
+        for label, pred in self.pairs(labels, preds):
+            total, count = self.measure(label, pred)
+            self.sum_metric += total
+            self.num_inst += count
+            self.global_sum_metric += total
+            self.global_num_inst += count
+
+    def pairs(self, labels: Any, preds: Any) -> list[tuple[Host, Host]]:
+        """Labels and predictions on the host, one to one.
+
+        Raises:
+            ShapeError: they differ in number.
+        """
+        labels, preds = as_list(labels), as_list(preds)
+        if len(labels) != len(preds):
+            raise ShapeError(
+                f"metric {self.name}: {len(labels)} label arrays but {len(preds)} predictions; label_names and "
+                f"output_names of the metric choose which belong together"
+            )
+        return [(host(label), host(pred)) for label, pred in zip(labels, preds, strict=True)]
+
+    def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
+        """:meth:`update` with the labels and outputs that the metric is for.
+
+        Raises:
+            ParameterError: one of its names is not there.
+        """
+        self.update(
+            _chosen(label, self.label_names, f"metric {self.name}: label_names"),
+            _chosen(pred, self.output_names, f"metric {self.name}: output_names"),
+        )
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, int]:
+        """(sum, count) of one pair of arrays."""
+        raise NotImplementedError
+
+    def get(self) -> tuple[Any, Any]:
+        """(name, value)."""
+        return self.name, (self.sum_metric / self.num_inst if self.num_inst else math.nan)
+
+    def get_global(self) -> tuple[Any, Any]:
+        """(name, value) since the last :meth:`reset`."""
+        if not self._has_global_stats:
+            return self.get()
+        return self.name, (self.global_sum_metric / self.global_num_inst if self.global_num_inst else math.nan)
+
+    def get_global_name_value(self) -> list[tuple[str, float]]:
+        """[(name, value), …] since the last :meth:`reset`."""
+        return _as_pairs(*self.get_global())
+
+    def get_name_value(self) -> list[tuple[str, float]]:
+        """[(name, value), …]."""
+        return _as_pairs(*self.get())
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of :func:`weftplan.training.metrics.metric.create` that make this metric."""
+        parameters = inspect.signature(type(self)).parameters.values()
+        names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and hasattr(self, p.name)]
+        settings = {name: getattr(self, name) for name in dict.fromkeys((*names, "output_names", "label_names"))}
+        return {"metric": type(self).__name__, **settings, "name": self.name}
+
+    def __str__(self) -> str:
+        return f"EvalMetric: {dict(self.get_name_value())}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.get_name_value())})"
+
+
+def _as_pairs(name: Any, value: Any) -> list[tuple[str, float]]:
+    names = name if isinstance(name, list) else [name]
+    return list(zip(names, value if isinstance(value, list) else [value], strict=True))
+
+
+def _chosen(arrays: Mapping[str, Any], names: Sequence[str] | None, what: str) -> list[Any]:
+    if names is None:
+        return list(arrays.values())
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ParameterError(f"{what} {missing} are not there; the network has {list(arrays)}")
+    return [arrays[name] for name in names]
+
+
+def register(klass: K) -> K:
+    """Class decorator: make ``create(name)`` find the metric by its class name in lower case."""
+    EvalMetric.registry[klass.__name__.lower()] = klass
+    return klass
+
+
+def alias(*names: str) -> Callable[[K], K]:
+    """Class decorator: make ``create`` find the metric by these names, too."""
+
+    def also(klass: K) -> K:
+        EvalMetric.registry.update(dict.fromkeys((name.lower() for name in names), klass))
+        return klass
+
+    return also

@@ -1,0 +1,186 @@
+"""Evaluation metrics: running averages over (labels, predictions), as ``mx.metric``.
+
+``update`` takes lists with one array per output (or per device); reading an array waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, did_you_mean
+from weftplan.training.keyword_checks import construct
+from weftplan.training.metrics.base import EvalMetric, Host, alias, as_list, check_label_shapes, host, register
+from weftplan.training.metrics.classification import (
+    Accuracy,
+    CrossEntropy,
+    NegativeLogLikelihood,
+    Perplexity,
+    TopKAccuracy,
+)
+from weftplan.training.metrics.confusion import F1, MCC, PCC
+from weftplan.training.metrics.regression import MAE, MSE, RMSE, Loss, PearsonCorrelation
+
+__all__ = [
+    "F1",
+    "MAE",
+    "MCC",
+    "MSE",
+    "PCC",
+    "RMSE",
+    "Accuracy",
+    "CompositeEvalMetric",
+    "CrossEntropy",
+    "CustomMetric",
+    "EvalMetric",
+    "Loss",
+    "NegativeLogLikelihood",
+    "PearsonCorrelation",
+    "Perplexity",
+    "TopKAccuracy",
+    "alias",
+    "check_label_shapes",
+    "create",
+    "np",
+    "register",
+]
+
+Names = Sequence[str] | None
+
+
+@register
+class CustomMetric(EvalMetric):
+    """``feval(label, pred)`` on NumPy arrays, returning a number or (sum, count).
+
+    Args:
+        feval: the function.
+        name: default: that of the function, ``custom(<lambda>)`` for one without.
+        allow_extra_outputs: leave out the outputs that have no label, instead of raising.
+    """
+
+    def __init__(
+        self,
+        feval: Callable[[Host, Host], Any],
+        name: str | None = None,
+        allow_extra_outputs: bool = False,
+        output_names: Names = None,
+        label_names: Names = None,
+    ) -> None:
+        if not callable(feval):
+            raise ParameterError(f"CustomMetric needs a function of (label, prediction), got {feval!r}")
+        called = getattr(feval, "__name__", type(feval).__name__)
+        super().__init__(name or (f"custom({called})" if "<" in called else called), output_names, label_names)
+        self._feval = feval
+        self._allow_extra_outputs = allow_extra_outputs
+
+    def pairs(self, labels: Any, preds: Any) -> list[tuple[Host, Host]]:
+        if self._allow_extra_outputs:
+            return [(host(label), host(pred)) for label, pred in zip(as_list(labels), as_list(preds), strict=False)]
+        return super().pairs(labels, preds)
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, int]:
+        value = self._feval(label, pred)
+        return value if isinstance(value, tuple) else (float(value), 1)
+
+
+@alias("composite")
+@register
+class CompositeEvalMetric(EvalMetric):
+    """Several metrics as one."""
+
+    def __init__(
+        self,
+        metrics: Sequence[Any] | None = None,
+        name: str = "composite",
+        output_names: Names = None,
+        label_names: Names = None,
+    ) -> None:
+        self.metrics = [create(**one) if isinstance(one, Mapping) else create(one) for one in metrics or ()]
+        super().__init__(name, output_names, label_names)
+
+    def add(self, metric: Any) -> None:
+        """One more, as :func:`create` takes it."""
+        self.metrics.append(create(metric))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "metrics": [metric.get_config() for metric in self.metrics]}
+
+    def get_metric(self, index: int) -> EvalMetric:
+        """The metric that was added as number ``index``.
+
+        Raises:
+            ParameterError: there is none.
+        """
+        try:
+            return self.metrics[index]
+        except IndexError:
+            raise ParameterError(f"metric {self.name}: no metric {index}, it has {len(self.metrics)}") from None
+
+    def reset(self) -> None:
+        for metric in self.metrics:
+            metric.reset()
+
+    def reset_local(self) -> None:
+        for metric in self.metrics:
+            metric.reset_local()
+
+    def update(self, labels: Sequence[Any], preds: Sequence[Any]) -> None:
+        for metric in self.metrics:
+            metric.update(labels, preds)
+
+    def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
+        if self.label_names is not None:
+            label = {name: value for name, value in label.items() if name in self.label_names}
+        if self.output_names is not None:
+            pred = {name: value for name, value in pred.items() if name in self.output_names}
+        for metric in self.metrics:
+            metric.update_dict(label, pred)
+
+    def get(self) -> tuple[Any, Any]:
+        pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
+        return [name for name, _ in pairs], [value for _, value in pairs]
+
+    def get_global(self) -> tuple[Any, Any]:
+        pairs = [pair for metric in self.metrics for pair in metric.get_global_name_value()]
+        return [name for name, _ in pairs], [value for _, value in pairs]
+
+
+def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
+    """A metric from a name, a function of (label, pred), a metric, or a list of these.
+
+    Args:
+        args, kwargs: settings of the metric; for a list, of each in it.
+
+    Raises:
+        ParameterError: unknown name or setting; the message lists the known ones.
+
+    >>> create("acc").name
+    'accuracy'
+    """
+    if isinstance(metric, str) and metric.lstrip().startswith("{"):
+        return create(**json.loads(metric))
+    if isinstance(metric, EvalMetric):
+        if args or kwargs:
+            raise ParameterError(f"metric {metric.name} is made already: it takes no settings any more, got {kwargs}")
+        return metric
+    if isinstance(metric, (list, tuple)):
+        return CompositeEvalMetric([create(one, *args, **kwargs) for one in metric])
+    if isinstance(metric, type) and issubclass(metric, EvalMetric):
+        return construct(metric, args, kwargs, "metric")
+    if callable(metric):
+        return construct(CustomMetric, (metric, *args), kwargs, "metric")
+    known = EvalMetric.registry
+    key = str(metric).lower()
+    klass = known.get(key) or known.get(key.replace("-", ""))
+    if klass is None:
+        hint = did_you_mean(key, known)
+        raise ParameterError(f"unknown metric {metric!r}: {hint}known: {', '.join(known)}")
+    return construct(klass, args, kwargs, "metric")
+
+
+def np(
+    numpy_feval: Callable[[Host, Host], Any], name: str | None = None, allow_extra_outputs: bool = False
+) -> EvalMetric:
+    """:class:`CustomMetric` by MXNet's short name."""
+    return CustomMetric(numpy_feval, name, allow_extra_outputs)

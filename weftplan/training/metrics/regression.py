@@ -1,0 +1,153 @@
+"""Metrics of numbers: errors, losses and correlation.
+
+They wait for labels and predictions and compute on the host. A metric keeps its sums until it is reset; one thread
+uses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.training.metrics.base import EvalMetric, Host, alias, as_list, host, register
+
+Names = Sequence[str] | None
+
+
+class _Error(EvalMetric):
+    """A mean over the elements of a batch; then averaged over batches, as MXNet does."""
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, int]:
+        if label.size != pred.size:
+            raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
+        return self.mean(label.reshape(-1).astype(np.float64) - pred.reshape(-1).astype(np.float64)), 1
+
+    def mean(self, error: Host) -> float:
+        """The value of one batch, from its differences."""
+        raise NotImplementedError
+
+
+@register
+class MSE(_Error):
+    """Mean squared error."""
+
+    def __init__(self, name: str = "mse", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def mean(self, error: Host) -> float:
+        return float(np.square(error).mean())
+
+
+@register
+class RMSE(_Error):
+    """Root of the mean squared error of a batch."""
+
+    def __init__(self, name: str = "rmse", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def mean(self, error: Host) -> float:
+        return math.sqrt(np.square(error).mean())
+
+
+@register
+class MAE(_Error):
+    """Mean absolute error."""
+
+    def __init__(self, name: str = "mae", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def mean(self, error: Host) -> float:
+        return float(np.abs(error).mean())
+
+
+@register
+class Loss(EvalMetric):
+    """Mean of the predictions themselves, for networks whose outputs are losses; labels do not matter."""
+
+    def __init__(self, name: str = "loss", output_names: Names = None, label_names: Names = None) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def pairs(self, labels: Any, preds: Any) -> list[tuple[Host, Host]]:
+        return [(np.empty(0), host(pred)) for pred in as_list(preds)]
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, int]:
+        return float(pred.astype(np.float64).sum()), int(pred.size)
+
+
+@alias("pearsonr")
+@register
+class PearsonCorrelation(EvalMetric):
+    """Correlation of all elements: the mean over batches (``average="macro"``), or one over all seen (``"micro"``)."""
+
+    def __init__(
+        self,
+        name: str = "pearsonr",
+        output_names: Names = None,
+        label_names: Names = None,
+        average: str = "macro",
+    ) -> None:
+        if average not in ("macro", "micro"):
+            raise ParameterError(f"metric {name}: average must be 'macro' or 'micro', got {average!r}")
+        self.average = average
+        super().__init__(name, output_names, label_names)
+
+    def reset(self) -> None:
+        super().reset()
+        self._local = self._whole = _Moments()
+
+    def reset_local(self) -> None:
+        super().reset_local()
+        self._local = _Moments()
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, int]:
+        if label.shape != pred.shape:
+            raise ShapeError(f"metric {self.name}: labels {label.shape} do not fit predictions {pred.shape}")
+        batch = _Moments.of(label.reshape(-1).astype(np.float64), pred.reshape(-1).astype(np.float64))
+        self._local, self._whole = self._local.joined(batch), self._whole.joined(batch)
+        return batch.correlation(), 1
+
+    def get(self) -> tuple[Any, Any]:
+        return super().get() if self.average == "macro" else (self.name, self._local.correlation())
+
+    def get_global(self) -> tuple[Any, Any]:
+        return super().get_global() if self.average == "macro" else (self.name, self._whole.correlation())
+
+
+class _Moments:
+    """Count, means and centred products of pairs of numbers, which can be joined (Chan, Golub, LeVeque, 1983)."""
+
+    def __init__(self, count: int = 0, means: Host | None = None, products: Host | None = None) -> None:
+        self.count = count
+        self.means = np.zeros(2) if means is None else means
+        self.products = np.zeros((2, 2)) if products is None else products
+
+    @classmethod
+    def of(cls, left: Host, right: Host) -> _Moments:
+        """Moments of these pairs."""
+        if not left.size:
+            return cls()
+        both = np.stack([left, right])
+        means = both.mean(axis=1)
+        centred = both - means[:, None]
+        return cls(left.size, means, centred @ centred.T)
+
+    def joined(self, other: _Moments) -> _Moments:
+        """Moments of the pairs of both."""
+        count = self.count + other.count
+        if not count:
+            return self
+        gap = other.means - self.means
+        return _Moments(
+            count,
+            self.means + gap * (other.count / count),
+            self.products + other.products + np.outer(gap, gap) * (self.count * other.count / count),
+        )
+
+    def correlation(self) -> float:
+        """Pearson's, nan where one side does not vary."""
+        spread = self.products[0, 0] * self.products[1, 1]
+        return float(self.products[0, 1] / math.sqrt(spread)) if spread > 0 else math.nan

@@ -1,0 +1,1 @@
+"""Modules: a symbol with its parameters, trained on one or several contexts."""

@@ -1,0 +1,451 @@
+"""What every module can do with forward, backward and update: fit, score, predict.
+
+This file owns the loops; what a module is made of is the subclass's. A module is used by one thread at a time; that
+thread waits only where a metric or a caller reads values. Longer than other files: MXNet gives ``fit`` many arguments,
+and a subclass many steps, each of a few lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
+from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import Constructed, known_keywords
+from weftplan.symbol import Symbol
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter, NDArrayIter
+from weftplan.training.fit import microbatch, precision
+from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
+from weftplan.training.fit.checkpoint import read_params, write_params
+from weftplan.training.fit.checkpointing import make_checkpoints
+from weftplan.training.fit.display import Display
+from weftplan.training.fit.events import Events
+from weftplan.training.fit.loop import Fitting, Validation
+from weftplan.training.fit.monitor import Monitor
+from weftplan.training.initializers.initializer import Initializer, Uniform
+from weftplan.training.metrics import metric as metrics
+
+log = logging.getLogger("weftplan")
+
+Params = Mapping[str, NDArray]
+
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("learning_rate", "lr", "momentum", "wd", "weight_decay", "lr_scheduler", "clip_gradient"),
+        "settings of the optimizer go into optimizer_params={'learning_rate': 0.1, ...}",
+    ),
+    **dict.fromkeys(
+        ("batch_size", "shuffle", "label", "labels"),
+        "the iterator has it: mx.io.NDArrayIter(data, label, batch_size=64, shuffle=True)",
+    ),
+    **dict.fromkeys(
+        ("context", "ctx", "device", "devices"), "devices belong to the module: mx.mod.Module(symbol, context=...)"
+    ),
+}
+"""What people give to ``fit`` that others take."""
+
+
+class BaseModule(Constructed):
+    """Base of modules: the high-level loop over the low-level steps that a subclass provides."""
+
+    def __init__(self, logger: Any = None) -> None:
+        if logger is not None and not callable(getattr(logger, "info", None)):
+            raise MXNetError(f"logger must be one of the module logging, or logging itself, got {logger!r}")
+        self.logger: Any = log if logger is None else logger
+        self.inputs_need_grad = False
+        self.binded = False
+        self.params_initialized = False
+        self.optimizer_initialized = False
+        self.for_training = False
+        self.symbol: Symbol | None = None
+
+    # -- steps, given by the subclass -------------------------------------------------------------------------------
+
+    def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Plan and allocate executors for these shapes."""
+        raise NotImplementedError
+
+    def init_params(self, initializer: Initializer | None = None, *args: Any, **kwargs: Any) -> None:
+        """Give every parameter a value."""
+        raise NotImplementedError
+
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
+        """Make the optimizer and the kvstore."""
+        raise NotImplementedError
+
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
+        """Run forward, asynchronously."""
+        raise NotImplementedError
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        """Run backward, asynchronously."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Exchange gradients and update parameters, asynchronously."""
+        raise NotImplementedError
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """Outputs of the last forward."""
+        raise NotImplementedError
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """States that ``forward`` reads and no iterator gives: none, but in modules of one network."""
+        self._need("get_states", binded=True, params=True)
+        return []
+
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+        """Give the states values; raises ParameterError for states of a module that has none."""
+        self._need("set_states", binded=True, params=True)
+        if states:
+            raise ParameterError(f"set_states: {len(states)} states given, {type(self).__name__} has none")
+
+    def update_metric(self, eval_metric: metrics.EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+        """Let ``eval_metric`` take in the outputs of the last forward; the last ``pad`` samples do not count."""
+        raise NotImplementedError
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """(arg_params, aux_params) as copies on the host."""
+        raise NotImplementedError
+
+    def install_monitor(self, mon: Monitor) -> None:
+        """Let ``mon`` watch every executor."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Give every context the average of what differs between them. ``fit`` does so after each epoch."""
+
+    def _expect(
+        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+    ) -> None:
+        """Be told before binding what will train, so that all of it stays within a memory budget."""
+        if memory_budget is not None:
+            raise MXNetError(f"{type(self).__name__}.fit takes no memory_budget")
+
+    def owner(self) -> Any:
+        """The Module that has the parameters, whose state is that of the training."""
+        raise MXNetError(f"{type(self).__name__}.fit writes no checkpoints: it does not say what its state is")
+
+    def bound_grad_req(self) -> Any:
+        """The grad_req that was bound."""
+        return None
+
+    def clear_gradients(self, data_batch: DataBatch) -> None:
+        """Make the gradients zero that the steps for this batch will be added to."""
+        raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
+
+    def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
+        """Compute in this dtype from the next binding on, with float32 parameters; None: in that of the data."""
+        if dtype is not None:
+            raise MXNetError(f"{type(self).__name__}.fit takes no mixed_precision")
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Multiply losses by this in mixed precision; ``fit`` does so, and divides gradients by it."""
+
+    def _accumulate(self, micro_batches: int) -> None:
+        """Be told, before there is an optimizer, how many bound batches make a step."""
+        if micro_batches > 1:
+            raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
+
+    def set_params(
+        self,
+        arg_params: Params,
+        aux_params: Params | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Assign parameters; with ``allow_missing`` those that are not given keep their values."""
+        raise NotImplementedError
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save_params(self, fname: str | os.PathLike[str]) -> None:
+        """Write parameters and auxiliary states, named as in a checkpoint."""
+        write_params(fname, *self.get_params())
+
+    def load_params(self, fname: str | os.PathLike[str]) -> None:
+        """Assign what :meth:`save_params`, or a checkpoint, has written."""
+        self.set_params(*read_params(fname))
+
+    def prepare(self, data_batch: DataBatch, sparse_row_id_fn: Any = None) -> None:
+        """Before a batch runs; there is nothing to do here."""
+
+    # -- loops ----------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, data_batch: DataBatch) -> None:
+        """``forward(is_train=True)`` then ``backward``."""
+        self.forward(data_batch, is_train=True)
+        self.backward()
+
+    @known_keywords(**_ELSEWHERE)
+    def fit(
+        self,
+        train_data: DataIter,
+        eval_data: DataIter | None = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Callbacks = None,
+        batch_end_callback: Callbacks = None,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        eval_end_callback: Callbacks = None,
+        eval_batch_end_callback: Callbacks = None,
+        initializer: Initializer | None = None,
+        arg_params: Params | None = None,
+        aux_params: Params | None = None,
+        allow_missing: bool = False,
+        force_rebind: bool = False,
+        force_init: bool = False,
+        begin_epoch: int = 0,
+        num_epoch: int | None = None,
+        validation_metric: Any = None,
+        monitor: Monitor | None = None,
+        *,
+        memory_budget: int | str | None = None,
+        progress: bool | Display = False,
+        micro_batches: int = 1,
+        mixed_precision: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        keep: int | None = 3,
+        resume: bool | str = False,
+        early_stopping: EarlyStopping | None = None,
+        report: str | os.PathLike[str] | Events | None = None,
+    ) -> None:
+        """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
+
+        Args:
+            train_data: batches; also says the shapes to bind.
+            eval_metric: name, metric, list of them, or function of (label, prediction).
+            epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
+            batch_end_callback: called with a :class:`BatchEndParam`.
+            kvstore: name or store through which gradients are exchanged; None updates on one device locally.
+            optimizer, optimizer_params: name and keyword arguments, or an optimizer.
+            initializer: for parameters without a value; default ``Uniform(0.01)``.
+            monitor: watches every executor, and logs what it finds.
+            memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"``; see
+                :class:`~weftplan.training.module.module.Module`.
+
+            progress: show how training goes: a live line on a terminal and one line that stays for each epoch, which
+                alone go into a file or a pipe; or a :class:`~weftplan.training.fit.display.Display`.
+            micro_batches: cut each batch into so many equal pieces, sum their gradients, and update once: the memory of
+                a piece, the step of the batch. Batch normalization uses the statistics of each piece, and moves its
+                running averages once for each; a loss that divides by the batch (``normalization="batch"``) divides by
+                the piece.
+            mixed_precision: ``"float16"`` or ``"bfloat16"`` (needs ml_dtypes): products run in it and what is sensitive
+                in float32. Parameters stay float32, and so do outputs; with float16 losses are scaled by a power of two
+                that rises, and falls when a gradient overflows, whose update is left out.
+            checkpoint: prefix of checkpoints, ``<prefix>-step<updates>.safetensors``, which hold everything that the
+                run needs to go on with the same bits. They are written while training goes on, whole or not at all;
+                where the disk is full, training goes on, says so, and the last good one stays.
+            every: updates between two checkpoints; None: one at the end of each epoch.
+            keep: how many of the newest checkpoints stay; None: all.
+            resume: go on from the newest checkpoint, or begin where there is none. Settings that differ are an error
+                that lists them; with ``"changed"`` they are logged, and those of now hold.
+            early_stopping: ends training when a metric does not become better; the best epoch so far is kept as
+                ``<prefix>-best.safetensors``.
+            report: a folder for ``events.jsonl`` and a page, ``index.html``, that show loss, speed, where the time
+                went, memory, queues and gradient norms; or an :class:`~weftplan.training.fit.events.Events`.
+
+        A loss or an output that is NaN or infinite, and a label that no class has, are told once as a warning.
+
+        Raises:
+            BudgetError: training does not fit the memory budget; nothing has been allocated.
+            MXNetError: ``num_epoch`` is missing.
+            ShapeError: a batch cannot be cut into ``micro_batches`` equal pieces.
+            ParameterError: the checkpoint is of another network or of other settings; there are checkpoints, and
+                ``resume`` is not asked for.
+            FormatError: no checkpoint can be read, or it is of another version.
+        """
+        if num_epoch is None:
+            raise MXNetError("fit needs num_epoch: the epoch to stop before")
+        _check_iterator("fit: train_data", train_data)
+        if eval_data is not None:
+            _check_iterator("fit: eval_data", eval_data)
+        train_metric = metrics.create(eval_metric)
+        check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
+        count, dtype = microbatch.checked(micro_batches), precision.checked(mixed_precision)
+        checkpoints = make_checkpoints(checkpoint, every, keep, resume)
+        self._expect(memory_budget, kvstore, optimizer, optimizer_params, rebind=force_rebind)
+        if dtype is not None or force_rebind:
+            self.set_precision(dtype, rebind=force_rebind)
+        microbatch.bind_for(self, train_data, count, rebind=force_rebind)
+        if monitor is not None:
+            self.install_monitor(monitor)
+        self.init_params(
+            initializer or Uniform(0.01),
+            arg_params=arg_params,
+            aux_params=aux_params,
+            allow_missing=allow_missing,
+            force_init=force_init,
+        )
+        self._accumulate(count)
+        self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
+        fitting = Fitting(
+            self,
+            train_data,
+            train_metric,
+            (begin_epoch, num_epoch),
+            validation=None
+            if eval_data is None
+            else Validation(eval_data, check_metric, eval_end_callback, eval_batch_end_callback),
+            micro_batches=count,
+            scaling=None if dtype is None else precision.LossScale.of(dtype),
+            checkpoints=checkpoints,
+            stopping=early_stopping,
+            display=progress if isinstance(progress, Display) else Display(num_epoch, silent=not progress),
+            events=report if report is None or isinstance(report, Events) else Events(report),
+            monitor=monitor,
+            batch_end_callback=batch_end_callback,
+            epoch_end_callback=epoch_end_callback,
+        )
+        resumed = bool(resume) and fitting.resume(changed=resume == "changed")
+        if not resumed:
+            fitting.start_over()
+        fitting.begin_events(resumed=resumed)
+        fitting.run()
+
+    @known_keywords()
+    def score(
+        self,
+        eval_data: DataIter,
+        eval_metric: Any,
+        num_batch: int | None = None,
+        batch_end_callback: Callbacks = None,
+        score_end_callback: Callbacks = None,
+        reset: bool = True,
+        epoch: int = 0,
+    ) -> list[tuple[str, float]]:
+        """Metric values over ``eval_data``: [(name, value), …]. Padding samples are not counted."""
+        self._need("score", binded=True, params=True)
+        _check_iterator("score: eval_data", eval_data)
+        if reset:
+            eval_data.reset()
+        metric = metrics.create(eval_metric)
+        metric.reset()
+        nbatch = -1
+        for nbatch, batch in enumerate(eval_data):
+            if num_batch is not None and nbatch == num_batch:
+                nbatch -= 1
+                break
+            self.forward(batch, is_train=False)
+            self.update_metric(metric, batch.label, pad=getattr(batch, "pad", None) or 0)
+            call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self, "data_batch": batch}))
+        call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
+        return metric.get_name_value()
+
+    @known_keywords()
+    def iter_predict(
+        self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True
+    ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
+        """(outputs without padding, batch number, batch) for each batch."""
+        self._need("predict", binded=True, params=True)
+        _check_iterator("predict: eval_data", eval_data)
+        if reset:
+            eval_data.reset()
+        for nbatch, batch in enumerate(eval_data):
+            if num_batch is not None and nbatch == num_batch:
+                break
+            self.forward(batch, is_train=False)
+            samples, pad = batch.data[0].shape[0], getattr(batch, "pad", None) or 0
+            yield [without_padding(out, samples, pad).copy() for out in self.get_outputs()], nbatch, batch
+
+    @known_keywords()
+    def predict(
+        self,
+        eval_data: Any,
+        num_batch: int | None = None,
+        merge_batches: bool = True,
+        reset: bool = True,
+        always_output_list: bool = False,
+    ) -> Any:
+        """Outputs for all of ``eval_data``: one array per output over all samples (a single array if one output).
+
+        With ``merge_batches=False``: a list of the batches' lists of outputs.
+
+        Args:
+            eval_data: batches, or one array of samples (NDArray or NumPy) for a module with one data input.
+        """
+        if isinstance(eval_data, (NDArray, np.ndarray)):
+            self._need("predict", binded=True, params=True)
+            bound = self.data_shapes
+            if len(bound) != 1 or eval_data.ndim == 0:
+                raise MXNetError(
+                    f"predict: one array of samples is for a module with one data input; this one's are "
+                    f"{[tuple(d) for d in bound]}; pass a DataIter"
+                )
+            batch = min(bound[0].shape[0], eval_data.shape[0])
+            eval_data = NDArrayIter(eval_data, batch_size=batch, data_name=bound[0].name)
+        collected = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset)]
+        if not merge_batches:
+            return collected
+        if not collected:
+            return []
+        merged = [
+            nd.concat(*(part.as_in_context(parts[0].context) for part in parts), dim=0) if len(parts) > 1 else parts[0]
+            for parts in zip(*collected, strict=True)
+        ]
+        return merged[0] if len(merged) == 1 and not always_output_list else merged
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        """Bound data inputs."""
+        raise NotImplementedError
+
+    def _need(self, verb: str, *, binded: bool = False, params: bool = False, optimizer: bool = False) -> None:
+        """Raise a helpful error when a step that ``verb`` relies on has not been done."""
+        if binded and not self.binded:
+            raise MXNetError(f"{verb}: the module is not bound; call bind(data_shapes, label_shapes) or fit first")
+        if params and not self.params_initialized:
+            raise MXNetError(f"{verb}: parameters have no values; call init_params or set_params first")
+        if optimizer and not self.optimizer_initialized:
+            raise MXNetError(f"{verb}: there is no optimizer; call init_optimizer first")
+
+
+def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
+    """``array`` of a batch without the rows of its last ``pad`` samples.
+
+    An output may have several rows a sample, one a word of a sentence for instance, those of a sample together; one
+    whose rows are no multiple of the samples (a loss of the whole batch) is left as it is.
+    """
+    if not pad or not array.shape or array.shape[0] % samples:
+        return array
+    return array[: array.shape[0] // samples * (samples - pad)]
+
+
+def _check_iterator(what: str, data: Any) -> None:
+    if not (hasattr(data, "provide_data") and hasattr(data, "reset") and hasattr(data, "__iter__")):
+        raise MXNetError(
+            f"{what} must be a DataIter such as mx.io.NDArrayIter(data, label, batch_size), got {type(data).__name__}"
+        )
+
+
+def as_descs(shapes: Any) -> list[DataDesc]:
+    """``[(name, shape), …]`` or DataDescs as DataDescs.
+
+    >>> as_descs([("data", (2, 3))])[0].shape
+    (2, 3)
+    """
+    descs = []
+    for item in () if shapes is None else shapes if isinstance(shapes, (list, tuple)) else [shapes]:
+        if isinstance(item, DataDesc):
+            descs.append(item)
+            continue
+        try:
+            name, shape, *dtype = item
+            if not isinstance(name, str):
+                raise TypeError
+            descs.append(DataDesc(name, tuple(operator.index(n) for n in shape), *dtype[:1]))
+        except (TypeError, ValueError):
+            raise ShapeTypeError(
+                f"shapes are given as a list of pairs such as [('data', (32, 10))], got {shapes!r}"
+            ) from None
+    return descs

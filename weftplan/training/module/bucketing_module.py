@@ -1,0 +1,370 @@
+"""``mx.mod.BucketingModule``: one network in several sizes, for sequences of different lengths.
+
+Each bucket is a :class:`~weftplan.training.module.module.Module`. That of the default bucket owns parameters,
+optimizer and kvstore; the others are bound when their first batch comes, with its arrays and in its memory, so what a
+bucket computed is overwritten by the next one that runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.errors import BindError, MXNetError, listed
+from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import known_keywords
+from weftplan.symbol import Symbol
+from weftplan.symbol.name import NameManager
+from weftplan.training.data.io import DataBatch, DataDesc
+from weftplan.training.executor_group import GradReq
+from weftplan.training.fit.checkpoint import load_params, params_path, write_params
+from weftplan.training.fit.monitor import Monitor
+from weftplan.training.initializers.initializer import Initializer
+from weftplan.training.metrics.metric import EvalMetric
+from weftplan.training.module.base_module import BaseModule, Params
+from weftplan.training.module.module import Module
+
+SymbolGenerator = Callable[[Any], tuple[Symbol, Sequence[str] | None, Sequence[str] | None]]
+
+
+class BucketingModule(BaseModule):
+    """Train networks that share their parameters, one for each bucket key.
+
+    Args:
+        sym_gen: bucket key -> (symbol, names of data, names of labels); names that it leaves to be made are the same
+            for every bucket.
+        default_bucket_key: of the network that has all parameters; choose the largest, whose memory serves all.
+        settings: those of :class:`~weftplan.training.module.module.Module` that all buckets have: ``context``,
+        ``logger``,
+            ``fixed_param_names``, …
+    """
+
+    def __init__(self, sym_gen: SymbolGenerator, default_bucket_key: Any, logger: Any = None, **settings: Any) -> None:
+        super().__init__(logger)
+        if default_bucket_key is None:
+            raise BindError("BucketingModule needs default_bucket_key: the bucket that has all parameters")
+        self._sym_gen = sym_gen
+        self._settings = {"logger": logger, **settings}
+        self.default_bucket_key = default_bucket_key
+        self._buckets: dict[Any, Module] = {}
+        self._symbols: Mapping[Any, Symbol] = {}
+        self._default = self._make(default_bucket_key)
+        self._use(default_bucket_key, self._default)
+        self._bind_options: dict[str, Any] = {}
+        self._monitor: Monitor | None = None
+
+    def _make(self, key: Any) -> Module:
+        with NameManager():
+            symbol, data_names, label_names = self._sym_gen(key)
+        return Module(self._symbols.get(key, symbol), data_names, label_names, **self._settings)
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, remove_amp_cast: bool = True) -> Path:
+        """Write the parameters, the network of each bucket (``<prefix>-<key>-symbol.json``) and their keys
+        (``<prefix>.buckets``); returns the parameter file's path. ``remove_amp_cast``: see
+        :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+
+        Raises:
+            BindError: a key that is no whole number, which the file of keys cannot hold.
+        """
+        self._need("save_checkpoint", binded=True, params=True)
+        strange = [key for key in self._buckets if not isinstance(key, (int, np.integer)) or isinstance(key, bool)]
+        if strange:
+            raise BindError(f"save_checkpoint: the keys of buckets must be whole numbers, got {listed(strange)}")
+        name = os.fsdecode(prefix)
+        for key, module in self._buckets.items():
+            module.symbol.save(f"{name}-{key}-symbol.json", remove_amp_cast)
+        path = params_path(prefix, epoch)
+        write_params(path, *self.get_params())
+        nd.save(f"{name}.buckets", [nd.array(list(self._buckets), dtype="int32")])
+        return path
+
+    @staticmethod
+    def load(
+        prefix: str | os.PathLike[str],
+        epoch: int,
+        sym_gen: SymbolGenerator | None = None,
+        default_bucket_key: Any = None,
+        **settings: Any,
+    ) -> BucketingModule:
+        """A module with the parameters of a checkpoint, which are assigned at bind; the networks are ``sym_gen``'s.
+
+        Raises:
+            BindError: no ``sym_gen``, or no ``default_bucket_key``.
+            FormatError: the files are damaged.
+        """
+        if sym_gen is None or default_bucket_key is None:
+            raise BindError("BucketingModule.load needs sym_gen and default_bucket_key, as the constructor does")
+        made = BucketingModule(sym_gen, default_bucket_key, **settings)
+        made._default._arg_params, made._default._aux_params = load_params(prefix, epoch)
+        return made
+
+    @staticmethod
+    def load_dict(
+        sym_dict: Mapping[Any, Symbol] | None = None,
+        sym_gen: SymbolGenerator | None = None,
+        default_bucket_key: Any = None,
+        arg_params: Params | None = None,
+        aux_params: Params | None = None,
+        **settings: Any,
+    ) -> BucketingModule:
+        """A module of networks and parameters in memory, which are assigned at bind.
+
+        Args:
+            sym_dict: bucket key -> network; other buckets, and the names of data and labels, are ``sym_gen``'s.
+
+        Raises:
+            BindError: one of the arguments is missing.
+        """
+        given = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key,
+                 "arg_params": arg_params, "aux_params": aux_params}  # fmt: skip
+        absent = [name for name, value in given.items() if value is None]
+        if sym_dict is None or sym_gen is None or absent:
+            raise BindError(f"BucketingModule.load_dict needs {', '.join(given)}; {', '.join(absent)} not given")
+        made = BucketingModule(sym_gen, default_bucket_key, **settings)
+        made._symbols = dict(sym_dict)
+        made._default = made._make(default_bucket_key)
+        made._use(default_bucket_key, made._default)
+        made._default._arg_params, made._default._aux_params = dict(arg_params or {}), dict(aux_params or {})
+        return made
+
+    @property
+    def _default_bucket_key(self) -> Any:
+        """The key of the default bucket, under the name that scripts know."""
+        return self.default_bucket_key
+
+    @property
+    def _curr_module(self) -> Module:
+        """The module of the current bucket, under the name that scripts know."""
+        return self._current
+
+    def _use(self, key: Any, module: Module) -> None:
+        self._buckets[key] = module
+        self._current, self.bucket_key, self.symbol = module, key, module.symbol
+
+    def _expect(
+        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+    ) -> None:
+        if memory_budget is not None:
+            self._settings["memory_budget"] = memory_budget
+        for module in {id(m): m for m in (self._default, *self._buckets.values())}.values():
+            module._expect(memory_budget, kvstore, optimizer, settings, rebind=rebind)
+
+    # -- binding --------------------------------------------------------------------------------------------------
+
+    @property
+    def data_names(self) -> list[str]:
+        """Data of the current bucket."""
+        return self._current.data_names
+
+    @property
+    def label_names(self) -> list[str]:
+        """Labels of the current bucket."""
+        return self._current.label_names
+
+    @property
+    def output_names(self) -> list[str]:
+        """Outputs of the current bucket."""
+        return self._current.output_names
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        """Data of the current bucket as bound."""
+        return self._current.data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc]:
+        """Labels of the current bucket as bound."""
+        return self._current.label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Outputs of the current bucket."""
+        return self._current.output_shapes
+
+    @known_keywords()
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: None = None,
+        grad_req: GradReq = "write",
+    ) -> None:
+        """Bind the default bucket, for shapes that belong to it; the others follow with their batches.
+
+        Raises:
+            BindError: a ``shared_module``, which is not supported.
+        """
+        if shared_module is not None:
+            raise BindError("BucketingModule.bind: shared_module is not supported")
+        if self.binded and not force_rebind:
+            return
+        self._bind_options = {
+            "for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req,
+        }  # fmt: skip
+        self._buckets = {}
+        self._default.bind(data_shapes, label_shapes, force_rebind=True, **self._bind_options)
+        self._use(self.default_bucket_key, self._default)
+        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
+        self.params_initialized = self._default.params_initialized
+
+    def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Go on with the network of this key; at its first use it is bound for these shapes.
+
+        Raises:
+            BindError: the network has a parameter that that of the default bucket has not.
+        """
+        self._need("switch_bucket", binded=True)
+        module = self._buckets.get(bucket_key)
+        if module is None:
+            module = self._make(bucket_key)
+            strange = [name for name in module.param_names if name not in self._default.param_names]
+            if strange:
+                raise BindError(
+                    f"bucket {bucket_key!r} has parameters {strange}, which the default bucket "
+                    f"{self.default_bucket_key!r} has not: all buckets share its parameters; give them its names"
+                )
+            module.set_precision(self._default.precision)
+            module.loss_scale = self._default.loss_scale
+            module.bind(data_shapes, label_shapes, shared_module=self._default, **self._bind_options)
+            if self._monitor is not None:
+                module.install_monitor(self._monitor)
+        if self.optimizer_initialized and module is not self._default:
+            module.borrow_optimizer(self._default)
+        module.params_initialized = self.params_initialized
+        self._use(bucket_key, module)
+
+    def install_monitor(self, mon: Monitor) -> None:
+        """Let ``mon`` watch every bucket."""
+        self._need("install_monitor", binded=True)
+        self._monitor = mon
+        for module in self._buckets.values():
+            module.install_monitor(mon)
+
+    # -- parameters and optimizer: those of the default bucket ----------------------------------------------------
+
+    @known_keywords()
+    def init_params(
+        self, initializer: Initializer | None = None, arg_params: Params | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """As :meth:`Module.init_params <weftplan.training.module.module.Module.init_params>`."""
+        self._default.init_params(initializer, arg_params, *args, **kwargs)
+        self.params_initialized = True
+        self._current.params_initialized = True
+
+    def set_params(self, arg_params: Params, aux_params: Params | None, *args: Any, **kwargs: Any) -> None:
+        """As :meth:`Module.set_params <weftplan.training.module.module.Module.set_params>`."""
+        self._default.set_params(arg_params, aux_params, *args, **kwargs)
+        self.params_initialized = True
+        self._current.params_initialized = True
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """(arg_params, aux_params) as copies on the host."""
+        return self._default.get_params()
+
+    def synchronize(self) -> None:
+        self._default.synchronize()
+
+    @known_keywords()
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """As :meth:`Module.init_optimizer <weftplan.training.module.module.Module.init_optimizer>`."""
+        self._default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        self.optimizer_initialized = True
+        for module in self._buckets.values():
+            if module is not self._default:
+                module.borrow_optimizer(self._default)
+
+    def owner(self) -> Module:
+        return self._default
+
+    def bound_grad_req(self) -> GradReq | None:
+        return self._bind_options.get("grad_req")
+
+    def clear_gradients(self, data_batch: DataBatch) -> None:
+        self._switch_to(data_batch)
+        self._current.clear_gradients(data_batch)
+
+    def _accumulate(self, micro_batches: int) -> None:
+        self._default._accumulate(micro_batches)
+
+    def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
+        self._default.set_precision(dtype, rebind=rebind)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """As of the default bucket."""
+        return self._default.loss_scale
+
+    def set_loss_scale(self, scale: float) -> None:
+        self._default.set_loss_scale(scale)
+        for module in self._buckets.values():
+            module.set_loss_scale(scale)
+
+    # -- running: the current bucket ------------------------------------------------------------------------------
+
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
+        """Run the network of the batch's ``bucket_key`` (without one: the default bucket), asynchronously.
+
+        Raises:
+            MXNetError: the first batch of a bucket does not say its shapes.
+        """
+        self._need("forward", binded=True, params=True)
+        self._switch_to(data_batch)
+        self._current.forward(data_batch, is_train)
+
+    def _switch_to(self, data_batch: DataBatch) -> None:
+        key = getattr(data_batch, "bucket_key", None)
+        key = self.default_bucket_key if key is None else key
+        shapes: Mapping[str, Any] = {
+            "data_shapes": getattr(data_batch, "provide_data", None),
+            "label_shapes": getattr(data_batch, "provide_label", None),
+        }
+        if key not in self._buckets and not shapes["data_shapes"]:
+            raise MXNetError(
+                f"forward: the first batch of bucket {key!r} must say its shapes: "
+                f"mx.io.DataBatch(…, bucket_key={key!r}, provide_data=[(name, shape)], provide_label=[…])"
+            )
+        self.switch_bucket(key, **shapes)
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        """Run backward in the current bucket, asynchronously."""
+        self._current.backward(out_grads)
+
+    def update(self) -> None:
+        """Update the parameters by the current bucket's gradients."""
+        self._need("update", binded=True, params=True, optimizer=True)
+        self._current.update()
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """Outputs of the current bucket's last forward."""
+        return self._current.get_outputs(merge_multi_context)
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        """Gradients of the current bucket's data."""
+        return self._current.get_input_grads(merge_multi_context)
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """Return the states of the current bucket, as ``Module.get_states`` does."""
+        return self._current.get_states(merge_multi_context)
+
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+        """Give the current bucket's states values."""
+        self._current.set_states(states, value)
+
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+        self._current.update_metric(eval_metric, labels, pad)

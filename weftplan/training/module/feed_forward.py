@@ -1,0 +1,283 @@
+"""``mx.model.FeedForward``: the estimator of scripts that are older than Module, on top of Module.
+
+One thread uses it at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import MXNetError, ParameterError, ShapeError
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+from weftplan.training.data.file_iterators import ResizeIter
+from weftplan.training.data.io import DataIter, Host, NDArrayIter
+from weftplan.training.fit.callbacks import Callbacks, LogValidationMetricsCallback
+from weftplan.training.fit.checkpoint import load_checkpoint, save_checkpoint
+from weftplan.training.fit.monitor import Monitor
+from weftplan.training.initializers.initializer import Initializer, Uniform
+from weftplan.training.module.base_module import BaseModule, without_padding
+from weftplan.training.module.bucketing_module import BucketingModule
+from weftplan.training.module.module import Module
+
+Data = DataIter | Host | NDArray
+_UNSET: Any = object()
+
+
+class FeedForward:
+    """A network with its parameters: ``fit``, ``predict``, ``score``, ``save``, ``load``.
+
+    Args:
+        symbol: the network; or a function that gives one for a bucket's key.
+        ctx: one context or a list; prediction uses the first.
+        num_epoch: the epoch to stop before; begin_epoch: the one to begin with.
+        epoch_size: batches of an epoch; default: all.
+        numpy_batch_size: where the data are arrays.
+        arg_params, aux_params: values to begin with; others are the initializer's.
+        allow_extra_params: values that the network has not are left out.
+        kwargs: settings of the optimizer.
+    """
+
+    def __init__(
+        self,
+        symbol: Symbol | Callable[[Any], Symbol],
+        ctx: Context | Sequence[Context] | None = None,
+        num_epoch: int | None = None,
+        epoch_size: int | None = None,
+        optimizer: Any = "sgd",
+        initializer: Initializer | None = None,
+        numpy_batch_size: int = 128,
+        arg_params: Mapping[str, NDArray] | None = None,
+        aux_params: Mapping[str, NDArray] | None = None,
+        allow_extra_params: bool = False,
+        begin_epoch: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        warnings.warn("FeedForward is deprecated; use mx.mod.Module", DeprecationWarning, stacklevel=2)
+        if not isinstance(symbol, Symbol) and not callable(symbol):
+            raise ParameterError(f"FeedForward needs a Symbol or a function that gives one, got {symbol!r}")
+        self.symbol: Symbol | None = symbol if isinstance(symbol, Symbol) else None
+        self.sym_gen = None if isinstance(symbol, Symbol) else symbol
+        self.ctx = ctx
+        self.num_epoch, self.epoch_size, self.begin_epoch = num_epoch, epoch_size, begin_epoch
+        self.optimizer, self.kwargs = optimizer, dict(kwargs)
+        self.initializer = initializer or Uniform(0.01)
+        self.numpy_batch_size = numpy_batch_size
+        self.arg_params = None if arg_params is None else dict(arg_params)
+        self.aux_params = None if aux_params is None else dict(aux_params)
+        self.allow_extra_params = allow_extra_params
+        self._predictor: tuple[Any, Module] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_predictor": None}
+
+    def _batches(self, data: Any, label: Any, *, training: bool) -> DataIter:
+        """An iterator over arrays; an iterator as it is."""
+        if isinstance(data, DataIter) or (hasattr(data, "provide_data") and hasattr(data, "reset")):
+            found: DataIter = data
+            return found
+        data = np.asarray(data) if isinstance(data, list) else data
+        if not isinstance(data, (np.ndarray, NDArray)):
+            raise ParameterError(f"expected a DataIter or an array of samples, got {type(data).__name__}")
+        if label is None:
+            if training:
+                raise ParameterError("fit: labels are missing: give y beside an array of samples")
+            label = np.zeros(data.shape[0], np.float32)
+        label = label.asnumpy() if isinstance(label, NDArray) else np.asarray(label)
+        if label.ndim == 2 and label.shape[1] == 1:
+            label = label[:, 0]
+        if label.ndim != 1 or len(label) != data.shape[0]:
+            raise ShapeError(f"{data.shape[0]} samples need as many labels, got shape {label.shape}")
+        size = min(data.shape[0], self.numpy_batch_size)
+        last = "roll_over" if training else "pad"
+        return NDArrayIter(data, label, size, shuffle=training, last_batch_handle=last)
+
+    def _module(self, batches: DataIter) -> BaseModule:
+        data = [desc[0] for desc in batches.provide_data]
+        labels = [desc[0] for desc in batches.provide_label]
+        make = self.sym_gen
+        if make is not None:
+            self.symbol = make(batches.default_bucket_key)  # type: ignore[attr-defined]
+
+            def generate(key: Any) -> tuple[Symbol, list[str], list[str]]:
+                return make(key), data, labels
+
+            return BucketingModule(generate, batches.default_bucket_key, context=self.ctx)  # type: ignore[attr-defined]
+        assert self.symbol is not None
+        arguments = self.symbol.list_arguments()
+        return Module(self.symbol, data, [name for name in labels if name in arguments], context=self.ctx)
+
+    def fit(
+        self,
+        X: Data,
+        y: Any = None,
+        eval_data: Any = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Callbacks = None,
+        batch_end_callback: Callbacks = None,
+        kvstore: Any = "local",
+        logger: Any = None,
+        work_load_list: Sequence[float] | None = None,
+        monitor: Monitor | None = None,
+        eval_end_callback: Any = _UNSET,
+        eval_batch_end_callback: Callbacks = None,
+    ) -> None:
+        """Train on batches, or on samples ``X`` with labels ``y``; ``eval_data`` is an iterator or such a pair."""
+        batches = self._batches(X, y, training=True)
+        if isinstance(eval_data, (tuple, list)):
+            if len(eval_data) != 2 or eval_data[0] is None:
+                raise ParameterError("eval_data must be a DataIter or a pair of samples and labels")
+            eval_data = self._batches(*eval_data, training=False)
+        module = self._module(batches)
+        if logger is not None:
+            module.logger = logger
+        if self.epoch_size is not None:
+            batches = ResizeIter(batches, self.epoch_size, reset_internal=False)
+        given, states = self.arg_params, self.aux_params
+        if self.allow_extra_params and self.symbol is not None:
+            names = {*self.symbol.list_arguments()}
+            given = {name: value for name, value in (given or {}).items() if name in names}
+            held = {*self.symbol.list_auxiliary_states()}
+            states = {name: value for name, value in (states or {}).items() if name in held}
+        module.fit(
+            batches,
+            eval_data,
+            eval_metric,
+            epoch_end_callback,
+            batch_end_callback,
+            kvstore,
+            self.optimizer,
+            self.kwargs or (("learning_rate", 0.01),),
+            LogValidationMetricsCallback() if eval_end_callback is _UNSET else eval_end_callback,
+            eval_batch_end_callback,
+            self.initializer,
+            given,
+            states,
+            allow_missing=True,
+            begin_epoch=self.begin_epoch,
+            num_epoch=self.num_epoch,
+            monitor=monitor,
+        )
+        self.arg_params, self.aux_params = module.get_params()
+        self._predictor = None
+
+    def _bound(self, batches: DataIter) -> Module:
+        """A module that predicts, kept while the shapes stay."""
+        if self.symbol is None or self.arg_params is None:
+            raise MXNetError("the model has no parameters yet: call fit, or give arg_params")
+        key = [(desc[0], tuple(desc[1])) for desc in batches.provide_data]
+        if self._predictor is not None and self._predictor[0] == key:
+            return self._predictor[1]
+        first = self.ctx if self.ctx is None or isinstance(self.ctx, Context) else self.ctx[0]
+        data, arguments = [name for name, _ in key], self.symbol.list_arguments()
+        labels = [name for name in arguments if name.endswith("label") and name not in self.arg_params]
+        module = Module(self.symbol, data, labels or None, context=first)
+        module.bind(batches.provide_data, None, for_training=False)
+        module.set_params(self.arg_params, self.aux_params, allow_extra=self.allow_extra_params)
+        self._predictor = (key, module)
+        return module
+
+    def predict(
+        self,
+        X: Data,
+        num_batch: int | None = None,
+        return_data: bool = False,
+        reset: bool = True,
+    ) -> Any:
+        """Outputs over all samples as NumPy arrays (one alone if there is one output).
+
+        With ``return_data``: (outputs, data, labels).
+        """
+        batches = self._batches(X, None, training=False)
+        module = self._bound(batches)
+        outputs: list[list[Host]] = []
+        data: list[list[Host]] = []
+        labels: list[list[Host]] = []
+        for results, _, batch in module.iter_predict(batches, num_batch, reset):
+            outputs.append([value.asnumpy() for value in results])
+            if return_data:
+                samples, pad = batch.data[0].shape[0], getattr(batch, "pad", None) or 0
+                data.append([without_padding(value, samples, pad).asnumpy() for value in batch.data])
+                labels.append([without_padding(value, samples, pad).asnumpy() for value in batch.label])
+        found = [_joined(parts) for parts in ((outputs, data, labels) if return_data else (outputs,))]
+        return tuple(found) if return_data else found[0]
+
+    def score(
+        self,
+        X: Data,
+        eval_metric: Any = "acc",
+        num_batch: int | None = None,
+        batch_end_callback: Callbacks = None,
+        reset: bool = True,
+    ) -> Any:
+        """The value of a metric over the batches."""
+        batches = self._batches(X, None, training=False)
+        pairs = self._bound(batches).score(batches, eval_metric, num_batch, batch_end_callback, reset=reset)
+        values = [value for _, value in pairs]
+        return values[0] if len(values) == 1 else values
+
+    def save(self, prefix: str | os.PathLike[str], epoch: int | None = None, remove_amp_cast: bool = True) -> Path:
+        """Write a checkpoint of an epoch, by default the last; returns the parameter file's path."""
+        epoch = self.num_epoch if epoch is None else epoch
+        if epoch is None or self.arg_params is None:
+            raise MXNetError("save: the epoch is missing" if epoch is None else "save: there are no parameters yet")
+        return save_checkpoint(prefix, epoch, self.symbol, self.arg_params, self.aux_params or {})
+
+    @staticmethod
+    def load(
+        prefix: str | os.PathLike[str], epoch: int, ctx: Context | Sequence[Context] | None = None, **kwargs: Any
+    ) -> FeedForward:
+        """The model of a checkpoint, which goes on with that epoch; ``kwargs`` go to the constructor."""
+        symbol, args, aux = load_checkpoint(prefix, epoch)
+        return FeedForward(symbol, ctx, arg_params=args, aux_params=aux, begin_epoch=epoch, **kwargs)
+
+    @staticmethod
+    def create(
+        symbol: Symbol | Callable[[Any], Symbol],
+        X: Data,
+        y: Any = None,
+        ctx: Context | Sequence[Context] | None = None,
+        num_epoch: int | None = None,
+        epoch_size: int | None = None,
+        optimizer: Any = "sgd",
+        initializer: Initializer | None = None,
+        eval_data: Any = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Callbacks = None,
+        batch_end_callback: Callbacks = None,
+        kvstore: Any = "local",
+        logger: Any = None,
+        work_load_list: Sequence[float] | None = None,
+        eval_end_callback: Any = _UNSET,
+        eval_batch_end_callback: Callbacks = None,
+        **kwargs: Any,
+    ) -> FeedForward:
+        """A trained model."""
+        model = FeedForward(symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs)
+        model.fit(
+            X,
+            y,
+            eval_data,
+            eval_metric,
+            epoch_end_callback,
+            batch_end_callback,
+            kvstore,
+            logger,
+            work_load_list,
+            eval_end_callback=eval_end_callback,
+            eval_batch_end_callback=eval_batch_end_callback,
+        )
+        return model
+
+
+def _joined(batches: list[list[Host]]) -> Any:
+    """Arrays over all batches; one alone is no list."""
+    whole = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+    return whole[0] if len(whole) == 1 else whole

@@ -1,0 +1,735 @@
+"""``mx.mod.Module``: a symbol with its parameters, trained on one or several contexts.
+
+Longer than other files: one class, whose many methods are MXNet's and short; what they do stands in files beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weftplan.device.amounts import bytes_of
+from weftplan.device.context import Context
+from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
+from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
+from weftplan.ndarray import NDArray
+from weftplan.support.atomic_files import replacing
+from weftplan.support.keyword_errors import known_keywords
+from weftplan.symbol import Symbol
+from weftplan.training.data.io import DataBatch, DataDesc
+from weftplan.training.executor_group import ExecutorGroup, GradReq
+from weftplan.training.fit.checkpoint import load_checkpoint, params_path, save_checkpoint
+from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.precision import SCALE, lowered
+from weftplan.training.initializers import initializer as initializers
+from weftplan.training.initializers.initializer import Initializer, Uniform
+from weftplan.training.kvstore_setup import choose_optimizer, choose_store, compress
+from weftplan.training.memory import Share, executor_budget
+from weftplan.training.metrics.metric import EvalMetric
+from weftplan.training.module.base_module import BaseModule, as_descs, without_padding
+from weftplan.training.module.module_checks import (
+    check_batch,
+    context_list,
+    name_list,
+    named_as,
+    places,
+    refuse_shares,
+    resized,
+)
+from weftplan.training.module.optimizer_states import adopt, read_states
+from weftplan.training.module.parameters import complete, first_values, unknown_names
+from weftplan.training.optimizers import optimizer as optimizers
+
+
+class Module(BaseModule):
+    """Train and run ``symbol``.
+
+    Args:
+        symbol: the network.
+        data_names, label_names: arguments that are inputs; all others are parameters.
+        logger: where ``fit`` writes; default: the logger ``weftplan``.
+        context: one context or a list; the batch is split over a list. Default: the current context.
+        work_load_list: shares of the batch; only equal ones.
+        fixed_param_names: parameters that are not trained.
+        state_names: arguments that are neither fed nor trained, such as the first states of recurrent cells: zeros,
+            until :meth:`set_states` gives them values.
+        group2ctxs: where the nodes of each ``ctx_group`` run: a dictionary, or one for each context.
+        compression_params: for ``set_gradient_compression`` of the kvstore.
+        memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"`` of the device's memory:
+            executors, Module's copies on the host, buffers of the kvstore and states of the optimizer. CPU contexts
+            share one budget; other devices have so much each. Forward results are computed again, or wait on the host,
+            where that is needed to fit.
+    """
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        data_names: Sequence[str] | None = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Any = None,
+        context: Context | Sequence[Context] | None = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None = None,
+        compression_params: Mapping[str, Any] | None = None,
+        memory_budget: int | str | None = None,
+    ) -> None:
+        super().__init__(logger)
+        self.memory_budget = memory_budget
+        self._expected: tuple[Any, optimizers.Optimizer | None] = ("local", None)
+        if not isinstance(symbol, Symbol):
+            raise BindError(
+                f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
+            )
+        self.contexts = context_list(context)
+        refuse_shares(work_load_list)
+        self._group2ctxs = places(group2ctxs, len(self.contexts))
+        self._compression_params = compression_params
+        arguments = symbol.list_arguments()
+        self.symbol: Symbol = symbol
+        self.data_names = name_list(data_names, "data_names")
+        wanted = name_list(label_names, "label_names")
+        self.label_names = [name for name in wanted if name in arguments]
+        lost = [name for name in wanted if name not in arguments]
+        if lost and wanted != ["softmax_label"]:
+            raise BindError(f"label_names {lost} are no arguments of the symbol; it has {arguments}")
+        missing = [name for name in self.data_names if name not in arguments]
+        if missing:
+            raise BindError(f"data_names {missing} are no arguments of the symbol; it has {arguments}")
+        self.fixed_param_names = name_list(fixed_param_names, "fixed_param_names")
+        self.state_names = name_list(state_names, "state_names")
+        strange = [name for name in self.state_names if name not in arguments]
+        if strange:
+            raise BindError(f"state_names {strange} are no arguments of the symbol; it has {arguments}")
+        inputs = {*self.data_names, *self.label_names, *self.state_names}
+        self.param_names = [name for name in arguments if name not in inputs]
+        unknown = [name for name in self.fixed_param_names if name not in self.param_names]
+        if unknown:
+            raise BindError(f"fixed_param_names {unknown} are no parameters; the symbol has {self.param_names}")
+        self._numbers = {name: i for i, name in enumerate(self.param_names)}
+        self.aux_names = symbol.list_auxiliary_states()
+        self.output_names = symbol.list_outputs()
+        self._arg_params: dict[str, NDArray] | None = None
+        self._aux_params: dict[str, NDArray] | None = None
+        self._group: ExecutorGroup | None = None
+        self._bind_options: dict[str, Any] = {}
+        self._kvstore: KVStoreBase | None = None
+        self._update_on_kvstore = False
+        self._updater: Updater | None = None
+        self._optimizer: optimizers.Optimizer | None = None
+        self._pending_states: bytes | None = None
+        self._micro_batches = 1
+        self._precision: str | None = None
+        self.loss_scale: float | None = None
+        """By what losses are multiplied, where the network runs in mixed precision."""
+        self._ran = False
+        self._monitors: list[Monitor] = []
+
+    # -- binding --------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> ExecutorGroup:
+        """The bound executors; raises MXNetError before bind."""
+        if self._group is None:
+            raise MXNetError("the module is not bound; call bind(data_shapes, label_shapes) or fit first")
+        return self._group
+
+    @property
+    def _symbol(self) -> Symbol:
+        """The network, under the name that scripts know."""
+        return self.symbol
+
+    @property
+    def _grad_req(self) -> GradReq | None:
+        """What was bound, under the name that scripts know."""
+        return self._bind_options.get("grad_req")
+
+    @property
+    def _exec_group(self) -> ExecutorGroup:
+        """The bound executors, under the name that scripts know."""
+        return self.group
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        """Bound data inputs."""
+        return self.group.data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc]:
+        """Bound labels."""
+        return self.group.label_shapes
+
+    @property
+    def _data_shapes(self) -> list[DataDesc] | None:
+        """Bound data inputs, None before ``bind``; under the name that scripts for MXNet use."""
+        return self.data_shapes if self.binded else None
+
+    @property
+    def _label_shapes(self) -> list[DataDesc] | None:
+        """Bound labels, None before ``bind``: such scripts call ``bind(label_shapes=module._label_shapes)``."""
+        return self.label_shapes or None if self.binded else None
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Outputs of the whole batch: [(name, shape), …]."""
+        return list(zip(self.output_names, self.group.output_shapes(), strict=True))
+
+    @known_keywords()
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Module | None = None,
+        grad_req: GradReq = "write",
+        memory_budget: int | str | None = None,
+    ) -> None:
+        """Plan and allocate one executor per context.
+
+        Args:
+            data_shapes, label_shapes: ``[(name, shape)]`` of a whole batch (or DataDescs), in the order in which
+                batches have their arrays.
+            for_training: bind gradients too.
+            inputs_need_grad: also the gradients of the data.
+            force_rebind: bind again if bound; values of parameters are kept.
+            shared_module: a bound module whose memory and parameters are shared.
+            grad_req: ``write`` or ``add`` for what has a gradient; or a list or a dictionary with the request of each
+                argument.
+            memory_budget: in place of the constructor's. The optimizer's states count where ``fit`` binds, which knows
+                the optimizer; ``init_optimizer`` refuses one whose states do not fit any more.
+
+        Raises:
+            BudgetError: nothing fits the memory budget; nothing has been allocated.
+            MXNetError: the checkpoint that was loaded lacks a parameter or an auxiliary state.
+        """
+        if self.binded and not force_rebind:
+            return
+        if self.binded and self.params_initialized:
+            self._arg_params, self._aux_params = self.get_params()
+        data = named_as(as_descs(data_shapes), self.data_names, "data")
+        label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        if self._arg_params is not None and self._aux_params is not None:
+            complete(self._arg_params, self.param_names, self._aux_params, self.aux_names, training=for_training)
+        if memory_budget is not None:
+            self.memory_budget = memory_budget
+        self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
+        self._replace_group(self._make_group(data, label, shared_module.group if shared_module is not None else None))
+        self.for_training = for_training
+        self.inputs_need_grad = inputs_need_grad
+        self.binded = True
+        self._ran = False
+        if shared_module is not None and shared_module.params_initialized:
+            self._arg_params, self._aux_params = shared_module.get_params()
+            self.params_initialized = True
+        elif self._arg_params is not None and self._aux_params is not None:
+            self.group.set_params(self._arg_params, self._aux_params)
+            self.params_initialized = True
+
+    def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
+        return ExecutorGroup(
+            self.symbol if self._precision is None else lowered(self.symbol, self._precision),
+            self.contexts,
+            data,
+            label,
+            self.param_names,
+            fixed_param_names=self.fixed_param_names,
+            shared_group=shared,
+            group2ctxs=self._group2ctxs,
+            share=self._share(data, label),
+            state_names=self.state_names,
+            **self._bind_options,
+        )
+
+    def _expect(
+        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+    ) -> None:
+        if memory_budget is not None:
+            if self.binded and not rebind:
+                raise BindError("fit: the module is bound already; pass force_rebind=True to let memory_budget act")
+            self.memory_budget = memory_budget
+        if self.memory_budget is None or self.optimizer_initialized:
+            return
+        made = choose_optimizer(optimizer, settings, symbol=self.symbol, names={}, batch_size=1)
+        self._expected = (kvstore, made)
+
+    def _share(self, data: Sequence[DataDesc], label: Sequence[DataDesc]) -> Share | None:
+        """What the memory budget leaves to each executor; None without one."""
+        if self.memory_budget is None:
+            return None
+        kvstore, optimizer = (self._kvstore, self._optimizer) if self.optimizer_initialized else self._expected
+        descs = [desc for desc in (*data, *label) if desc.name in {*self.data_names, *self.label_names}]
+        training = self._bind_options["for_training"]
+        return executor_budget(
+            bytes_of(self.memory_budget, self.contexts[0]),
+            self.symbol,
+            {desc.name: tuple(desc.shape) for desc in descs},
+            {desc.name: desc.dtype for desc in descs},
+            [name for name in self.param_names if name not in self.fixed_param_names] if training else [],
+            [name for name in self.param_names if training or not name.endswith("label")],
+            contexts=self.contexts,
+            kvstore=kvstore if training else None,
+            optimizer=optimizer if training else None,
+        )
+
+    def _check_budget(self, kvstore: Any, optimizer: optimizers.Optimizer) -> None:
+        """Refuse an optimizer whose states, with what is bound, are more than the memory budget."""
+        before, self._expected = self._expected, (kvstore, optimizer)
+        share = self._share(self.data_shapes, self.label_shapes)
+        plans = [executor.memory_plan for executor in self.group.executors]
+        need = max(plan.counted for plan in plans)
+        if share is not None and need > share.each:
+            self._expected = before
+            raise BudgetError(
+                f"init_optimizer: an executor was bound with {need:,} bytes, but the memory budget of "
+                f"{self.memory_budget} leaves it {share.each:,} beside {type(optimizer).__name__}: let fit bind, which "
+                f"knows the optimizer, or bind with a smaller memory_budget"
+            )
+
+    def _replace_group(self, group: ExecutorGroup) -> None:
+        """Run on other executors from now on; monitors move along."""
+        for monitor in self._monitors:
+            for executor in [] if self._group is None else self._group.executors:
+                monitor.uninstall(executor)
+            for executor in group.executors:
+                monitor.install(executor)
+        self._group = group
+        if self.loss_scale is not None:
+            self.set_loss_scale(self.loss_scale)
+
+    def install_monitor(self, mon: Monitor) -> None:
+        """Let ``mon`` watch every executor, those of later batch sizes too; one that watched before does no more."""
+        self._need("install_monitor", binded=True)
+        self._monitors = [mon]
+        for executor in self.group.executors:
+            mon.install(executor)
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Bind for other input shapes; parameters, their gradients and the planned memory are shared."""
+        self._need("reshape", binded=True)
+        data = named_as(as_descs(data_shapes), self.data_names, "data")
+        label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        self._replace_group(self._make_group(data, label, self.group))
+        self._ran = False
+
+    # -- parameters -----------------------------------------------------------------------------------------------
+
+    @known_keywords()
+    def init_params(
+        self,
+        initializer: Initializer | None = None,
+        arg_params: Mapping[str, NDArray] | None = None,
+        aux_params: Mapping[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Give every parameter a value: the given one, else the initializer's (default ``Uniform(0.01)``).
+
+        Raises:
+            MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False, or an
+                unknown name is given and neither it nor ``allow_extra`` is True. With ``allow_missing`` unknown names
+                beside known ones are logged: a checkpoint may have another head than the network.
+            ShapeError: a given value has another shape.
+        """
+        if self.params_initialized and not force_init:
+            return
+        self._need("init_params", binded=True)
+        rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
+        if allow_missing and not allow_extra:
+            extra = self._unknown(arg_params, aux_params)
+            allow_extra = len(extra) < len(arg_params or {}) + len(aux_params or {})
+            if extra and allow_extra:
+                self.logger.warning("the network has no parameters named %s: they are not used", listed(extra))
+        self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
+
+    def _unknown(self, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None) -> list[str]:
+        """Names of given values that the network does not have."""
+        return unknown_names(args or {}, self.symbol.list_arguments(), aux or {}, self.aux_names)
+
+    @known_keywords()
+    def set_params(
+        self,
+        arg_params: Mapping[str, NDArray],
+        aux_params: Mapping[str, NDArray] | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Assign parameters. What is not given, with ``allow_missing``, keeps its value (:meth:`init_params` makes it
+        where there is none yet); ``aux_params=None`` gives no auxiliary state.
+
+        Raises:
+            MXNetError, ShapeError: as :meth:`init_params`.
+        """
+        if self.params_initialized and not force_init:
+            return
+        self._need("set_params", binded=True)
+        rule = None if self.params_initialized else Uniform(0.01)
+        self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
+
+    def _assign(
+        self,
+        arg_params: Mapping[str, NDArray] | None,
+        aux_params: Mapping[str, NDArray] | None,
+        rule: initializers.Rule | None,
+        *,
+        allow_missing: bool,
+        allow_extra: bool,
+    ) -> None:
+        """Given values and those of ``rule`` to every context and the store."""
+        group = self.group
+        whole = arg_params is not None and not allow_missing
+        values = partial(
+            first_values,
+            rule=rule,
+            attrs=self.symbol.attr_dict(),
+            label_names=self.label_names,
+            training=self.for_training,
+        )
+        if not allow_extra:
+            extra = self._unknown(arg_params, aux_params)
+            if extra and not (
+                whole and {*self.param_names} <= {*(arg_params or {})} and {*self.aux_names} <= {*(aux_params or {})}
+            ):
+                # Where a value is given for each parameter and state, the others belong to a larger network.
+                given = len(arg_params or {}) + len(aux_params or {})
+                lacking = [name for name in self.param_names if name not in (arg_params or {})]
+                advice = "pass allow_extra=True to ignore them"
+                if lacking and not allow_missing:
+                    advice = f"and nothing for {listed(lacking)}; where the head is another, pass allow_missing=True"
+                raise ParameterError(
+                    f"init_params: unknown names {listed(extra)}, {given - len(extra)} of {given} match; {advice}"
+                )
+        params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
+        states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
+        args = values(params, arg_params, complete=whole)
+        aux = values(states, aux_params, complete=whole and aux_params is not None)
+        group.set_params(args, aux)
+        self._arg_params = {**(self._arg_params or {}), **args}
+        self._aux_params = {**(self._aux_params or {}), **aux}
+        self.params_initialized = True
+        if self._update_on_kvstore and isinstance(self._kvstore, KVStoreLocal):
+            # The store has weights of its own, which the next update would bring back.
+            for name, arrays in zip(self.param_names, group.param_arrays, strict=True):
+                self._kvstore.replace(name, arrays[0])
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """(arg_params, aux_params) as copies on the host; what differs between contexts is averaged over them."""
+        self._need("get_params", binded=True, params=True)
+        return self.group.get_params(apart=self.apart)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the contexts train parameters of their own, because no store exchanges their gradients."""
+        return len(self.contexts) > 1 and self.optimizer_initialized and self._kvstore is None
+
+    def synchronize(self) -> None:
+        self._need("synchronize", binded=True, params=True)
+        if len(self.contexts) > 1 and (self.aux_names or self.apart):
+            args, aux = self.get_params()
+            self.group.set_params(args if self.apart else {}, aux)
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+
+    @known_keywords()
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """Make the optimizer (gradients are rescaled by 1 / batch size unless told otherwise) and the kvstore.
+
+        Args:
+            kvstore: a name, a store, or None. With one context and a local name there is no store.
+            optimizer: a name or an :class:`~weftplan.training.optimizers.optimizer.Optimizer`.
+            optimizer_params: its keyword arguments, a dictionary or pairs.
+            force_init: replace an optimizer that exists.
+        """
+        self._need("init_optimizer", binded=True, params=True)
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning(
+                "the module has an optimizer already, which stays; call init_optimizer(…, force_init=True) before fit "
+                "to replace it"
+            )
+            return
+        largest = max((a[0].size for a in self.group.param_arrays), default=0)
+        store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
+        workers = store.num_workers if store is not None and "dist" in store.type else 1
+        if store is not None and self._compression_params:
+            compress(store, self._compression_params)
+        chosen = choose_optimizer(
+            optimizer,
+            optimizer_params,
+            symbol=self.symbol,
+            names=self._index_names(on_store),
+            batch_size=self.group.batch_size * workers * self._micro_batches,
+        )
+        self._check_budget(store, chosen)
+        self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
+        self._updater = None
+        if store is not None:
+            if on_store:
+                store.set_optimizer(chosen)
+            for index, name in enumerate(self.param_names):
+                if self.group.grad_arrays[index] is None:
+                    continue
+                store.broadcast(name, self.group.param_arrays[index][0], self.group.param_arrays[index], -index)
+        if not on_store:
+            self._updater = Updater(chosen)
+        self.optimizer_initialized = True
+        if self._pending_states is not None:
+            try:
+                self._set_states(self._pending_states)
+            except FormatError:
+                self.optimizer_initialized = False  # one without the states that were asked for is none
+                raise
+            self._pending_states = None
+
+    def borrow_optimizer(self, shared_module: Module) -> None:
+        """Update with the optimizer, the states and the kvstore of another module, whose parameters this one shares.
+
+        Raises:
+            MXNetError: it has no optimizer, or not all parameters of this module.
+        """
+        self._need("borrow_optimizer", binded=True)
+        shared_module._need("borrow_optimizer", optimizer=True)
+        lent = shared_module._numbers
+        trained = [name for name, grads in zip(self.param_names, self.group.grad_arrays, strict=True) if grads]
+        lost = [name for name in trained if name not in lent]
+        if lost:
+            raise MXNetError(f"borrow_optimizer: {lost} are trained here, and no parameters of the other module")
+        self._numbers = lent
+        self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
+        self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
+        self.optimizer_initialized = True
+
+    def _index_names(self, on_store: bool) -> dict[Any, str]:
+        if on_store:
+            return {name: name for name in self.param_names}
+        count = len(self.contexts)
+        return {i * count + k: name for name, i in self._numbers.items() for k in range(count)}
+
+    def update(self) -> None:
+        """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
+        self._need("update", binded=True, params=True, optimizer=True)
+        store = self._kvstore
+        pairs = zip(self.group.grad_arrays, self.group.param_arrays, strict=True)
+        trained = {name: pair for name, pair in zip(self.param_names, pairs, strict=True) if pair[0] is not None}
+        groups = store.joined([*trained]) if store is not None and len(trained) > 1 else None
+        if store is not None and groups is not None:
+            self._update_joined(store, trained, groups)
+            return
+        with store.together() if store is not None else contextlib.nullcontext():
+            self._update_all(store)
+
+    def _update_joined(
+        self, store: KVStoreBase, trained: Mapping[str, tuple[Any, list[NDArray]]], groups: Sequence[Sequence[str]]
+    ) -> None:
+        """:meth:`update` with a store that exchanges these groups of parameters as one.
+
+        Args:
+            trained: gradients and weights of each parameter.
+        """
+        grads, weights = map(list, zip(*trained.values(), strict=True))
+        store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
+        if self._updater is None:
+            return
+        count = len(self.contexts)
+        for joined in groups:  # each as soon as its gradients are there, while others still travel
+            firsts = [self._numbers[name] * count for name in joined]
+            self._updater(
+                [index for first in firsts for index in range(first, first + count)],
+                [grad for name in joined for grad in trained[name][0]],
+                [weight for name in joined for weight in trained[name][1]],
+            )
+
+    def _update_all(self, store: KVStoreBase | None) -> None:
+        group, count = self.group, len(self.contexts)
+        alone: list[tuple[int, NDArray, NDArray]] = []
+        for index, (name, grads) in enumerate(zip(self.param_names, group.grad_arrays, strict=True)):
+            if grads is None:
+                continue
+            weights = group.param_arrays[index]
+            first = self._numbers[name] * count
+            if store is None:
+                alone += zip(range(first, first + count), grads, weights, strict=True)
+                continue
+            store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
+            if self._updater is not None:  # as soon as these gradients are there, while others still travel
+                self._updater(list(range(first, first + count)), grads, weights)
+        if alone and self._updater is not None:
+            self._updater(*map(list, zip(*alone, strict=True)))
+
+    def owner(self) -> Module:
+        return self
+
+    def bound_grad_req(self) -> GradReq | None:
+        return self._grad_req
+
+    def clear_gradients(self, data_batch: DataBatch) -> None:
+        self.group.clear_gradients()
+
+    def _accumulate(self, micro_batches: int) -> None:
+        self._micro_batches = micro_batches
+
+    @property
+    def precision(self) -> str | None:
+        """The dtype of mixed precision, None without."""
+        return self._precision
+
+    def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
+        if dtype == self._precision:
+            return
+        if self.binded and not rebind:
+            raise BindError(
+                f"fit: mixed_precision={dtype!r} needs another binding than that with {self._precision!r}, which there "
+                f"is: pass force_rebind=True"
+            )
+        self._precision = dtype
+        self.loss_scale = None if dtype is None else 1.0
+
+    def set_loss_scale(self, scale: float) -> None:
+        self.loss_scale = scale
+        if self._group is not None:
+            self._group.set_argument(SCALE, scale)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
+        """Copy the batch in and run forward, asynchronously; a batch of another size rebinds by :meth:`reshape`.
+
+        Args:
+            is_train: default: what was bound.
+        """
+        self._need("forward", binded=True, params=True)
+        training = self.for_training if is_train is None else bool(is_train)
+        shapes = check_batch(data_batch, self.group, self.label_names if training else ())
+        if shapes != [tuple(d.shape) for d in self.group.data_shapes]:
+            try:
+                self.reshape(*resized(self.group, shapes, getattr(data_batch, "label", None)))
+            except ShapeError as error:
+                bound = [(d.name, d.shape) for d in self.group.data_shapes]
+                raise ShapeError(
+                    f"forward: the batch's data have shapes {shapes}, bound were {bound}; binding for them fails: "
+                    f"{error}"
+                ) from None
+        self.group.load(data_batch)
+        self.group.forward(is_train=training)
+        self._ran = True
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        """Run backward on every context, asynchronously."""
+        self._need("backward", binded=True, params=True)
+        if not self.for_training:
+            raise MXNetError("backward: the module was bound with for_training=False")
+        self.group.backward(out_grads)
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """Outputs of the last forward: of the whole batch, or per output a list with one array per context."""
+        self._need("get_outputs", binded=True, params=True)
+        if not self._ran:
+            raise MXNetError("get_outputs: there are none yet; call forward first")
+        return self.group.merged_outputs() if merge_multi_context else self.group.outputs()
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        """Gradients of the data arrays (bind with ``inputs_need_grad=True``): of the whole batch, or of each a
+        list with one per context."""
+        if not self._bind_options.get("inputs_need_grad"):
+            raise MXNetError("get_input_grads: bind with inputs_need_grad=True")
+        return self.group.merged_input_grads() if merge_multi_context else self.group.input_grad_arrays
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """The states: of the whole batch, or per state a list with one array per context."""
+        self._need("get_states", binded=True, params=True)
+        return self.group.merged_states() if merge_multi_context else self.group.state_arrays
+
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+        """Give all states one ``value``, or each the arrays that ``get_outputs(merge_multi_context=False)`` gives.
+
+        Raises:
+            ParameterError: both, or neither; or another number of ``states`` than the module has.
+        """
+        self._need("set_states", binded=True, params=True)
+        if (states is None) == (value is None):
+            raise ParameterError("set_states: give either states or value")
+        if states is not None and len(states) != len(self.state_names):
+            raise ParameterError(f"set_states: {len(states)} states given, there are {self.state_names}")
+        self.group.set_states(states, value)
+
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+        samples = self.group.batch_size
+        outputs = [without_padding(out, samples, pad) for out in self.group.merged_outputs()]
+        labels = [without_padding(label, samples, pad) for label in labels]
+        names = [desc.name for desc in self.group.label_shapes]
+        if len(names) == len(labels) and len(set(self.output_names)) == len(self.output_names):
+            eval_metric.update_dict(
+                dict(zip(names, labels, strict=True)), dict(zip(self.output_names, outputs, strict=True))
+            )
+        else:
+            eval_metric.update(labels, outputs)
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        prefix: str | os.PathLike[str],
+        epoch: int,
+        save_optimizer_states: bool = False,
+        remove_amp_cast: bool = True,
+    ) -> Path:
+        """Write symbol, parameters and, if asked, the optimizer's states; returns the parameter file's path."""
+        args, aux = self.get_params()
+        path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
+        if save_optimizer_states:
+            self.save_optimizer_states(params_path(prefix, epoch).with_suffix(".states"))
+        return path
+
+    @staticmethod
+    def load(prefix: str | os.PathLike[str], epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
+        """A module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind."""
+        symbol, args, aux = load_checkpoint(prefix, epoch)
+        module = Module(symbol, **kwargs)
+        module._arg_params, module._aux_params = args, aux
+        if load_optimizer_states:
+            module._pending_states = read_states(params_path(prefix, epoch).with_suffix(".states"))
+        return module
+
+    def _states_holder(self) -> Updater:
+        self._need("optimizer states", optimizer=True)
+        holder = self._updater if self._updater is not None else getattr(self._kvstore, "_updater", None)
+        if not isinstance(holder, Updater):
+            raise MXNetError(f"kvstore {self._kvstore!r} does not give access to optimizer states")
+        return holder
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Write the optimizer's states to a file, whole or not at all."""
+        states = self._states_holder().get_states()
+        with replacing(fname) as file:
+            file.write(states)
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what :meth:`save_optimizer_states` has written, on these devices or others, with a kvstore or without.
+
+        Raises:
+            FormatError: damaged, or states of other parameters. Nothing is changed then.
+        """
+        data = read_states(fname)
+        try:
+            self._set_states(data)
+        except FormatError as error:
+            raise FormatError(f"{os.fspath(fname)}: {error}") from error
+
+    def _set_states(self, data: bytes) -> None:
+        names = sorted(self._numbers, key=self._numbers.__getitem__)
+        pairs = zip(self.param_names, self.group.grad_arrays, strict=True)
+        trained = [self._numbers[name] for name, grads in pairs if grads is not None]
+        adopt(self._states_holder(), data, names, trained, self._index_names(self._update_on_kvstore))

@@ -1,0 +1,149 @@
+"""Checks of what a Module is given: contexts, names of inputs, and batches.
+
+They raise before anything changes, and keep nothing. A module calls them on the thread that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan.device.context import Context, current_context
+from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.training.data.io import DataDesc
+from weftplan.training.executor_group import ExecutorGroup, as_ndarray, replaced
+
+
+def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list[tuple[int, ...]]:
+    """Shapes of the data arrays of ``batch``, if it is one that ``group`` can run (perhaps after a reshape).
+
+    Args:
+        batch: what the user gave.
+        group: the bound executors.
+        labels: names of the labels that this run needs; empty when it only predicts.
+
+    Raises:
+        MXNetError: no batch at all, or no labels where they are needed.
+        ShapeError: another number of data arrays than bound.
+        BindError: the same names as bound, in another order: arrays are told apart by their place.
+        DTypeError: data that are no arrays.
+    """
+    if not isinstance(getattr(batch, "data", None), (list, tuple)):
+        raise MXNetError(f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(batch).__name__}")
+    given_labels = getattr(batch, "label", None)  # a tuple with a name for the data alone is a batch, too
+    if labels and not (given_labels and group.label_shapes):
+        missing = "the batch has no label" if group.label_shapes else "bind got no label_shapes"
+        again = "" if group.label_shapes or not given_labels else ", bind again (fit: force_rebind=True)"
+        raise MXNetError(
+            f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels{again}, or "
+            f"pass is_train=False"
+        )
+    shapes = [tuple(as_ndarray(value, "data of the batch").shape) for value in batch.data]
+    if len(shapes) != len(group.data_shapes):
+        bound = [(d.name, d.shape) for d in group.data_shapes]
+        raise ShapeError(f"forward: the batch has {len(shapes)} data arrays, bound were {len(bound)}: {bound}")
+    for what, descs, provided in (
+        ("data", group.data_shapes, getattr(batch, "provide_data", None)),
+        ("label", group.label_shapes, getattr(batch, "provide_label", None)),
+    ):
+        expected = [desc.name for desc in descs]
+        given = [name for name, *_ in provided or ()]  # pairs of a name and a shape
+        if given != expected and sorted(given) == sorted(expected):
+            raise BindError(
+                f"forward: the batch has its {what} in the order {given}, bound were {expected}: give both "
+                f"iterators their arrays in one order"
+            )
+    return shapes
+
+
+def resized(
+    group: ExecutorGroup, shapes: Sequence[tuple[int, ...]], labels: Sequence[Any] | None
+) -> tuple[list[DataDesc], list[DataDesc]]:
+    """(data, labels) to bind for a batch whose data have these shapes.
+
+    A batch that has no labels, because it is only predicted, leaves the module bound for some: training goes on later.
+    """
+    data = [DataDesc(d.name, shape, d.dtype, d.layout) for d, shape in zip(group.data_shapes, shapes, strict=True)]
+    if labels:
+        pairs = zip(group.label_shapes, labels, strict=False)
+        return data, [DataDesc(d.name, as_ndarray(a, f"label {d.name!r}").shape, d.dtype, d.layout) for d, a in pairs]
+    samples = shapes[0][data[0].batch_axis]
+    return data, [
+        DataDesc(d.name, replaced(d.shape, d.batch_axis, samples), d.dtype, d.layout) for d in group.label_shapes
+    ]
+
+
+def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
+    """``descs`` if their names fit; labels that the network has no use for may be among them."""
+    given = [desc.name for desc in descs]
+    if len(set(given)) != len(given):
+        raise BindError(f"{what}_shapes name an input twice: {given}")
+    if (set(given) != set(names)) if what == "data" else not set(given) >= set(names):
+        raise BindError(
+            f"{what}_shapes name {given}, the module's {what}_names are {list(names)}: name the {what} of the iterator "
+            f"accordingly, or pass {what}_names={given} to Module if the network's inputs are called so"
+        )
+    return descs
+
+
+def refuse_shares(work_load_list: Sequence[float] | None) -> None:
+    """Raise BindError for settings of MXNet's Module that would change what it computes, and are not supported."""
+    if work_load_list is not None and len(set(work_load_list)) > 1:
+        raise BindError(
+            f"work_load_list must be equal shares (or None): contexts get equal parts, got {work_load_list}"
+        )
+
+
+def places(
+    group2ctxs: Mapping[str, Any] | Sequence[Mapping[str, Context]] | None, contexts: int
+) -> list[Mapping[str, Context]] | None:
+    """For each context of a module where the nodes of each group run; None without groups.
+
+    Raises:
+        BindError: neither a dictionary nor one for each context.
+    """
+    if not group2ctxs:
+        return None
+    every = _each(group2ctxs, contexts) if isinstance(group2ctxs, Mapping) else list(group2ctxs)
+    if len(every) != contexts or not all(isinstance(one, Mapping) for one in every):
+        raise BindError(
+            f"group2ctxs must be a dictionary from groups to contexts, or a list of one for each of the {contexts} "
+            f"contexts, got {group2ctxs!r}"
+        )
+    return every
+
+
+def _each(groups: Mapping[str, Any], contexts: int) -> list[Mapping[str, Context]]:
+    """A dictionary from groups to a context, or to a list of one for all or one for each, as a dictionary for each.
+
+    Raises:
+        BindError: a list of another length.
+    """
+    lists = {}
+    for group, where in groups.items():
+        one = list(where) if isinstance(where, (list, tuple)) else [where]
+        if len(one) not in (1, contexts):
+            raise BindError(f"group2ctxs: group {group!r} has {len(one)} contexts, the module has {contexts}")
+        lists[group] = one * contexts if len(one) == 1 else one
+    return [{group: one[i] for group, one in lists.items()} for i in range(contexts)]
+
+
+def name_list(names: Any, what: str) -> list[str]:
+    """``names`` as a list of strs; None is none."""
+    if names is None:
+        return []
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise BindError(f"{what} must be a list of names such as ['data'], got {names!r}")
+    return list(names)
+
+
+def context_list(context: Any) -> list[Context]:
+    """One context or several as a list; None is the current one."""
+    if context is None:
+        context = current_context()
+    contexts = [context] if isinstance(context, Context) else list(context)
+    if not all(isinstance(one, Context) for one in contexts):
+        raise BindError(f"context must be a context such as mx.cpu(0), or a list of them, got {context!r}")
+    if not contexts:
+        raise BindError("context is an empty list: give at least one context")
+    return contexts

@@ -1,0 +1,105 @@
+"""What parameters and auxiliary states begin with: a given value, or the initializer's.
+
+Names that are missing or unknown are told before an array is touched. Nothing is kept; a module calls it on the
+thread that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from weftplan import ndarray as nd
+from weftplan.device.context import Context
+from weftplan.errors import BindError, MXNetError, ShapeError, listed
+from weftplan.executor.run_values import check_shapes
+from weftplan.ndarray import NDArray
+from weftplan.training.executor_group import as_ndarray
+from weftplan.training.initializers.initializer import InitDesc, Initializer
+
+_HOST = Context("cpu", 0)
+
+
+def unknown_names(args: Iterable[str], inputs: Sequence[str], aux: Iterable[str], states: Sequence[str]) -> list[str]:
+    """Names of given values that are neither arguments nor states of the network, and may be misspelt."""
+    return [name for name in args if name not in inputs] + [name for name in aux if name not in states]
+
+
+def complete(
+    args: Mapping[str, NDArray],
+    params: Sequence[str],
+    aux: Mapping[str, NDArray],
+    states: Sequence[str],
+    *,
+    training: bool,
+) -> None:
+    """Raise MXNetError when a loaded checkpoint lacks a parameter or an auxiliary state, which would stay zero.
+
+    A label that counts as a parameter may be missing where there is no ``training``.
+    """
+    lost = [name for name in params if name not in args and (training or not name.endswith("label"))]
+    lost += [name for name in states if name not in aux]
+    if lost:
+        raise MXNetError(
+            f"bind: the checkpoint has no value for {listed(lost)}; if that is a label, name it in label_names; else "
+            f"load it with mx.model.load_checkpoint, and give its parameters to init_params(arg_params=…, "
+            f"aux_params=…, allow_missing=True)"
+        )
+
+
+def first_values(
+    likes: Mapping[str, NDArray],
+    given: Mapping[str, NDArray] | None,
+    *,
+    rule: Callable[[InitDesc, NDArray], None] | None,
+    complete: bool,
+    attrs: Mapping[str, Mapping[str, str]],
+    label_names: Sequence[str],
+    training: bool,
+) -> dict[str, NDArray]:
+    """Values for the names of ``likes``, in its order.
+
+    Args:
+        likes: the bound arrays, whose shapes and dtypes count.
+        given: values by name.
+        rule: makes the others, on the host; None leaves them out.
+        complete: all have to be given.
+        attrs: attributes of the network's variables, ``__init__`` among them.
+        label_names: the inputs that are labels, for the message about a label taken for a parameter.
+        training: whether the network is bound for it. One that only predicts needs no label: a name that ends in
+            ``label`` is left out where no value is given.
+
+    Raises:
+        MXNetError: ``complete``, and one is not given.
+        ShapeError: a given value has another shape.
+        BindError: for training, a label would be made by ``rule``.
+    """
+    here = {} if given is None else {name: given[name] for name in likes if name in given}
+    check_shapes(((name, likes[name].shape, getattr(value, "shape", None)) for name, value in here.items()), "")
+    values = {}
+    for name, like in likes.items():
+        as_label = name.endswith("label") and "__init__" not in attrs.get(name, {})
+        if given is not None and name in given:
+            value = as_ndarray(given[name], f"parameter {name!r}")
+            if tuple(value.shape) != tuple(like.shape):
+                raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {value.shape}")
+        elif as_label and not training:
+            continue
+        elif complete:
+            missing = [one for one in likes if one not in here and (training or not one.endswith("label"))]
+            which = f"parameter {name!r} is" if len(missing) == 1 else f"parameters {listed(missing)} are"
+            raise MXNetError(
+                f"{which} missing from the given ones, of which {len(here)} of {len(given or ())} match; pass "
+                f"allow_missing=True to init what is missing"
+            )
+        elif rule is None:
+            continue
+        elif as_label:
+            raise BindError(
+                f"{name!r} would be a parameter, since label_names are {list(label_names)}; pass "
+                f"label_names=[{name!r}] to Module, and label_name={name!r} to the data iterator"
+            )
+        else:
+            value = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
+            rule(InitDesc(name, attrs.get(name), rule if isinstance(rule, Initializer) else None), value)
+        values[name] = value
+    return values

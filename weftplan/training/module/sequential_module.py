@@ -1,0 +1,282 @@
+"""``mx.mod.SequentialModule``: modules in a chain, the outputs of one the data of the next.
+
+One symbol of all would be planned as a whole; the chain is for parts that are not symbols, such as a loss in Python.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan.errors import MXNetError, ParameterError
+from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import known_keywords
+from weftplan.training.data.io import DataBatch, DataDesc
+from weftplan.training.fit.monitor import Monitor
+from weftplan.training.initializers.initializer import Initializer
+from weftplan.training.metrics.metric import EvalMetric
+from weftplan.training.module.base_module import BaseModule, as_descs
+
+
+class SequentialModule(BaseModule):
+    """A chain, empty at first; :meth:`add` appends."""
+
+    META_TAKE_LABELS = "take_labels"
+    META_AUTO_WIRING = "auto_wiring"
+
+    def __init__(self, logger: Any = None) -> None:
+        super().__init__(logger)
+        self._modules: list[Any] = []
+        self._metas: list[dict[str, Any]] = []
+        self._label_shapes: list[DataDesc] = []
+
+    def add(self, module: BaseModule, **kwargs: Any) -> SequentialModule:
+        """Append a module; returns the chain.
+
+        Args:
+            take_labels: it gets the labels of the batch. auto_wiring: its data get their names from it, not from the
+                outputs of the module before.
+
+        Raises:
+            ParameterError: another setting.
+        """
+        unknown = sorted({*kwargs} - {self.META_TAKE_LABELS, self.META_AUTO_WIRING})
+        if unknown:
+            raise ParameterError(f"SequentialModule.add takes take_labels and auto_wiring, got {unknown}")
+        self._modules.append(module)
+        self._metas.append(kwargs)
+        self.binded = self.params_initialized = self.optimizer_initialized = False  # the new one is not
+        return self
+
+    def _takes_labels(self) -> list[BaseModule]:
+        return [
+            module for module, meta in zip(self._modules, self._metas, strict=True) if meta.get(self.META_TAKE_LABELS)
+        ]
+
+    def _ends(self) -> tuple[Any, Any]:
+        """First and last module."""
+        if not self._modules:
+            raise MXNetError("the SequentialModule is empty; add modules first")
+        return self._modules[0], self._modules[-1]
+
+    @property
+    def data_names(self) -> list[str]:
+        """Names of the first module's data."""
+        return list(self._ends()[0].data_names) if self._modules else []
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the last module's outputs."""
+        return list(self._ends()[1].output_names) if self._modules else []
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        self._need("data_shapes", binded=True)
+        shapes: list[DataDesc] = self._ends()[0].data_shapes
+        return shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc]:
+        """Bound labels, those that some module takes."""
+        self._need("label_shapes", binded=True)
+        return self._label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Outputs of the last module: [(name, shape), …]."""
+        self._need("output_shapes", binded=True)
+        shapes: list[tuple[str, tuple[int, ...]]] = self._ends()[1].output_shapes
+        return shapes
+
+    @known_keywords()
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Bind each module for the outputs of the one before.
+
+        Raises:
+            MXNetError: the chain is empty.
+            ParameterError: ``shared_module`` is given, or gradients of inputs without training.
+        """
+        if self.binded and not force_rebind:
+            return
+        self._ends()
+        if shared_module is not None:
+            raise ParameterError("SequentialModule.bind: a chain shares no memory with another module")
+        if inputs_need_grad and not for_training:
+            raise ParameterError("SequentialModule.bind: inputs_need_grad needs for_training=True")
+        takers = self._takes_labels()
+        shapes: Any = data_shapes
+        for k, (module, meta) in enumerate(zip(self._modules, self._metas, strict=True)):
+            if meta.get(self.META_AUTO_WIRING):
+                if len(shapes) != len(module.data_names):
+                    raise ParameterError(
+                        f"SequentialModule.bind: module {k} takes {module.data_names}, {len(shapes)} arrays come"
+                    )
+                shapes = [(name, desc[1]) for name, desc in zip(module.data_names, shapes, strict=True)]
+            module.bind(
+                data_shapes=shapes,
+                label_shapes=label_shapes if module in takers else None,
+                for_training=for_training,
+                inputs_need_grad=inputs_need_grad or (for_training and k > 0),
+                force_rebind=force_rebind,
+                grad_req=grad_req,
+            )
+            shapes = module.output_shapes
+        self._label_shapes = as_descs(label_shapes) if takers else []
+        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self.binded = True
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        self._need("get_params", binded=True, params=True)
+        args: dict[str, NDArray] = {}
+        aux: dict[str, NDArray] = {}
+        for module in self._modules:
+            mine, states = module.get_params()
+            args.update(mine)
+            aux.update(states)
+        return args, aux
+
+    @known_keywords()
+    def init_params(
+        self,
+        initializer: Initializer | None = None,
+        arg_params: Mapping[str, NDArray] | None = None,
+        aux_params: Mapping[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Give every parameter of every module a value; given ones may be those of all modules.
+
+        Raises:
+            ParameterError: two modules have parameters of one name, or nobody has a given one and not ``allow_extra``.
+        """
+        if self.params_initialized and not force_init:
+            return
+        self._need("init_params", binded=True)
+        self._hand_out(arg_params, aux_params, allow_extra)
+        for module in self._modules:
+            module.init_params(
+                initializer,
+                arg_params=arg_params,
+                aux_params=aux_params,
+                allow_missing=allow_missing,
+                force_init=force_init,
+                allow_extra=True,
+            )
+        self._refuse_twins()
+        self.params_initialized = True
+
+    @known_keywords()
+    def set_params(
+        self,
+        arg_params: Mapping[str, NDArray],
+        aux_params: Mapping[str, NDArray] | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        if self.params_initialized and not force_init:
+            return
+        self._need("set_params", binded=True)
+        self._hand_out(arg_params, aux_params, allow_extra)
+        for module in self._modules:
+            module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
+        self._refuse_twins()
+        self.params_initialized = True
+
+    def _names(self) -> list[tuple[int, str]]:
+        """(number of the module, name) of every parameter and auxiliary state."""
+        return [
+            (k, name)
+            for k, module in enumerate(self._modules)
+            for name in (*getattr(module, "param_names", ()), *getattr(module, "aux_names", ()))
+        ]
+
+    def _hand_out(
+        self, arg_params: Mapping[str, NDArray] | None, aux_params: Mapping[str, NDArray] | None, allow_extra: bool
+    ) -> None:
+        """Refuse given values that no module has."""
+        open_ended = any(not hasattr(module, "param_names") for module in self._modules)
+        known = {name for _, name in self._names()}
+        unknown = sorted({*(arg_params or {}), *(aux_params or {})} - known)
+        if unknown and not allow_extra and not open_ended:
+            raise ParameterError(f"no module of the chain has {unknown}; pass allow_extra=True to ignore them")
+
+    def _refuse_twins(self) -> None:
+        seen: dict[str, int] = {}
+        for k, name in self._names():
+            if seen.setdefault(name, k) != k:
+                raise ParameterError(f"parameter {name!r} is in module {seen[name]} and in module {k} of the chain")
+
+    @known_keywords()
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        self._need("init_optimizer", binded=True, params=True)
+        if self.optimizer_initialized and not force_init:
+            return
+        for module in self._modules:
+            module.init_optimizer(
+                kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params, force_init=force_init
+            )
+        self.optimizer_initialized = True
+
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
+        self._need("forward", binded=True, params=True)
+        batch = copy.copy(data_batch)
+        last = self._ends()[1]
+        for module in self._modules:
+            module.forward(batch, is_train=is_train)
+            if module is not last:
+                batch.data = module.get_outputs()
+                batch.provide_data = [DataDesc(name, shape) for name, shape in module.output_shapes]
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        self._need("backward", binded=True, params=True)
+        for k, module in reversed(list(enumerate(self._modules))):
+            module.backward(out_grads)
+            if k:
+                out_grads = module.get_input_grads()
+
+    def update(self) -> None:
+        self._need("update", binded=True, params=True, optimizer=True)
+        for module in self._modules:
+            module.update()
+
+    def synchronize(self) -> None:
+        for module in self._modules:
+            module.synchronize()
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        self._need("get_outputs", binded=True, params=True)
+        return self._ends()[1].get_outputs(merge_multi_context=merge_multi_context)
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        """Gradients of the first module's data (bind with ``inputs_need_grad=True``)."""
+        if not self.inputs_need_grad:
+            raise MXNetError("get_input_grads: bind with inputs_need_grad=True")
+        return self._ends()[0].get_input_grads()
+
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+        self._need("update_metric", binded=True, params=True)
+        for module in self._takes_labels():
+            module.update_metric(eval_metric, labels, pad)
+
+    def install_monitor(self, mon: Monitor) -> None:
+        self._need("install_monitor", binded=True)
+        for module in self._modules:
+            module.install_monitor(mon)

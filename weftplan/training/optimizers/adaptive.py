@@ -1,0 +1,215 @@
+"""Ftrl, FTML, LAMB, Adamax and Nadam: a rate of its own for each element of a weight."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from weftplan import ndarray as nd
+from weftplan.ndarray import NDArray
+from weftplan.training.keyword_checks import number
+from weftplan.training.optimizers.base import Optimizer, State, one_operator
+from weftplan.training.optimizers.composed import clipped, zeros_as
+
+
+@Optimizer.register
+class Ftrl(Optimizer):
+    """Follow the regularized leader (McMahan et al., 2013).
+
+    Args:
+        lamda1: weight of the absolute values; elements whose history is below it stay 0.
+        beta: added to the root of the squares.
+    """
+
+    default_rate: ClassVar[float] = 0.1
+
+    def __init__(
+        self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **kwargs: Any
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.lamda1 = number(lamda1, "Ftrl: lamda1", low=0)
+        self.beta = number(beta, "Ftrl: beta", low=0)
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return zeros_as(weight), zeros_as(weight)
+
+    @one_operator
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        self._update_count(index)
+        lr, wd = self._rates(index)
+        settings = {"lamda1": self.lamda1, "beta": self.beta, **self._common()}
+        self.apply("ftrl_update", weight, grad, *state, lr=lr, wd=wd, **settings)
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return 2 * weight_nbytes
+
+
+@Optimizer.register
+class FTML(Optimizer):
+    """Follow the moving leader (Zheng and Kwok, 2017)."""
+
+    def __init__(self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.beta1 = number(beta1, "FTML: beta1", low=0, below=1)
+        self.beta2 = number(beta2, "FTML: beta2", low=0, below=1)
+        self.epsilon = number(epsilon, "FTML: epsilon", low=0)
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return zeros_as(weight), zeros_as(weight), zeros_as(weight)
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        count = self._update_count(index)
+        lr, wd = self._rates(index)
+        nd.ftml_update(
+            weight,
+            grad,
+            *state,
+            out=weight,
+            lr=lr,
+            wd=wd,
+            t=count,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            rescale_grad=self.rescale_grad,
+            clip_grad=self.clip_gradient or -1.0,
+        )
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return 3 * weight_nbytes
+
+
+@Optimizer.register
+class LAMB(Optimizer):
+    """Adam's direction, as long as the weight's norm (You et al., 2020).
+
+    Args:
+        lower_bound, upper_bound: of the weight's norm; None: none.
+        bias_correction: whether the running means are corrected for their beginning at 0.
+    """
+
+    default_rate: ClassVar[float] = 0.001
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        bias_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = number(beta1, "LAMB: beta1", low=0, below=1)
+        self.beta2 = number(beta2, "LAMB: beta2", low=0, below=1)
+        self.epsilon = number(epsilon, "LAMB: epsilon", low=0)
+        self.lower_bound = lower_bound
+        self.upper_bound = upper_bound
+        self.bias_correction = bool(bias_correction)
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return zeros_as(weight), zeros_as(weight)
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        count = self._update_count(index)
+        lr, wd = self._rates(index)
+        direction = nd.lamb_update_phase1(
+            weight,
+            grad,
+            *state,
+            wd=wd,
+            t=count,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            bias_correction=self.bias_correction,
+            **self._common(),
+        )
+        bounds = {"lower_bound": self.lower_bound or -1.0, "upper_bound": self.upper_bound or -1.0}
+        nd.lamb_update_phase2(weight, direction, nd.norm(weight), nd.norm(direction), out=weight, lr=lr, **bounds)
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return 2 * weight_nbytes
+
+
+@Optimizer.register
+class Adamax(Optimizer):
+    """Adam with the greatest gradient so far for the root of the mean square (Kingma and Ba, 2015, section 7).
+
+    What has had gradients of 0 alone stays as it is; MXNet 1.9.1 divides 0 by 0 there.
+    """
+
+    default_rate: ClassVar[float] = 0.002
+
+    def __init__(
+        self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = number(beta1, "Adamax: beta1", low=0, below=1)
+        self.beta2 = number(beta2, "Adamax: beta2", low=0, below=1)
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return zeros_as(weight), zeros_as(weight)
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        count = self._update_count(index)
+        lr, wd = self._rates(index)
+        g = clipped(grad * self.rescale_grad + weight * wd, self.clip_gradient)
+        mean, greatest = state
+        mean[:] = mean * self.beta1 + g * (1.0 - self.beta1)
+        greatest[:] = nd.maximum(greatest * self.beta2, nd.abs(g))
+        weight[:] = weight - mean * (lr / (1.0 - self.beta1**count)) / (greatest + (greatest == 0))
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return 2 * weight_nbytes
+
+
+@Optimizer.register
+class Nadam(Optimizer):
+    """Adam with Nesterov's momentum (Dozat, 2016).
+
+    The momentum's schedule goes on with every update of any parameter, as in MXNet 1.9.1.
+
+    Args:
+        schedule_decay: how fast the momentum reaches ``beta1``.
+    """
+
+    default_rate: ClassVar[float] = 0.001
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        schedule_decay: float = 0.004,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = number(beta1, "Nadam: beta1", low=0, below=1)
+        self.beta2 = number(beta2, "Nadam: beta2", low=0, below=1)
+        self.epsilon = number(epsilon, "Nadam: epsilon", low=0)
+        self.schedule_decay = number(schedule_decay, "Nadam: schedule_decay", low=0)
+        self.m_schedule = 1.0
+        """The product of all momenta so far."""
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return zeros_as(weight), zeros_as(weight)
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        count = self._update_count(index)
+        lr, wd = self._rates(index)
+        g = clipped(grad * self.rescale_grad + weight * wd, self.clip_gradient)
+        now, following = (self.beta1 * (1.0 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (count, count + 1))
+        self.m_schedule *= now
+        mean, square = state
+        mean[:] = mean * self.beta1 + g * (1.0 - self.beta1)
+        square[:] = square * self.beta2 + nd.square(g) * (1.0 - self.beta2)
+        ahead = g * ((1.0 - now) / (1.0 - self.m_schedule)) + mean * (following / (1.0 - self.m_schedule * following))
+        root = nd.sqrt(square) * (1.0 / math.sqrt(1.0 - self.beta2**count))
+        weight[:] = weight - ahead * lr / (root + self.epsilon)
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return 2 * weight_nbytes

@@ -1,0 +1,231 @@
+"""What every optimizer is made of: rates, multipliers, counts of updates, and half precision.
+
+An optimizer owns the counts of updates of every parameter; states belong to whoever calls it, a store or an updater.
+Updates are pushed and return at once. One thread at a time uses an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ScheduledRateError
+from weftplan.ndarray import NDArray
+from weftplan.ops.core.floats import is_half
+from weftplan.ops.core.schema import DType, Shape
+from weftplan.support.keyword_errors import Constructed
+from weftplan.symbol import Symbol
+from weftplan.training.keyword_checks import number
+from weftplan.training.optimizers.fused_step import Step, push_together
+from weftplan.training.optimizers.lr_scheduler import LRScheduler
+
+State = Any
+Update = TypeVar("Update", bound=Callable[..., None])
+
+
+def one_operator(update: Update) -> Update:
+    """Marks an ``update`` that does nothing but one :meth:`Optimizer.apply`, so that those of many weights can be one
+    operation."""
+    update.one_operator = True  # type: ignore[attr-defined]
+    return update
+
+
+class Optimizer(Constructed):
+    """Base of all optimizers.
+
+    Args:
+        rescale_grad: gradients are multiplied by this first (a Module sets 1 / batch size).
+        param_idx2name: index -> parameter name.
+        wd: weight decay (added to the gradient as ``wd * weight``).
+        clip_gradient: clip each rescaled gradient element to [-c, c]; None, 0 or a negative value: do not clip.
+        learning_rate: the rate (default: the class's ``default_rate``); with a scheduler, its ``base_lr`` (default: the
+            one that it has).
+        lr_scheduler: callable from the number of updates to a rate.
+        sym: a symbol whose ``__lr_mult__`` and ``__wd_mult__`` attributes count.
+        begin_num_update: number of updates already done.
+        multi_precision: keep a float32 copy of each float16 weight, and update that.
+    """
+
+    default_rate: ClassVar[float] = 0.01
+    weight_last: ClassVar[bool] = False
+    """Order of a multi-precision state: (state, float32 weight) as MXNet's SGD and NAG have it, not (weight, state)."""
+    opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
+    _gathered: list[Step] | None = None
+    """Steps that wait for others to become one operation with them."""
+
+    def __init__(
+        self,
+        rescale_grad: float = 1.0,
+        param_idx2name: Mapping[int, str] | None = None,
+        wd: float = 0.0,
+        clip_gradient: float | None = None,
+        learning_rate: float | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        sym: Symbol | None = None,
+        begin_num_update: int = 0,
+        multi_precision: bool = False,
+    ) -> None:
+        me = type(self).__name__
+        if learning_rate is not None:
+            number(learning_rate, f"{me}: learning_rate", low=0)
+        number(wd, f"{me}: wd", low=0)
+        number(rescale_grad, f"{me}: rescale_grad")
+        if clip_gradient is not None:
+            number(clip_gradient, f"{me}: clip_gradient")
+        if lr_scheduler is not None and not callable(lr_scheduler):
+            raise ParameterError(f"{me}: lr_scheduler must map an update number to a rate, got {lr_scheduler!r}")
+        self.rescale_grad = rescale_grad
+        self.lr_scheduler = lr_scheduler
+        self.lr = self.default_rate if learning_rate is None else learning_rate
+        if lr_scheduler is not None and learning_rate is not None:
+            lr_scheduler.base_lr = lr_scheduler.warmup_final_lr = learning_rate
+        self.wd = wd
+        self.clip_gradient = clip_gradient
+        self.begin_num_update = begin_num_update
+        self.multi_precision = multi_precision
+        self.num_update = begin_num_update
+        self.idx2name = dict(param_idx2name or {})
+        self._index_update_count: dict[Any, int] = {}
+        attrs = {} if sym is None else sym.attr_dict()
+        self._attrs = {} if sym is None else {name: attrs[name] for name in sym.list_arguments() if name in attrs}
+        self.lr_mult: dict[Any, float] = {}
+        self.wd_mult: dict[Any, float] = {}
+        self.set_lr_mult({})
+        self.set_wd_mult({})
+
+    @staticmethod
+    def register(klass: type[Optimizer]) -> type[Optimizer]:
+        """Class decorator: make ``create(klass.__name__)`` (any case) give an instance."""
+        Optimizer.opt_registry[klass.__name__.lower()] = klass
+        return klass
+
+    # -- rates ----------------------------------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update, before ``lr_mult``."""
+        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate; with a scheduler it is the scheduler that decides, so this is an error."""
+        if self.lr_scheduler is not None:
+            raise ScheduledRateError("the learning rate follows lr_scheduler; change the scheduler instead")
+        self.lr = lr
+
+    def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
+        """Multipliers of the rate by name or index; the symbol's ``__lr_mult__`` attributes count first."""
+        self.lr_mult = {n: float(a["__lr_mult__"]) for n, a in self._attrs.items() if "__lr_mult__" in a}
+        self.lr_mult.update(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
+        """Multipliers of weight decay by name or index; 0 for names that end in neither _weight nor _gamma."""
+        self.wd_mult = {n: 0.0 for n in self.idx2name.values() if not n.endswith(("_weight", "_gamma"))}
+        self.wd_mult.update({n: float(a["__wd_mult__"]) for n, a in self._attrs.items() if "__wd_mult__" in a})
+        self.wd_mult.update(args_wd_mult)
+
+    def _multiplier(self, table: Mapping[Any, float], index: Any) -> float:
+        if index in table:
+            return table[index]
+        return table.get(self.idx2name.get(index, index), 1.0)
+
+    def _update_count(self, index: Any) -> int:
+        count = self._index_update_count.get(index, self.begin_num_update) + 1
+        self._index_update_count[index] = count
+        self.num_update = max(self.num_update, count)
+        return count
+
+    def _rates(self, index: Any) -> tuple[float, float]:
+        """(learning rate, weight decay) of one parameter, multipliers included."""
+        return self._get_lr(index), self._get_wd(index)
+
+    def _get_lr(self, index: Any) -> float:
+        """Learning rate of one parameter; what optimizers written for MXNet ask for."""
+        return self.learning_rate * self._multiplier(self.lr_mult, index)
+
+    def _get_wd(self, index: Any) -> float:
+        """Weight decay of one parameter; what optimizers written for MXNet ask for."""
+        return self.wd * self._multiplier(self.wd_mult, index)
+
+    def _common(self) -> dict[str, Any]:
+        return {"rescale_grad": self.rescale_grad, "clip_gradient": self.clip_gradient or -1.0}
+
+    # -- what a subclass does -------------------------------------------------------------------------------------
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        """State of one parameter: None, an array, or a tuple of arrays."""
+        return None
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        """Change ``weight`` (and ``state``) by ``grad``, asynchronously."""
+        raise NotImplementedError
+
+    def create_state_multi_precision(self, index: Any, weight: NDArray) -> State:
+        """As :meth:`create_state`; with ``multi_precision`` (float32 weight, its state) for a float16 weight, in the
+        order that :attr:`weight_last` says."""
+        if not self._in_float32(weight):
+            return self.create_state(index, weight)
+        master = weight.astype(np.float32)
+        own = self.create_state(index, master)
+        return (own, master) if self.weight_last else (master, own)
+
+    def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one.
+
+        Of lists of indices, weights, gradients and states it does the same as :meth:`update_together`.
+        """
+        if isinstance(index, (list, tuple)):
+            lists: tuple[Any, ...] = index, weight, grad, state
+            self.update_together(*lists)
+            return
+        if not self._in_float32(weight):
+            self.update(index, weight, grad, state)
+            return
+        own, master = state if self.weight_last else reversed(state)
+        self.update(index, master, grad.astype(np.float32), own)
+        weight[:] = master
+
+    def update_together(
+        self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
+    ) -> None:
+        """As :meth:`update_multi_precision` of each, in one operation where each is one operator on arrays of its own
+        in a host's memory."""
+        me = type(self)
+        simple = me.update_multi_precision is Optimizer.update_multi_precision
+        gathering = simple and getattr(me.update, "one_operator", False)
+        steps: list[Step] = []
+        try:
+            for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
+                self._gathered = steps if gathering and not self._in_float32(weight) else None
+                self.update_multi_precision(index, weight, grad, state)
+        finally:
+            self._gathered = None
+            push_together(steps)
+
+    def apply(self, name: str, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
+        """``nd.<name>(weight, grad, *states, out=weight, **params)``, now or with those of other weights."""
+        step = Step(name, (weight, grad, *states), params)
+        if self._gathered is None:
+            step.push()
+        else:
+            self._gathered.append(step)
+
+    def _in_float32(self, weight: NDArray) -> bool:
+        return self.multi_precision and is_half(weight.dtype)
+
+    def kept_bytes(self, shape: Shape, dtype: DType) -> int:
+        """Bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and dtype."""
+        if not (self.multi_precision and is_half(dtype)):
+            return self._shaped_state_bytes(shape, dtype)
+        wide = np.dtype(np.float32)
+        return prod(shape) * wide.itemsize + self._shaped_state_bytes(shape, wide)
+
+    def _shaped_state_bytes(self, shape: Shape, dtype: DType) -> int:
+        """Of :meth:`create_state`: for states whose size follows from more than the bytes of the weight."""
+        return self.state_bytes(prod(shape) * dtype.itemsize)
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        """Bytes that :meth:`create_state` makes for a weight of that many bytes, where that is all it depends on."""
+        return 0

@@ -1,0 +1,128 @@
+"""Learning-rate schedules: callables from the number of updates to a rate, as ``mx.lr_scheduler``.
+
+A schedule keeps how far it has come, so each optimizer has one of its own, which one thread uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from weftplan.errors import ParameterError
+from weftplan.support.keyword_errors import Constructed
+
+
+class LRScheduler(Constructed):
+    """Base: linear or constant warm-up from ``warmup_begin_lr`` to ``base_lr`` over ``warmup_steps`` updates."""
+
+    def __init__(
+        self,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        if warmup_steps < 0:
+            raise ParameterError(f"warmup_steps must be >= 0, got {warmup_steps}")
+        if warmup_begin_lr > base_lr:
+            raise ParameterError(f"warmup_begin_lr {warmup_begin_lr} must not exceed base_lr {base_lr}")
+        if warmup_mode not in ("linear", "constant"):
+            raise ParameterError(f"warmup_mode must be 'linear' or 'constant', got {warmup_mode!r}")
+        self.base_lr = base_lr
+        self.warmup_steps = warmup_steps
+        self.warmup_begin_lr = warmup_begin_lr
+        self.warmup_final_lr = base_lr
+        self.warmup_mode = warmup_mode
+
+    def get_warmup_lr(self, num_update: int) -> float:
+        """The rate at an update before ``warmup_steps``."""
+        if self.warmup_mode == "constant":
+            return self.warmup_begin_lr
+        share = num_update / self.warmup_steps
+        return self.warmup_begin_lr + (self.warmup_final_lr - self.warmup_begin_lr) * share
+
+    def __call__(self, num_update: int) -> float:
+        """The rate at update ``num_update`` (counted from 1)."""
+        raise NotImplementedError
+
+
+class FactorScheduler(LRScheduler):
+    """Multiply the rate by ``factor`` every ``step`` updates, not below ``stop_factor_lr``.
+
+    >>> schedule = FactorScheduler(step=10, factor=0.5, base_lr=1.0)
+    >>> [schedule(n) for n in (1, 11, 21)]
+    [1.0, 0.5, 0.25]
+    """
+
+    def __init__(
+        self, step: int, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01, **warmup: object
+    ) -> None:
+        super().__init__(base_lr, **warmup)  # type: ignore[arg-type]
+        if step < 1:
+            raise ParameterError(f"step must be >= 1, got {step}")
+        if factor > 1.0:
+            raise ParameterError(f"factor must be <= 1 so that the rate falls, got {factor}")
+        self.step = step
+        self.factor = factor
+        self.stop_factor_lr = stop_factor_lr
+
+    def __call__(self, num_update: int) -> float:
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        drops = max(0, num_update - 1) // self.step
+        if not drops:
+            return self.base_lr  # also where it begins below the least rate
+        return max(self.base_lr * self.factor**drops, self.stop_factor_lr)
+
+
+class MultiFactorScheduler(LRScheduler):
+    """Multiply the rate by ``factor`` after each of the given update numbers."""
+
+    def __init__(self, step: Sequence[int], factor: float = 1.0, base_lr: float = 0.01, **warmup: object) -> None:
+        super().__init__(base_lr, **warmup)  # type: ignore[arg-type]
+        if not step or any(b <= a for a, b in pairwise(step)) or step[0] < 1:
+            raise ParameterError(f"step must be a rising list of numbers >= 1, got {list(step)}")
+        if factor > 1.0:
+            raise ParameterError(f"factor must be <= 1 so that the rate falls, got {factor}")
+        self.step = list(step)
+        self.factor = factor
+
+    def __call__(self, num_update: int) -> float:
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        return self.base_lr * self.factor ** sum(num_update > s for s in self.step)
+
+
+class PolyScheduler(LRScheduler):
+    """Fall from ``base_lr`` to ``final_lr`` by a power of the remaining share of ``max_update``."""
+
+    def __init__(
+        self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0.0, **warmup: object
+    ) -> None:
+        super().__init__(base_lr, **warmup)  # type: ignore[arg-type]
+        if max_update < 1:
+            raise ParameterError(f"max_update must be >= 1, got {max_update}")
+        self.max_update = max_update
+        self.power = pwr
+        self.final_lr = final_lr
+
+    def _share(self, num_update: int) -> float:
+        span = max(1, self.max_update - self.warmup_steps)
+        return min(1.0, (num_update - self.warmup_steps) / span)
+
+    def __call__(self, num_update: int) -> float:
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        fall = float((1 - self._share(num_update)) ** self.power)
+        return self.final_lr + (self.base_lr - self.final_lr) * fall
+
+
+class CosineScheduler(PolyScheduler):
+    """Fall from ``base_lr`` to ``final_lr`` along half a cosine."""
+
+    def __call__(self, num_update: int) -> float:
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        fall = (1 + math.cos(math.pi * self._share(num_update))) / 2
+        return self.final_lr + (self.base_lr - self.final_lr) * fall
