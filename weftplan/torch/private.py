@@ -7,6 +7,7 @@ warns once, when this package is imported.
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -81,7 +82,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
-def current_autograd_node() -> object | None:
+def current_autograd_node() -> Any:
     """The node whose backward function runs in this thread; None outside one, such as when gradients are summed."""
-    node: object | None = torch._C._current_autograd_node()
-    return node
+    return torch._C._current_autograd_node()

@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from weftplan.torch.private import current_autograd_node, storage_key
+from weftplan.errors import PlanError
+from weftplan.torch.private import FakeTensor, current_autograd_node, storage_key
 from weftplan.torch.probe import Probes
 
 SUMS = (torch.ops.aten.add.Tensor,)
@@ -30,7 +31,6 @@ class Call:
     reads: Sequence[int]
     makes: Sequence[int]
     scratch: int = 0
-    phase: str = ""
     sums_in_place: bool = False
 
 
@@ -87,8 +87,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, probes: Probes | None = None) -> None:
         super().__init__()
-        self.trace, self.phase = Trace(), ""
+        self.trace = Trace()
         self._number: dict[int, int] = {}
+        self._node: tuple[tuple[str, int], int] | None = None
+        """The backward node that runs, and the call at which it began."""
         self._probes = probes
 
     def storage(self, tensor: torch.Tensor, born: int, name: str = "") -> int:
@@ -112,14 +114,39 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and record it."""
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)  # questions about tensors, which allocate nothing
+        self._check_copied(func, args, kwargs)
         now, name = len(self.trace.calls), str(func)
         reads = [self.storage(t, -1) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         scratch = self._probes.scratch(func, args, kwargs) if self._probes is not None else 0
         out = func(*args, **kwargs)
         count = len(self.trace.nbytes)
         made = [self.storage(t, now, name) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        backward = torch._C._current_graph_task_id() != -1
-        call = Call(name, reads, [m for m in dict.fromkeys(made) if m >= count], scratch, self.phase)
-        call.sums_in_place = backward and func in SUMS and current_autograd_node() is None
+        call = Call(name, reads, [m for m in dict.fromkeys(made) if m >= count], scratch)
+        began = self._node_began(now)
+        if began is not None and func in SUMS and not torch.is_grad_enabled() and not args[0]._is_view():
+            # A sum of the node's own makes both terms; the engine adds what the node made to an older sum. A view
+            # keeps its base, so that the engine does not own the sum.
+            call.sums_in_place = self.trace.born[reads[0]] < began
         self.trace.calls.append(call)
         return out
+
+    def _node_began(self, now: int) -> int | None:
+        """The first call while the current backward node runs; None outside a backward pass."""
+        node = current_autograd_node()
+        if node is None:
+            self._node = None
+            return None
+        name = (type(node).__name__, node._sequence_nr())
+        if self._node is None or self._node[0] != name:
+            self._node = (name, now)
+        return self._node[1]
+
+    def _check_copied(self, func: Any, args: Any, kwargs: Any) -> None:
+        for t in tree_leaves((args, kwargs)):
+            if isinstance(t, torch.Tensor) and t.requires_grad and not isinstance(t, FakeTensor):
+                raise PlanError(
+                    f"the step reaches a tensor of shape {tuple(t.shape)} in {func} that is in none of its arguments, "
+                    f"closures or globals: pass the module that owns it as an argument of the step"
+                )
