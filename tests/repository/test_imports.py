@@ -26,6 +26,7 @@ LAYERS = (
     {"cli"},
     {"compat"},
     {"rnn"},
+    {"torch"},
     {"convert"},
     {"report"},
     {"training"},

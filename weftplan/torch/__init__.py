@@ -1,8 +1,8 @@
 """Training steps of PyTorch within a number of bytes.
 
 :func:`budget` runs a module or function within a budget, :func:`backend` and :func:`partition` do so for
-``torch.compile`` and for other backends, :func:`curve` shows budgets against time, :func:`estimate` predicts the peak of
-any step. PyTorch is imported on first use of one of them.
+``torch.compile`` and for other backends, :func:`curve` shows budgets against time, :func:`estimate` predicts the peak
+of any step. PyTorch is imported on first use of one of them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weftplan.torch.curve import curve
-    from weftplan.torch.estimate import estimate
     from weftplan.torch.fit import backend, budget, partition
     from weftplan.torch.knapsack import knapsack_solver
+    from weftplan.torch.prediction import estimate
+    from weftplan.torch.trade_off import curve
 
 __all__ = ["backend", "budget", "curve", "estimate", "knapsack_solver", "partition"]
 
 _OWNERS = {
     "backend": "fit",
     "budget": "fit",
-    "curve": "curve",
-    "estimate": "estimate",
+    "curve": "trade_off",
+    "estimate": "prediction",
     "knapsack_solver": "knapsack",
     "partition": "fit",
 }

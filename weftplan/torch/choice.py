@@ -1,4 +1,4 @@
-"""Choices of one traced graph: which results to repeat for every budget worth having, and the one that a budget takes."""
+"""Choices of one traced graph: which results to repeat for every budget, and the choice that a budget takes."""
 
 from __future__ import annotations
 
@@ -66,6 +66,10 @@ class Plan:
 
     def __str__(self) -> str:
         """A few lines for people."""
+        if len(self.unseen) > 6:
+            unseen = f"{len(self.unseen)} operators"
+        else:
+            unseen = ", ".join(sorted(self.unseen))
         budget = "no budget" if self.budget is None else f"budget {amount(self.budget)}"
         lines = [
             f"{self.name}: peak {amount(self.peak)} ({self.peak:,} bytes), {budget}",
@@ -76,7 +80,7 @@ class Plan:
             f"kept for the backward part {amount(self.saved)}; planned in {self.seconds:.1f} s",
         ]
         if self.unseen:
-            lines.append("  unseen until measured: " + ", ".join(sorted(self.unseen)))
+            lines.append(f"  not counted until measured: what {unseen} allocate inside")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -87,7 +91,7 @@ class Choices:
         began = time.perf_counter()
         self.joint = joint
         self.program: Program = lazy_backward(joint.program())
-        self.inputs: int = self.program.external_bytes["inputs"]
+        self.inputs: int = self.program.external_bytes["arguments"]
         self._assigned = assignment(self.program, OPTIONS)
         self.tape = Tape(self.program, assignment=self._assigned, options=OPTIONS, seconds=joint.seconds())
         self.points: list[Price] = curve(self.tape)
@@ -148,8 +152,6 @@ class Choices:
             if group >= 0 and buffers.entry_first[e] <= step < buffers.entry_last[e]
         ]
         alive += [
-            (f"inside {names[nid]}", nbytes)
-            for nid, nbytes in buffers.workspace.items()
-            if program.order[step] == nid
+            (f"inside {names[nid]}", nbytes) for nid, nbytes in buffers.workspace.items() if program.order[step] == nid
         ]
         return sorted(alive, key=lambda item: -item[1])[:most]

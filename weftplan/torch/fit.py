@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
 from weftplan.torch.choice import Choices, Plan, Resident
-from weftplan.torch.joint import Joint, line_of, tensors
+from weftplan.torch.joint import Joint
 from weftplan.torch.optimizers import check_update, state_bytes
 from weftplan.torch.private import (
     BackendCompilerFailed,
@@ -154,10 +155,14 @@ class Planned(Exception):
 
 
 def _title(graph: torch.fx.Graph) -> str:
-    """A graph by the first and the last line of the user's code that it comes from."""
-    lines = [line_of(node) for node in graph.nodes if node.op == "call_function"]
-    lines = [line.strip(" ()").partition(", in ")[0] for line in lines if line]
-    return f"the graph from {lines[0]} to {lines[-1]}" if lines else "the graph"
+    """A graph by the lines of the traced function that it comes from."""
+    frames = [(node.meta.get("stack_trace") or "").strip().partition(", in ")[0] for node in graph.nodes]
+    places = [re.fullmatch(r'File "(.*)", line (\d+)', frame) for frame in frames]
+    first = next((place[1] for place in places if place), None)
+    if first is None:
+        return "the graph"
+    lines = sorted(int(place[2]) for place in places if place and place[1] == first)
+    return f"the graph of {first}, line {lines[0]}" + (f" to {lines[-1]}" if lines[-1] > lines[0] else "")
 
 
 def eager(module: torch.fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
@@ -308,6 +313,3 @@ def _check_function(function: Any) -> None:
         raise PlanError(f"{function!r} is compiled already: pass the module or function itself")
     if not callable(function):
         raise PlanError(f"expected a module or a function, got {type(function).__name__}")
-
-
-__all__ = ["Budgeted", "Partition", "Planned", "backend", "budget", "partition", "plain_errors", "tensors"]

@@ -1,7 +1,7 @@
 """A traced graph of PyTorch as a program of the planner: storages are results, views are folded into them.
 
-A node that makes a storage, or that changes one in place, is a step; every other node (views, getitem, sizes) is free and follows
-the storage that it looks at. Bytes are those of whole storages, exactly as an allocator is asked for them.
+A node that makes a storage, or that changes one in place, is a step; every other node (views, getitem, sizes) is free
+and follows the storage that it looks at. Bytes are those of whole storages, exactly as an allocator is asked for them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def values(node: torch.fx.Node) -> tuple[Any, Any]:
 def state_bytes(device: torch.device) -> int:
     """Bytes of a generator's state."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return state.untyped_storage().nbytes()
+    return int(state.untyped_storage().nbytes())
 
 
 @dataclass
@@ -212,7 +212,7 @@ class Joint:
             gradients=frozenset(),
             added=frozenset(),
             workspaces={len(given) + k: step.scratch for k, step in enumerate(self.steps) if step.scratch},
-            external_bytes={"inputs": sum(sizes[r] for r in given)},
+            external_bytes={"arguments": sum(sizes[r] for r in given)},
             tangents=frozenset(entry[r] for r in tangents if r not in made),
         )
 
@@ -224,4 +224,3 @@ class Joint:
 def is_getitem(node: torch.fx.Node) -> bool:
     """Whether a node picks one of several results."""
     return node.op == "call_function" and node.target is operator.getitem
-

@@ -9,7 +9,7 @@ import torch
 
 from weftplan.errors import BudgetError
 from weftplan.torch.choice import Resident
-from weftplan.torch.private import FakeTensorMode
+from weftplan.torch.private import FakeTensorMode, without_modes
 from weftplan.torch.trace import Recorder
 
 
@@ -28,12 +28,16 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def update_of(optimizer: torch.optim.Optimizer) -> Update:
-    """Run two updates on fake tensors like the optimizer's parameters; the optimizer itself stays as it is."""
-    with FakeTensorMode():
+    """Run two updates on fake tensors like the optimizer's parameters; the optimizer itself stays as it is.
+
+    Parameters are updated one by one. An optimizer that updates all at once (``foreach``) holds for all of them what is
+    held for the largest here.
+    """
+    with without_modes(), FakeTensorMode():
         groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:
-            params = [torch.nn.Parameter(torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device)) for p in group["params"]]
-            groups.append({**group, "params": params})
+            alone = {name: False for name in ("foreach", "fused") if name in group}
+            groups.append({**group, **alone, "params": [_like(p) for p in group["params"]]})
         for group in groups:
             for p in group["params"]:
                 p.grad = torch.empty_like(p)
@@ -56,7 +60,22 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
                     recorder.storage(t, -1)
         with recorder:
             made.step()
-    return Update(states, recorder.trace.peak - recorder.trace.before)
+    inside = recorder.trace.peak - recorder.trace.before
+    sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
+    if any(_at_once(group) for group in optimizer.param_groups):
+        inside = inside * sum(sizes) // max(sizes)
+    return Update(states, inside)
+
+
+def _at_once(group: dict[str, Any]) -> bool:
+    """Whether a group's parameters are updated together: asked for, or the default on a GPU."""
+    asked = group.get("foreach")
+    by_default = asked is None and "foreach" in group and not group.get("fused")
+    return bool(asked) or (by_default and any(p.device.type == "cuda" for p in group["params"]))
+
+
+def _like(p: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device))
 
 
 def check_update(
@@ -71,6 +90,6 @@ def check_update(
         raise BudgetError(
             f"the step of {type(optimizer).__name__} alone needs {needed:,} bytes (parameters, inputs, gradients, "
             f"states and what it allocates), more than the budget of {budget:,}; the smallest budget that works is "
-            f"at least {needed}: raise the budget, or use an optimizer with fewer states (foreach=False allocates less)",
+            f"at least {needed}: raise the budget, or use an optimizer with fewer states (foreach=False needs less)",
             smallest=needed,
         )

@@ -10,43 +10,24 @@ import warnings
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
-from torch._functorch.partitioners import _extract_fwd_bwd_modules as extract_modules
-from torch._functorch.partitioners import _is_primal as is_primal
-from torch._functorch.partitioners import _is_tangent as is_tangent
-from torch._functorch.partitioners import classify_nodes, default_partition
-from torch._guards import detect_fake_mode
-from torch._inductor.custom_graph_pass import CustomKnapsackSolver
-from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes as without_modes
+from torch._dynamo.backends.common import aot_autograd as aot_autograd
+from torch._dynamo.eval_frame import OptimizedModule as OptimizedModule
+from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
+from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
+from torch._functorch import partitioners as _partitioners
+from torch._functorch.partitioners import classify_nodes as classify_nodes
+from torch._functorch.partitioners import default_partition as default_partition
+from torch._inductor.custom_graph_pass import CustomKnapsackSolver as CustomKnapsackSolver
+from torch._prims.rng_prims import run_and_save_rng_state as run_and_save_rng_state
+from torch._prims.rng_prims import run_with_rng_state as run_with_rng_state
+from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.utils import _python_dispatch
 
-__all__ = [
-    "TESTED",
-    "BackendCompilerFailed",
-    "CustomKnapsackSolver",
-    "FakeCopyMode",
-    "FakeTensor",
-    "FakeTensorMode",
-    "OptimizedModule",
-    "TorchDynamoException",
-    "Unsupported",
-    "aot_autograd",
-    "check_version",
-    "classify_nodes",
-    "current_autograd_node",
-    "default_partition",
-    "detect_fake_mode",
-    "extract_modules",
-    "is_primal",
-    "is_tangent",
-    "run_and_save_rng_state",
-    "run_with_rng_state",
-    "storage_key",
-    "without_modes",
-]
+extract_modules = _partitioners._extract_fwd_bwd_modules
+is_tangent = _partitioners._is_tangent
+without_modes = _python_dispatch._disable_current_modes
 
 TESTED = ("2.13",)
 """Versions of PyTorch, as ``major.minor``."""
@@ -59,7 +40,6 @@ SIGNATURES = {
     "default_partition": (
         "joint_module _joint_inputs num_fwd_outputs static_lifetime_input_indices static_lifetime_input_nodes"
     ),
-    "is_primal": "node",
     "is_tangent": "node",
 }
 """The parameters of private functions, in order."""

@@ -70,7 +70,7 @@ def _node_of(joint: Joint, r: int) -> torch.fx.Node:
 
 
 def _share_state(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, name: str) -> None:
-    """Let the random node ``name`` of both modules draw the same numbers: its generator's state is kept between them."""
+    """Let the random node ``name`` of both modules draw the same numbers, by keeping its generator's state."""
     first = next(node for node in forward.graph.nodes if node.name == name)
     second = next((node for node in backward.graph.nodes if node.name == name and is_random(node)), None)
     if second is None:
@@ -154,4 +154,3 @@ def arranged(module: torch.fx.GraphModule, order: Sequence[str]) -> torch.fx.Gra
             out.meta = dict(node.meta)
     new.lint()
     return torch.fx.GraphModule(module, new)
-

@@ -21,6 +21,7 @@ from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan.compare import Row, compare, curve
 from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
+from weftplan.cli.plan.torch_step import plan_step
 from weftplan.cli.progress import Progress
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
@@ -121,6 +122,12 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @click.option("--compare", "want_compare", is_flag=True, help="Print strategies, policies and budgets side by side.")
 @click.option(
+    "--torch",
+    "torch_step",
+    is_flag=True,
+    help="MODEL is package.module:function, which returns (loss, arguments[, optimizer]) of a step of PyTorch.",
+)
+@click.option(
     "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
 )
 def command(
@@ -147,12 +154,17 @@ def command(
     want_kernels: bool,
     want_compare: bool,
     want_curve: bool,
+    torch_step: bool,
 ) -> None:
     """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
     then names the smallest budget that works. After Ctrl-C it is 130.
     """
+    if torch_step:
+        laid_out = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
+        _write(laid_out, model, html_path, picture, save, to_stderr=as_json)
+        return
     if recompute == "budget" and budget is None:
         raise click.UsageError("--recompute budget needs --budget BYTES")
     if batch_max and budget is None:

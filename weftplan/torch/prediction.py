@@ -11,6 +11,7 @@ import copy
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from weftplan.torch.trace import Recorder, Trace
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose kernels on a CPU are others than those that a trace sees."""
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations")
 
 
@@ -93,10 +95,9 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
             for _ in range(warm):
                 with Recorder():
                     run(*inputs)
-            roles = dict(_roles(list(memo.values()), inputs))
-            for tensor, name in roles.values():
+            # The first purpose of a tensor counts: a parameter is among the copied tensors, too.
+            for tensor, name in _roles(list(memo.values())):
                 recorder.storage(tensor, -1, name)
-            roles.clear()
             with recorder:
                 run(*inputs)
     except torch._subclasses.fake_tensor.DataDependentOutputException as error:
@@ -112,7 +113,7 @@ def _line(error: BaseException) -> str:
     last, traceback = "", error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if "/torch/" not in code.co_filename:
+        if not code.co_filename.startswith(LIBRARIES):
             last = f" ({code.co_filename}:{traceback.tb_lineno}, in {code.co_name})"
         traceback = traceback.tb_next
     return last
@@ -194,30 +195,34 @@ def _is_state(value: Any) -> bool:
         file = value.__code__.co_filename
         return "site-packages" not in file and "/lib/python" not in file
     plain = (types.ModuleType, type, str, int, float, bytes, bool, types.BuiltinFunctionType, type(None))
-    return not isinstance(value, plain) and (
-        isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, list, dict, tuple, set))
-        or hasattr(value, "__dict__")
-    ) and not callable(getattr(value, "__torch_dispatch__", None))
+    return (
+        not isinstance(value, plain)
+        and (
+            isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, list, dict, tuple, set))
+            or hasattr(value, "__dict__")
+        )
+        and not callable(getattr(value, "__torch_dispatch__", None))
+    )
 
 
-def _roles(copies: list[Any], inputs: Any) -> Iterator[tuple[int, tuple[torch.Tensor, str]]]:
-    """All tensors that exist, by identity, with what they are for."""
+def _roles(copies: list[Any]) -> Iterator[tuple[torch.Tensor, str]]:
+    """All tensors that exist, with what they are for."""
     modules = [m for m in copies if isinstance(m, torch.nn.Module)]
     for module in modules:
         for p in module.parameters():
-            yield id(p), (p, "parameters")
+            yield p, "parameters"
             if p.grad is not None:
-                yield id(p.grad), (p.grad, "gradients")
+                yield p.grad, "gradients"
         for b in module.buffers():
-            yield id(b), (b, "buffers")
+            yield b, "buffers"
     for optimizer in [o for o in copies if isinstance(o, torch.optim.Optimizer)]:
         for values in optimizer.state.values():
             for t in values.values():
                 if isinstance(t, torch.Tensor):
-                    yield id(t), (t, "optimizer")
+                    yield t, "optimizer"
     for t in copies:
         if isinstance(t, torch.Tensor):
-            yield id(t), (t, "inputs")
+            yield t, "inputs"
 
 
 def _report(trace: Trace, probes: Probes, recurrent: set[str]) -> Estimate:
@@ -235,7 +240,7 @@ def _report(trace: Trace, probes: Probes, recurrent: set[str]) -> Estimate:
     inside = trace.calls[at].scratch if trace.calls else 0
     if inside:
         parts["inside the kernel"] = inside
-    unseen = {name: "never measured on this machine" for name in probes.unseen}
+    unseen = dict.fromkeys(probes.unseen, "never measured on this machine")
     unseen |= {f"torch.{name}": "its kernel on a CPU is another than the one that was traced" for name in recurrent}
     return Estimate(
         peak=max(live, default=trace.before),
