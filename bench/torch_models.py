@@ -155,7 +155,7 @@ class UNet(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         w = [width << k for k in range(5)]
-        downs = [Pair(a, b) for a, b in zip([3, *w], w)]
+        downs = [Pair(a, b) for a, b in zip([3, *w], w, strict=False)]
         ups = [Pair(2 * a, a) for a in w[-2::-1]]
         self.blocks = nn.ModuleList([*downs, *ups])
         self.widen = nn.ModuleList([nn.ConvTranspose2d(2 * a, a, 2, 2) for a in w[-2::-1]])
@@ -166,7 +166,7 @@ class UNet(nn.Module):
         for k, block in enumerate(self.blocks[:5]):
             x = block(F.max_pool2d(x, 2) if k else x)
             skips.append(x)
-        for widen, block, skip in zip(self.widen, self.blocks[5:], skips[-2::-1]):
+        for widen, block, skip in zip(self.widen, self.blocks[5:], skips[-2::-1], strict=True):
             x = block(torch.cat((skip, widen(x)), 1))
         return self.last(x)
 
