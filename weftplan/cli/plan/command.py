@@ -23,9 +23,11 @@ from weftplan.cli.plan.compare import Row, compare, curve
 from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
 from weftplan.cli.plan.torch_step import plan_step
 from weftplan.cli.progress import Progress
+from weftplan.convert.onnx_in import OnnxFile
+from weftplan.convert.onnx_plan import plan_onnx
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError, PlanError
+from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
@@ -180,7 +182,15 @@ def command(
         raise click.UsageError(f"--kvstore {kvstore} needs --workers N, and belongs to training")
     if workers is not None and not distributed:
         raise click.UsageError("--workers N belongs to --kvstore dist_sync, dist_device_sync or dist_async")
-    network = load_network(model)
+    try:
+        network = load_network(model)
+    except UnknownOperatorError as error:
+        if not model.endswith(".onnx"):
+            raise
+        if train:
+            raise UnknownOperatorError(f"{error}; --inference plans the file by sizes alone") from error
+        _write(_by_sizes(model, shape_texts, as_json), model, html_path, picture, save, to_stderr=as_json)
+        return
     given = parse_shapes(shape_texts)
     shapes = network.shapes(given, batch)
     limit = _limit(budget, contexts)
@@ -259,6 +269,18 @@ def command(
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> MemoryPlan:
+    """Print the plan of an ONNX file with operators that are not run; the plan."""
+    sized, width = plan_onnx(OnnxFile(model), parse_shapes(shape_texts)), output_width()
+    if as_json:
+        click.echo(json.dumps({"model": model, **plan_output.as_json(sized)}, indent=1))
+        return sized
+    lines = [f"{model}: inference by sizes alone", "", *plan_output.figures(sized, width)]
+    lines += ["", *plan_output.peak(sized, width), "", *paragraph("; ".join(sized.notes), width)]
+    click.echo("\n".join(lines))
+    return sized
 
 
 @contextmanager

@@ -43,6 +43,13 @@ def _ranged(call: Call, inputs: list[Any]) -> Any:
     return np.arange(start, limit, step)
 
 
+def _expanded(call: Call, inputs: list[Any]) -> Any:
+    dims = np.broadcast_shapes(np.shape(inputs[0]), [int(dim) for dim in np.reshape(inputs[1], -1)])
+    if math.prod(dims) > MOST_ELEMENTS:
+        raise call.refuse(f"an array of shape {dims} out of {np.shape(inputs[0])}; at most {MOST_ELEMENTS:,} elements")
+    return np.broadcast_to(inputs[0], dims)
+
+
 def _constant(call: Call, inputs: list[Any]) -> Any:
     for key in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if key in call.attrs:
@@ -69,6 +76,8 @@ FOLDS.update(
         "Sub": lambda call, i: i[0] - i[1],
         "Mul": lambda call, i: i[0] * i[1],
         "Div": lambda call, i: i[0] // i[1] if np.asarray(i[0]).dtype.kind in "iu" else i[0] / i[1],
+        "Mod": lambda call, i: (np.fmod if call.get("fmod", 0) else np.mod)(i[0], i[1]),
+        "Expand": _expanded,
         "Floor": lambda call, i: np.floor(i[0]),
         "Ceil": lambda call, i: np.ceil(i[0]),
         "Identity": lambda call, i: i[0],
