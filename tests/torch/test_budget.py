@@ -167,6 +167,30 @@ def test_inference_is_checked_against_the_budget() -> None:
             budget(model, wrapped.plans[0].peak - 1)(*args)
 
 
+def test_other_shapes_are_planned_again() -> None:
+    """A smaller batch is a plan of its own, and so is a step without gradients; neither is a broken graph."""
+    wrapped = budget(Decoder(), "1GB")
+    x, y = Decoder.inputs()
+    wrapped(x, y).backward()
+    wrapped(x[:2], y[:2]).backward()
+    with torch.no_grad():
+        wrapped(x, y)
+    first, second, third = wrapped.plans
+    assert first.peak > second.peak
+    assert third.repeated == []
+
+
+def test_operators_without_fake_kernels_are_named() -> None:
+    """A custom operator that cannot be traced is refused by name."""
+
+    @torch.library.custom_op("weftplan_tests::halve", mutates_args=())
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    with pytest.raises(PlanError, match="weftplan_tests"):
+        budget(lambda x: halve(x).sum(), "1GB")(torch.randn(4, requires_grad=True))
+
+
 def test_bad_arguments_are_refused() -> None:
     """Compiled modules, unknown words and things that cannot be called."""
     model = Decoder()

@@ -66,10 +66,7 @@ class Plan:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        if len(self.unseen) > 6:
-            unseen = f"{len(self.unseen)} operators"
-        else:
-            unseen = ", ".join(sorted(self.unseen))
+        unseen = ", ".join(sorted(self.unseen)) if len(self.unseen) <= 6 else f"{len(self.unseen)} operators"
         budget = "no budget" if self.budget is None else f"budget {amount(self.budget)}"
         lines = [
             f"{self.name}: peak {amount(self.peak)} ({self.peak:,} bytes), {budget}",

@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,7 +95,7 @@ class Partition:
             measured=self._seconds == "measure",
         )
         choices = Choices(joint)
-        point, plan = self._choose(choices, static, _title(module.graph))
+        point, plan = self._choose(choices, _title(module.graph))
         again = choices.steps(point)
         order = choices.backward_order(point)
         self.plans.append(plan)
@@ -105,19 +104,26 @@ class Partition:
             raise Planned
         return split(module, joint, again=again, order=order, info=info, outputs=num_fwd_outputs)
 
-    def _choose(self, choices: Choices, static: list[int], name: str) -> tuple[Any, Plan]:
+    def _choose(self, choices: Choices, name: str) -> tuple[Any, Plan]:
         joint = choices.joint
-        earlier = self.plans
+        # A graph that begins at the same line is the same one, compiled for other shapes.
+        begins = {plan.name.partition(" to ")[0]: plan for plan in self.plans}
+        begins.pop(name.partition(" to ")[0], None)
+        earlier = list(begins.values())
         if earlier and self._breaks == "refuse":
             raise BudgetError(
                 f"the step is traced as several graphs, {earlier[0].name} and {name}: a budget holds for one graph; "
                 f"remove what breaks the graph between them, or pass breaks='sum' to plan each below what the saved "
                 f"results of the earlier ones leave"
             )
-        resident = self._resident(choices, static)
-        if earlier:
-            resident = replace(resident, other=resident.other + sum(plan.saved for plan in earlier))
-        check_update(self._optimizer, budget=self.budget, resident=resident, gradients=self._fresh_gradients(joint))
+        fresh = sum(joint.results.nbytes[r] for r in joint.outputs[1])
+        resident = Resident(
+            inputs=choices.inputs,
+            optimizer=state_bytes(self._optimizer),
+            gradients=fresh if self._keep_gradients else 0,
+            other=self._other + sum(plan.saved for plan in earlier),
+        )
+        check_update(self._optimizer, budget=self.budget, resident=resident, gradients=fresh)
         point = choices.within(self.budget, resident, name=name)
         again = choices.steps(point)
         inputs = {r for node in joint.inputs for r in joint.results.of(node)}
@@ -141,13 +147,6 @@ class Partition:
             seconds=choices.seconds,
             notes=notes,
         )
-
-    def _resident(self, choices: Choices, static: list[int]) -> Resident:
-        fresh = self._fresh_gradients(choices.joint) if self._keep_gradients else 0
-        return Resident(choices.inputs, state_bytes(self._optimizer), fresh, self._other)
-
-    def _fresh_gradients(self, joint: Joint) -> int:
-        return sum(joint.results.nbytes[r] for r in joint.outputs[1])
 
 
 class Planned(Exception):
@@ -215,7 +214,7 @@ def _check_inference(module: torch.fx.GraphModule, chosen: Partition) -> None:
     count = len(next(node for node in graph.nodes if node.op == "output").args[0])
     joint = Joint(graph, lambda node: True, num_outputs=count, probes=Probes(run=chosen._workspaces == "measure"))
     choices = Choices(joint)
-    _, plan = chosen._choose(choices, [], _title(graph))
+    _, plan = chosen._choose(choices, _title(graph))
     plan.notes.append("without a backward part: nothing can be repeated")
     chosen.plans.append(plan)
 

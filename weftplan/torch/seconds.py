@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -56,8 +56,7 @@ def _rates(kind: str, index: int, threads: int, dtype: torch.dtype) -> Rates:
     if stored:
         return Rates(**json.loads(stored))
     made = _measured(device, dtype)
-    facts = {"flops": made.flops, "bandwidth": made.bandwidth, "call": made.call}
-    user_cache.keep(user_cache.folder("torch"), name, json.dumps(facts).encode())
+    user_cache.keep(user_cache.folder("torch"), name, json.dumps(asdict(made)).encode())
     return made
 
 

@@ -19,9 +19,6 @@ from weftplan.errors import PlanError
 from weftplan.torch.private import FakeTensor, current_autograd_node, storage_key
 from weftplan.torch.probe import Probes
 
-SUMS = (torch.ops.aten.add.Tensor,)
-"""Operators by which the engine sums gradients."""
-
 
 @dataclass(slots=True)
 class Call:
@@ -125,10 +122,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         made = [self.storage(t, now, name) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         call = Call(name, reads, [m for m in dict.fromkeys(made) if m >= count], scratch)
         began = self._node_began(now)
-        if began is not None and func in SUMS and not torch.is_grad_enabled() and not args[0]._is_view():
+        if began is not None and func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
             # A sum of the node's own makes both terms; the engine adds what the node made to an older sum. A view
             # keeps its base, so that the engine does not own the sum.
-            call.sums_in_place = self.trace.born[reads[0]] < began
+            call.sums_in_place = self.trace.born[reads[0]] < began and not args[0]._is_view()
         self.trace.calls.append(call)
         return out
 
