@@ -92,6 +92,17 @@ def test_other_files_are_refused(saved: Path, facts: dict[str, str], message: st
     assert "m.onnx" in str(caught.value)
 
 
+def test_ranges_that_are_asked_for_again_and_again_are_refused(saved: Path) -> None:
+    """A small file must not make its reader load a large one many times."""
+    model = onnx.load(saved, load_external_data=False)
+    for k in range(3):
+        model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
+        model.graph.initializer[-1].name = f"w{k}"
+    saved.write_bytes(model.SerializeToString())
+    with pytest.raises(FormatError, match=r"its values take 9,600 bytes"):
+        import_model(saved)
+
+
 def unknown(**more: Any) -> Any:
     """A model with an operator that is not run, and one that no library knows."""
     nodes = [

@@ -16,8 +16,8 @@ from weftplan.planner import PlanOptions, validate
 from weftplan.planner.inplace import Kind
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-CHOICES = {"options.py": {"MODES", "keep_objects", "cuda_tuning"}}
-"""What a user may choose names the kernels that there are, and hands on the settings that they have."""
+CHOICES = {"options.py": {"MODES"}}
+"""What a user may choose names the kernels that there are."""
 
 
 def core() -> list[Path]:

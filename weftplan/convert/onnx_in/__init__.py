@@ -22,12 +22,12 @@ import weftplan.convert.onnx_in.shapes  # noqa: F401 - they fill the tables
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.external import external_tensor
+from weftplan.convert.onnx_in.external import check_amount, external_tensor
 from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.schema import Shape
-from weftplan.support.atomic_files import other_kind
+from weftplan.support.atomic_files import FREE, RATIO, open_to_read, other_kind
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Node
 
@@ -63,7 +63,7 @@ class OnnxFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._where = os.fspath(path)
         self._onnx = onnx_module()
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             content = file.read()
         try:
             model = self._onnx.load_model_from_string(content)
@@ -78,6 +78,7 @@ class OnnxFile:
         self.model = model
         """The file's content, as ``onnx`` reads it."""
         self._graph = model.graph
+        self._room = max(FREE, RATIO * len(content))
 
     def read(self, shapes: Mapping[str, Shape] | None = None) -> tuple[Symbol, Params, Params]:
         """What :func:`import_model` returns, and raises of the model."""
@@ -86,7 +87,7 @@ class OnnxFile:
             if lost:
                 names = ", ".join(f"{name} ({count})" for name, count in lost.items())
                 raise UnknownOperatorError(f"{self._where}: {len(lost)} operator(s) of ONNX are not read: {names}")
-            return _read(self._onnx, self._graph, shapes or {}, self._opset, self._where)
+            return _read(self._onnx, self._graph, shapes or {}, self._opset, self._where, self._room)
         except MXNetError:
             raise
         except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
@@ -111,9 +112,12 @@ def _dims(value: Any) -> Shape:
     return tuple(dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim)
 
 
-def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str) -> tuple[Symbol, Params, Params]:
+def _read(
+    onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str, room: int
+) -> tuple[Symbol, Params, Params]:
+    check_amount(graph.initializer, where)
     constants = {tensor.name: _tensor(onnx, tensor, where) for tensor in graph.initializer}
-    found = Model({}, opset, where)
+    found = Model({}, opset, where, room)
     for value in graph.input:
         if value.name in constants:
             continue

@@ -15,6 +15,24 @@ import numpy as np
 from weftplan.errors import FormatError
 
 
+def check_amount(tensors: Any, where: str) -> None:
+    """Refuse a model whose values are together more than twice the files that they lie in.
+
+    A few names in a small file could otherwise ask for the same large range again and again.
+    """
+    wanted: dict[str, int] = {}
+    for tensor in tensors:
+        facts = {entry.key: entry.value for entry in tensor.external_data}
+        if facts:
+            path = _inside(where, facts.get("location", ""), tensor.name)
+            length = facts.get("length", "")
+            nbytes = int(length) if length.isdecimal() else 4 * abs(math.prod(tensor.dims))
+            wanted[path] = wanted.get(path, 0) + nbytes
+    for path, nbytes in wanted.items():
+        if nbytes > 2 * os.stat(path).st_size:
+            raise FormatError(f"{where}: damaged: its values take {nbytes:,} bytes of {path}, which is much smaller")
+
+
 def external_tensor(onnx: Any, tensor: Any, where: str) -> Any:
     """The values of a tensor whose bytes are in another file.
 
@@ -27,7 +45,7 @@ def external_tensor(onnx: Any, tensor: Any, where: str) -> Any:
     count = math.prod(tensor.dims)
     try:
         offset = int(facts.get("offset", "0"))
-        nbytes = int(facts["length"]) if "length" in facts else count * dtype.itemsize
+        nbytes = int(facts.get("length", count * dtype.itemsize))
         size = os.stat(path).st_size
     except (ValueError, OSError) as error:
         raise FormatError(f"{where}: {tensor.name!r} in {path}: {error}") from error

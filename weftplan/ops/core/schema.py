@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weftplan.errors import MXNetError
+from weftplan.support import slots
 from weftplan.support.tensor_types import DType as DType
 from weftplan.support.tensor_types import InplacePair as InplacePair
 from weftplan.support.tensor_types import Req as Req
@@ -203,15 +204,7 @@ class OpContext(Workspace):
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
-        return _generators[-1](self.xp, seed, counter)
-
-
-_generators: list[Callable[[ModuleType, int, int], Any]] = []
-
-
-def use_on_devices(generator: Callable[[ModuleType, int, int], Any]) -> None:
-    """Let ``generator(xp, seed, counter)`` make the generators of devices; called by the file that has them."""
-    _generators.append(generator)
+        return slots.RANDOM_GENERATOR.get()(self.xp, seed, counter)
 
 
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]

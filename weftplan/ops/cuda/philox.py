@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each
-from weftplan.ops.core.schema import use_on_devices
+from weftplan.support import slots
 
 PHILOX = """
 __device__ unsigned long long philox(unsigned long long key0, unsigned long long key1, unsigned long long n) {
@@ -199,4 +199,4 @@ class PhiloxGenerator:
         return self._fill(name, target, target.size * _OF_ONE, values.reshape(-1), np.int32(several))
 
 
-use_on_devices(PhiloxGenerator)
+slots.RANDOM_GENERATOR.fill(PhiloxGenerator)
