@@ -27,6 +27,7 @@ LAYERS = (
     {"cli"},
     {"compat"},
     {"rnn"},
+    {"torch"},
     {"convert"},
     {"report"},
     {"training"},

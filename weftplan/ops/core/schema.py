@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -38,31 +37,16 @@ import numpy as np
 
 from weftplan.errors import MXNetError
 from weftplan.support import slots
+from weftplan.support.tensor_types import DType as DType
+from weftplan.support.tensor_types import InplacePair as InplacePair
+from weftplan.support.tensor_types import Req as Req
+from weftplan.support.tensor_types import Shape as Shape
+from weftplan.support.tensor_types import aligned as aligned
 
-Shape = tuple[int, ...]
-"""Dimensions; 0 is an unknown dimension while inferring."""
 Params = Mapping[str, Any]
 """Parsed parameters of one node, every declared name present."""
-DType = np.dtype[Any]
 Arrays = Sequence[Any]
 """Inputs or outputs of a kernel: arrays of one array module, None where one is ignored or unwanted."""
-
-
-class Req(IntEnum):
-    """What is to happen to an output: MXNet's OpReq codes."""
-
-    NULL = 0
-    WRITE = 1
-    INPLACE = 2
-    ADD = 3
-
-
-class InplacePair(NamedTuple):
-    """Output ``output`` may take the memory of input ``input``; ``identity``: even while others still read it."""
-
-    input: int
-    output: int
-    identity: bool = False
 
 
 class TensorSpec(NamedTuple):
@@ -232,15 +216,6 @@ class OpContext(Workspace):
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
         return slots.RANDOM_GENERATOR.get()(self.xp, seed, counter)
-
-
-def aligned(nbytes: int, alignment: int = 64) -> int:
-    """``nbytes`` rounded up to ``alignment``: what one :meth:`OpContext.take` of that many bytes uses.
-
-    >>> aligned(1), aligned(64), aligned(65)
-    (64, 64, 128)
-    """
-    return -(-nbytes // alignment) * alignment
 
 
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
