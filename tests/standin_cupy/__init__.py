@@ -67,7 +67,7 @@ def _set_compute_type(dtype: Any, compute_type: int) -> None:
 def _memory_info() -> tuple[int, int]:
     machine.check()
     total = machine.capacity[thread.device]
-    return total - machine.used[thread.device], total
+    return total - machine.used[thread.device] - machine.library_bytes(thread.device), total
 
 
 def _module() -> types.ModuleType:
