@@ -3,6 +3,7 @@
 import importlib.metadata
 import inspect
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -247,3 +248,37 @@ def test_the_stand_in_has_the_real_names():
         if "args" in theirs:
             continue  # made from a table
         assert set(inspect.signature(method).parameters) <= set(theirs), (name, version)
+
+
+@pytest.mark.parametrize("level", ["0", "1"])
+def test_nodes_are_planned_on_their_own_gpu(monkeypatch, level):
+    """When an executor is bound to gpu(2), and to each GPU of a Module; no worker plans or measures anything, and GPUs
+    of one model take the same algorithm."""
+    monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
+    asked, choose = [], cudnn_graphs._choose
+    main = threading.current_thread()
+
+    def spied(library, xp, *rest):
+        asked.append((xp.cuda.runtime.getDevice(), threading.current_thread() is main))
+        return choose(library, xp, *rest)
+
+    monkeypatch.setattr(cudnn_graphs, "_choose", spied)
+    net = network("Convolution", {"kernel": (3, 3), "num_filter": 4})
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="f"), name="softmax")
+    with cudnn(), place("standin") as context:
+        executor = net.simple_bind(context(2), data=(2, 4, 8, 8))
+        planned = list(asked)
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+        assert planned == asked
+        assert set(asked) == {(2, True)}
+        asked.clear()
+        contexts = [context(1), context(3)]
+        rng = np.random.default_rng(0)
+        data = mx.io.NDArrayIter(rng.standard_normal((4, 4, 8, 8)).astype(np.float32), np.zeros(4, np.float32), 4)
+        module = mx.mod.Module(net, context=contexts)
+        module.fit(data, num_epoch=2)
+        assert set(asked) == {(1, True), (3, True)}
+        assert len({found.index for found in cudnn_graphs._found.values() if not isinstance(found, str)}) == 1
+        del executor, module

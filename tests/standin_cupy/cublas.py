@@ -47,7 +47,7 @@ def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int,
     return made, (memory, start, end)
 
 
-def _used(handle: int, name: str) -> None:
+def use(handle: int, name: str) -> None:
     """A handle belongs to one thread and one device. Where it works on several streams, a product has the same bits in
     every run only if the handle's workspaces are of a fixed size."""
     found = machine.handles.get(handle)
@@ -63,7 +63,7 @@ def _gemm(kind: Any) -> Any:
 
     def call(handle: int, *numbers: int) -> None:
         if handle.__class__ is int:
-            _used(handle, _NAMES[kind])
+            use(handle, _NAMES[kind])
         product(handle, *numbers)
 
     @capturable

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from weftplan import config
-from weftplan.device.base import Device
 from weftplan.device import capture_gate
+from weftplan.device.base import Device
 from weftplan.device.capture_gate import CaptureGate
 from weftplan.device.context import Context
+from weftplan.device.cublas import fix_workspaces
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
 from weftplan.device.peers import PEER, Peers
 from weftplan.device.stream import NO_WORK, NoWork, current_stream, pop_stream, push_stream
@@ -177,6 +178,7 @@ class CupyDevice:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.index = context.device_id
+        fix_workspaces()
         self.xp: ModuleType = load_cupy(context)
         if config.get("FLAGS_enable_cublas_tensor_op_math"):
             with self.xp.cuda.Device(self.index):

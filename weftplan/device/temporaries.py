@@ -111,8 +111,8 @@ class Temporaries:
         return cuda.MemoryPointer(memory, 0)
 
     def _stream_number(self) -> int:
-        """What the current stream of CuPy is known by: CUDA gives the handle of a stream that is gone to a new one while
-        the device still does the old one's work. Of streams that are not ours, all work is over when a call returns."""
+        """A number for CuPy's current stream. CUDA gives the handle of a stream that is gone to a new one while the
+        device still does the old one's work. Of streams that are not ours, all work is over when a call returns."""
         handle, stream = int(self._xp.cuda.get_current_stream().ptr), current_stream()
         ours = stream is not None and int(getattr(stream, "handle", _NO_STREAM).ptr) == handle
         return int(getattr(stream, "number", 0)) if ours else -handle
