@@ -74,7 +74,9 @@ class Collector:
                 if key not in chosen:
                     continue
                 alone = not users[key] & ~(behind[number] | 1 << number)
-                if inside and self.threshold == 0 and alone and step.bind is not None:
+                # A step on a stream cannot give memory of a host back: hosts do not wait for its event.
+                here_too = inside and (step.context == known[key].context or not step.context.has_streams)
+                if here_too and self.threshold == 0 and alone and step.bind is not None:
                     here[step.nid].append(known[key])
                 else:
                     ends[number].append(known[key])
