@@ -90,6 +90,7 @@ def _module() -> types.ModuleType:
         pointerGetAttributes=Attributes,
         deviceCanAccessPeer=lambda device, peer: int(device != peer and (device, peer) not in machine.apart),
         deviceEnablePeerAccess=_enable_peer,
+        deviceGetPCIBusId=lambda device: f"0000:{0x40 - device:02x}:00.0",
         getDeviceProperties=lambda device: {"name": b"stand-in", "multiProcessorCount": 132},
     )
     cupy.cuda = types.SimpleNamespace(
