@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.contract.devices import place
+from tests.contract.devices import GPUS, place
 from tests.standin_cupy import machine, meter
 from weftplan import config, device, profiler
 from weftplan.device.interconnect import interconnect, way
@@ -21,6 +21,14 @@ def copied(context, count=BIG):
     values = np.arange(count, dtype=np.float32)
     x = mx.nd.array(values, ctx=context(0)) + 1
     return x.as_in_context(context(1)).as_in_context(context(2)).asnumpy(), values + 1
+
+
+@pytest.mark.parametrize("where", GPUS)
+def test_copies_bring_the_bytes(where):
+    """From GPU to GPU to GPU and back, whichever way they go; on one card they stay there."""
+    with place(where) as context:
+        found, wanted = copied(context)
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_peers_copy_directly():
