@@ -3,8 +3,7 @@
 Instances: the recorded ones in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
 generated ones of the same kinds whose optimum is the bound by construction (``challenge``), planted ones, cut from a
 full rectangle, and generated traces of large training runs. Baselines in the same run: first fit by size (what most
-compilers do), best fit by birth. Every packing is checked. Plain means NumPy only; compiled means with numba (the
-``fast`` extra), whose compilation is done before the clock starts.
+compilers do), best fit by birth. Every packing is checked.
 
     python bench/bench_packing.py [--effort normal] [--only hard|challenge|somas|planted|large] [--max-buffers 100000]
 """
@@ -22,7 +21,7 @@ from packing_instances import challenges, planted, skewed_trace, training_trace
 
 from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import check_packing, pack
-from weftplan.planner.packing.hard import compiled, greedy, large
+from weftplan.planner.packing.hard import greedy
 from weftplan.planner.packing.problem import peak_of, sectioned
 
 DATA = Path(__file__).parent / "data"
@@ -57,20 +56,15 @@ def baseline(buffers, *, by_birth):
     if len(lower) > 50_000:
         return None
     problem = sectioned(lower, upper, size, np.arange(len(lower)))
-    order = np.lexsort((-size, problem.lo)) if by_birth else large.by_size(problem)
+    order = np.lexsort((-size, problem.lo)) if by_birth else greedy.orders(problem)[0][0]
     return peak_of(problem, greedy.fit(problem, order, best=by_birth)) / problem.lower_bound()
 
 
-def measured(buffers, effort, *, jit):
+def measured(buffers, effort):
     """(ratio, seconds of processor time) of one `pack`."""
-    found = compiled.available
-    compiled.available = lambda: jit and found()
-    try:
-        began = time.process_time()
-        packing = pack(*buffers, effort=effort)
-        seconds = time.process_time() - began
-    finally:
-        compiled.available = found
+    began = time.process_time()
+    packing = pack(*buffers, effort=effort)
+    seconds = time.process_time() - began
     if check_packing(*buffers, packing.offsets) > packing.peak:
         raise SystemExit("the packing is higher than it says")
     return packing.ratio, seconds
@@ -83,30 +77,21 @@ def main():
     parser.add_argument("--only", choices=["hard", "challenge", "somas", "planted", "large"])
     parser.add_argument("--max-buffers", type=int, default=100_000, help="largest planted instance")
     args = parser.parse_args()
-    jit = compiled.available()
-    if jit:
-        compiled.search()
-        pack(*read_csv(DATA / "minimalloc" / "G.1048576.csv")[1:], effort="max")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(blas_setting.describe())
     print(f"effort {args.effort}; ratio = peak / most live bytes; seconds of processor time; one thread\n")
-    print("| set | instance | buffers | size first fit | birth best fit | plain: ratio | s | compiled: ratio | s |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| set | instance | buffers | size first fit | birth best fit | ratio | s |")
+    print("|---|---|---|---|---|---|---|")
     ratios = {}
     for group, name, buffers in instances(args.only, args.max_buffers):
         rivals = [baseline(buffers, by_birth=b) for b in (False, True)]
-        plain = measured(buffers, args.effort, jit=False)
-        fast = measured(buffers, args.effort, jit=True) if jit else (None, None)
-        ratios.setdefault(group, []).append((plain[0], fast[0]))
-        cells = [f"{v:.4f}" if v else "-" for v in rivals]
-        for ratio, seconds in (plain, fast):
-            cells += [f"{ratio:.4f}", f"{seconds:.2f}"] if ratio else ["-", "-"]
+        ratio, seconds = measured(buffers, args.effort)
+        ratios.setdefault(group, []).append(ratio)
+        cells = [*(f"{v:.4f}" if v else "-" for v in rivals), f"{ratio:.4f}", f"{seconds:.2f}"]
         print(f"| {group} | {name} | {len(buffers[0])} | {' | '.join(cells)} |", flush=True)
-    print("\ngeometric means (worst): plain, compiled")
-    for group, pairs in ratios.items():
-        means = [math.exp(sum(math.log(p[k]) for p in pairs) / len(pairs)) if pairs[0][k] else math.nan for k in (0, 1)]
-        worst = [max(p[k] or math.nan for p in pairs) for k in (0, 1)]
-        print(f"  {group:10} {means[0]:.4f} ({worst[0]:.4f})  {means[1]:.4f} ({worst[1]:.4f})")
+    print("\ngeometric means (worst)")
+    for group, found in ratios.items():
+        print(f"  {group:10} {math.exp(sum(map(math.log, found)) / len(found)):.4f} ({max(found):.4f})")
 
 
 if __name__ == "__main__":

@@ -112,29 +112,44 @@ def arrows(graph: Graph, names: Mapping[str, str]) -> Counter[tuple[str, str]]:
     return found
 
 
+def calls_up(names: Mapping[str, str]) -> Counter[tuple[str, str]]:
+    """(calling room, providing room) -> the number of slots by which the first calls code of the second."""
+    from weftplan.support.slots import declared
+
+    return Counter(
+        pair
+        for slot in declared().values()
+        for pair in {(_room(caller), _room(provider)) for caller in slot.caller for provider in slot.provider}
+        if pair[0] != pair[1] and names.keys() >= {*pair}
+    )
+
+
 def _room(module: str) -> str:
     parts = module.split(".")
     return parts[1].removeprefix("_") if len(parts) > 1 else ""
 
 
-def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int]) -> str:
-    """An SVG: a square of layers by layers, with a dot where the row's layer imports the column's.
+def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int], slots: Mapping[tuple[str, str], int]) -> str:
+    """Return an SVG: a square of layers by layers, with a dot where the row's layer imports the column's.
 
-    Rows and columns have the same order, so that imports that only go down fill one triangle.
+    Rows and columns have the same order, so imports, which go down, fill one triangle. Calls that go up, through slots,
+    are squares of another colour in the other triangle.
     """
-    step, left, top = 30, 590, 110
+    step, left, top = 30, 590, 124
     place = {name: (row + 0.5) * step for row, name in enumerate(names)}
     side = step * len(names)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 50} {top + side + 12}" '
         'font-family="system-ui, sans-serif">',
         "<title>The layers of weftplan and what imports what; every import goes down</title>",
-        "<style>.n{font-weight:600;fill:#1b3a4b}.p{fill:#555}.a{fill:#1f77b4}.u{fill:#d62728}.b{fill:#eef3f7}"
+        "<style>.n{font-weight:600;fill:#1b3a4b}.p{fill:#555}.a{fill:#1f77b4}.u{fill:#d62728}.s{fill:#e08214}.b{fill:#eef3f7}"
         ".g{stroke:#c9d3da;stroke-width:.5}@media(prefers-color-scheme:dark){.n{fill:#d6e6f2}.p{fill:#aaa}"
         ".b{fill:#22303a}.a{fill:#6cb4ee}.g{stroke:#44525c}}</style>",
         '<text class="p" x="14" y="26" font-size="14">A dot: some module of the layer on the left imports</text>',
         '<text class="p" x="14" y="46" font-size="14">the layer above. The larger the dot, the more modules do.</text>',
         '<text class="p" x="14" y="66" font-size="14">Imports only go down, so all dots lie above the diagonal.</text>',
+        '<text class="p" x="14" y="86" font-size="14">An orange square: the layer on the left calls code</text>',
+        '<text class="p" x="14" y="104" font-size="14">that the layer above provides through a slot.</text>',
     ]
     for row, (name, at) in enumerate(place.items()):
         if row % 2 == 0:
@@ -153,12 +168,20 @@ def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int]) -> str:
             f'<circle class="{kind}" data-from="{importer}" data-to="{imported}" cx="{left + place[imported]}" '
             f'cy="{top + place[importer]}" r="{radius:.1f}"/>'
         )
+    for (caller, provider), count in sorted(slots.items()):
+        half = 2 + count**0.5
+        lines.append(
+            f'<rect class="s" data-caller="{caller}" data-provider="{provider}" '
+            f'x="{left + place[provider] - half:.1f}" '
+            f'y="{top + place[caller] - half:.1f}" width="{2 * half:.1f}" height="{2 * half:.1f}"/>'
+        )
     return "\n".join([*lines, "</svg>", ""])
 
 
 def main() -> None:
     names = rooms((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
-    PICTURE.write_text(draw(names, arrows(read_imports(ROOT / "weftplan"), names)), encoding="utf-8")
+    picture = draw(names, arrows(read_imports(ROOT / "weftplan"), names), calls_up(names))
+    PICTURE.write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

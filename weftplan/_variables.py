@@ -239,8 +239,8 @@ _PLANNER = (
         meaning="Compute several nodes as one: those that follow one another, and gradients of a shared weight.",
         effect="read at each bind, on a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
         "that of the BatchNorm; a BatchNorm without gradient in the Convolution before it; in training, a depthwise "
-        "Convolution of 3x3 with the BatchNorms around it, where kernels are compiled; chains of elementwise nodes on "
-        "arrays of 16,384 elements or more; same bits. Gradients of a FullyConnected weight that 8 layers "
+        "Convolution of 3x3 with the BatchNorms around it, where kernels are compiled; "
+        "same bits. Gradients of a FullyConnected weight that 8 layers "
         "or more share, several layers at a time: their sum is rounded in another order. Plans say what was joined; a "
         "monitor sees the joined node's outputs",
     ),
@@ -688,7 +688,19 @@ _KVSTORE = (
     ),
 )
 
-TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE)
+_TRAINING = (
+    Variable(
+        name="WEFTPLAN_PROGRESS",
+        default=True,
+        group="training",
+        when=When.CONSTRUCT,
+        meaning="Show how far a long loop is (fit, score, predict, plan searches, conversions, data scans): a live "
+        "line on a terminal or in a notebook, a line every ten seconds in a pipe.",
+        effect="in force for loops that begin later; progress=True or False of a call wins",
+    ),
+)
+
+TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE, *_TRAINING)
 """Every variable, grouped by the layer that reads it."""
 
 _ELSEWHERE = """

@@ -14,7 +14,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import config
-from weftplan.support import core_sharing
+from weftplan.support import core_sharing, slots
 
 pytestmark = pytest.mark.usefixtures("four_cores")
 
@@ -136,7 +136,7 @@ class TestSplit:
                 over.append(True)  # once is enough
 
         over: list[bool] = []
-        monkeypatch.setattr(core_sharing, "_looking", lambda: look)
+        monkeypatch.setattr(slots.POLLING, "value", lambda: look)
         monkeypatch.setattr(core_sharing, "_free", [])
         monkeypatch.setattr(core_sharing, "_started", 0)
 
@@ -332,7 +332,7 @@ class TestLookers:
         def look(start: int) -> None:
             looked.set()
 
-        monkeypatch.setattr(core_sharing, "_looking", lambda: look)
+        monkeypatch.setattr(slots.POLLING, "value", lambda: look)
         for _ in range(2):
             core_sharing.call_looker()
         assert looked.wait(60)

@@ -248,3 +248,13 @@ def test_a_call_with_out_of_another_context_or_shape_is_refused_every_time():
             function(a, out=nd.zeros((2, 2), ctx=mx.cpu(1)))
         with pytest.raises(mx.errors.ShapeError):
             function(a, out=nd.zeros((2, 3)))
+
+
+def test_extrema_by_name_do_not_warn():
+    """NumPy has deprecated one of the ways to call its extrema; warnings are errors here."""
+    x, y = nd.array([1.0, 5.0]), nd.array([3.0, 2.0])
+    for _ in range(3):
+        assert nd.maximum(x, y).asnumpy().tolist() == [3.0, 5.0]
+        assert nd.minimum(x, y).asnumpy().tolist() == [1.0, 2.0]
+        assert nd.op._maximum(x, y).asnumpy().tolist() == [3.0, 5.0]
+        assert nd.op._minimum(x, y).asnumpy().tolist() == [1.0, 2.0]

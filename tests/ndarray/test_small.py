@@ -9,6 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine
 from weftplan.ndarray import inline_calls, pushing
+from weftplan.support.slots import MAKE_ROOM
 
 nd = mx.nd
 
@@ -133,7 +134,7 @@ def test_nothing_is_written_at_once_where_arrays_may_wait_elsewhere_or_one_comes
         a.wait_to_read()
         assert not inline_calls.write_at_once(lambda x, out: None, (a,), (a, a[0:2]), (0,))
         assert inline_calls.copy_at_once(pushing.Value(2.0), a)
-        monkeypatch.setattr(pushing, "make_room", lambda context, arrays: ())
+        monkeypatch.setattr(MAKE_ROOM, "value", lambda context, arrays: ())
         assert not inline_calls.copy_at_once(pushing.Value(2.0), a)
 
 

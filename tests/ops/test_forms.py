@@ -204,5 +204,5 @@ def test_only_what_depends_on_the_run_is_not_prepared():
 
 
 def test_the_gradient_of_leaky_relu_is_elementwise():
-    """A choice between elementwise kernels says so, or the planner would not join it with its neighbours."""
+    """A choice between elementwise kernels says so, or no call of it by name runs inline."""
     assert registry.get("_backward_LeakyReLU").forward.elementwise

@@ -212,7 +212,7 @@ def test_plans_do_not_change_bits():
 @pytest.mark.parametrize("columns", [2, 3, 16, 17, 31, 32, 33, 100])
 def test_halves_have_fewer_columns_than_rows(columns):
     """So NumPy finds no transpose in either, and none is empty."""
-    assert 0 < products.halfway(columns) < columns
+    assert 0 < products._halfway(columns) < columns
 
 
 def test_kernels_multiply_through_one_function():

@@ -12,7 +12,7 @@ from tests.support.together import together
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 POSITIONAL = 2
 EXEMPT = {
-    "packing/hard/kernel.py": "numba compiles it, and calls with names are slower there",
+    "packing/hard/kernel.py": "calls with names are slower in its inner loops",
     "check_packing": "the columns of one table, as `pack` takes them",
     "judged": "the columns of one table, as `pack` takes them",
     "reuse_edges": "the columns of one table, as `pack` takes them",
@@ -31,7 +31,6 @@ EXEMPT = {
     "size_symbol": "the same",
     "symbolic/passes/batch_weight_gradients.py": "a pass over the nodes of a graph, its two maps and the gradients",
     "symbolic/passes/fuse_depthwise.py": "the same",
-    "symbolic/passes/fuse_elementwise.py": "the same",
     "symbolic/passes/fuse_relu.py": "the same",
 }
 """Modules and functions that may take more without names, and why."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-KEPT = {"hooks.py: _hooks", "stopping.py: _asked", "options.py: _read", "packing/hard/compiled.py: search"}
-"""What modules keep: who makes reports, who ends a search, options of an environment, the compiled kernel."""
+KEPT = {"stopping.py: _asked", "options.py: _read"}
+"""State that modules keep: the handler that ends a search, and the options of an environment."""
 CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "remove", "clear", "discard"}
 
 

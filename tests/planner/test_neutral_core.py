@@ -18,8 +18,8 @@ from weftplan.planner.inplace import Kind
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 WORDS = {"DType", "InplacePair", "Req", "Shape", "aligned", "dtype_of"}
 """What the core may take from ``weftplan.ops``: words for data, of ``schema.py`` and ``floats.py``."""
-CHOICES = {"options.py": {"MODES", "keep_objects", "cuda_tuning"}}
-"""What a user may choose names the kernels that there are, and hands on the settings that they have."""
+CHOICES = {"options.py": {"MODES"}}
+"""What a user may choose names the kernels that there are."""
 
 
 def core() -> list[Path]:

@@ -11,7 +11,6 @@ import pytest
 from bench.packing_instances import Buffers, planted, skewed_trace
 from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import Precedence, check_packing, pack, problem
-from weftplan.planner.packing.hard import compiled
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 
@@ -23,21 +22,14 @@ def crowded(count: int, steps: int) -> Buffers:
     return lower, lower + rng.integers(1, steps // 3, count), rng.integers(1, 1000, count)
 
 
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if numba were not installed."""
-    monkeypatch.setattr(compiled, "available", lambda: False)
-
-
-@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize(
     ("buffers", "unlimited"),
     [
         (planted(1_500, 5, duration=1 << 11, memory=1 << 12), "search"),
-        (planted(20_000, 2, duration=1 << 15, memory=1 << 15), "gluing"),
+        (planted(20_000, 2, duration=1 << 15, memory=1 << 15), "first fit"),
         (crowded(2_900, 5_800), "conflict tables"),
         (crowded(40_000, 1_000), "first fit"),
-        (skewed_trace(60_000, 2), "skylines"),
+        (skewed_trace(60_000, 2), "first fit"),
         (read_csv(DATA / "somas_resnet50.csv")[1:], "search"),
     ],
     ids=["planted 1500", "planted 20000", "crowded 2900", "crowded 40000", "skewed 60000", "resnet50"],
@@ -57,7 +49,6 @@ def test_kept_in_every_method(buffers: Buffers, unlimited: str) -> None:
     assert check_packing(*buffers, packing.offsets) == packing.peak
 
 
-@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("name", ["G", "K"])
 def test_whenever_it_strikes_the_packing_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time runs out at the n-th look at the clock, for n = 1, 2, 4, … until it is never reached."""
@@ -90,21 +81,7 @@ def test_whenever_it_strikes_the_packing_is_valid(name: str, monkeypatch: pytest
     assert peaks[-1] < peaks[0]
 
 
-@pytest.mark.usefixtures("plain")
 def test_a_limit_far_away_changes_nothing() -> None:
     """The same offsets as without one."""
     buffers = read_csv(DATA / "minimalloc" / "H.1048576.csv")[1:]
     assert pack(*buffers, time_limit=10_000.0) == pack(*buffers)
-
-
-def test_numba_is_not_loaded_in_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading and compiling takes longer than a short limit allows."""
-
-    def never() -> None:
-        raise AssertionError("numba was loaded")
-
-    monkeypatch.setattr(compiled, "available", lambda: True)
-    monkeypatch.setattr(compiled, "search", never)
-    buffers = read_csv(DATA / "somas_resnet50.csv")[1:]
-    packing = pack(*buffers, time_limit=0.3)
-    assert check_packing(*buffers, packing.offsets) == packing.peak

@@ -15,6 +15,7 @@ SAYS = {
     "leftover_model.py": "classes [",
     "overnight.py": "ended with the same weights, bit for bit",
     "planner_in_100_lines.py": "this planner 3,156,480 bytes; weftplan's match_range 3,156,480",
+    "predict_workers.py": "4,096    100.18        25.97      99.8%       46  within+halving",
     "read_a_trace.py": "lanes.html: open it in a browser",
     "stencil_with_tasks.py": "both gave the same bits",
     "two_devices.py": "gave the same weights, bit for bit",
@@ -27,6 +28,7 @@ def test_an_example(
 ) -> None:
     """It ends without an error, and prints its result."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     assert SAYS[name] in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import sources
 from tests.support.together import together
+from weftplan.support.slots import declared
 
 Graph = Mapping[str, frozenset[str]]
 """A module -> the modules that it imports."""
@@ -50,7 +51,7 @@ LAYERS = (
 NEVER = {
     "planner": {"ndarray", "engine", "storage"},
     "kvstore": {"planner"},
-    "ops": {*chain(*LAYERS)} - {"errors", "support", "locks"},
+    "ops": {*chain(*LAYERS)} - {"config", "errors", "support", "locks"},
 }
 """Imports that would go down, and are still forbidden."""
 
@@ -218,3 +219,32 @@ def test_the_picture_of_the_layers_is_that_of_today():
     drawn = re.findall(r'data-from="(\w+)" data-to="(\w+)"', script.PICTURE.read_text())
     assert set(drawn) == set(script.arrows(today(), names)), "make it again: python docs/draw_layers.py"
     assert len(drawn) > 40
+    slots = re.findall(r'data-caller="(\w+)" data-provider="(\w+)"', script.PICTURE.read_text())
+    assert set(slots) == set(script.calls_up(names)), "make it again: python docs/draw_layers.py"
+    assert len(slots) > 8
+
+
+def test_slots_are_declared_as_they_are_used():
+    """Each slot names the modules that fill it, and every layer below them that uses it."""
+    fills: dict[str, set[str]] = {}
+    uses: dict[str, set[str]] = {}
+    for path in modules():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        text = path.read_text()
+        for name in declared() if module != "weftplan.support.slots" else ():
+            if not re.search(rf"\bslots\.{name}\b|support\.slots import .*\b{name}\b", text):
+                continue
+            filled = re.search(rf"\b{name}(\.fill\(|\.value = |\.get\(\)\.append\()", text)
+            (fills if filled else uses).setdefault(name, set()).add(module)
+    for name, slot in declared().items():
+        callers = {room(module) for module in slot.caller}
+        first = fills[name] - ({*slot.caller} if name == "ARRAY_CHUNK" else set())  # its caller sets the default
+        assert {*slot.provider} == first, name
+        highest = max(LEVEL[room(module)] for module in slot.provider)
+        assert {room(m) for m in uses.get(name, set()) | {*slot.caller} if LEVEL[room(m)] > highest} <= callers, name
+        assert {*slot.caller} <= uses.get(name, set()) | fills[name], name
+
+
+def room(module: str) -> str:
+    """The layer of a module."""
+    return module.split(".")[1]

@@ -11,6 +11,7 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray.spill import spilling
 from weftplan.storage import AutoGrowth, GuardResource, NaiveBestFit, NaivePool, PoisonResource
 from weftplan.storage.limited import LimitedDevice
+from weftplan.support import slots
 
 SIZE = 1 << 14
 
@@ -70,7 +71,7 @@ def test_it_is_a_rung_of_the_ladder(monkeypatch, setting, fits):
     ctx = mx.cpu(9181)
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
-    monkeypatch.setattr("weftplan.ndarray.memory.chunk.ArrayChunk", spilling._first)
+    monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
     with storage.using(MAKERS["growth"](limited(ctx, 16))):
         held = scattered(ctx)
         if fits:

@@ -10,8 +10,9 @@ import pytest
 
 import weftplan as mx
 from weftplan.device import cpu, get
-from weftplan.ndarray import inline_calls, pushing
+from weftplan.ndarray import inline_calls
 from weftplan.storage import AutoGrowth, NaivePool, chunks, ledger, recording
+from weftplan.support.slots import MAKE_ROOM
 
 
 class Ending:
@@ -46,9 +47,9 @@ def test_a_pool_loses_nothing(make, monkeypatch):
 
 def test_arrays_are_pushed(monkeypatch):
     """Arithmetic, a call by name, a copy to another context, and small arrays from a shelf."""
-    lying = Ending("make_room", lambda context, operands: (), pushing)
+    lying = Ending("value", lambda context, operands: (), MAKE_ROOM)
     for module in ("arithmetic", "copying", "calls.invoke"):
-        monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "pushing", lying)
+        monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "MAKE_ROOM", lying)
     monkeypatch.setattr(inline_calls, "recording", Ending("recorder", recording.Recorder(100), recording))
     for size in (3, 100_000):
         ones = mx.nd.array(np.ones(size, np.float32))

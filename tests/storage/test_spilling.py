@@ -13,6 +13,7 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.ndarray.spill import spilling
 from weftplan.storage import LimitResource, NaivePool
 from weftplan.storage.homes import traffic, waiting_bytes
+from weftplan.support import slots
 
 KIB = 1 << 10
 SIZE = 16 * KIB
@@ -214,7 +215,7 @@ def test_the_variable_turns_it_on(monkeypatch, folder):
     for text, away in (("true", False), (f"file:{folder}:1MB", True)):
         config._reset_for_tests()
         monkeypatch.setenv("WEFTPLAN_SPILL", text)
-        monkeypatch.setattr("weftplan.ndarray.memory.chunk.ArrayChunk", spilling._first)
+        monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
         with storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
             held = many(ctx, 2)
             if away:
@@ -233,7 +234,7 @@ def test_a_bad_setting_is_told_with_the_first_array(monkeypatch):
     """The variable is read when the first array is made; what is no list of homes is an error there."""
     monkeypatch.setenv("WEFTPLAN_SPILL", "disc:5GB")
     config._reset_for_tests()
-    monkeypatch.setattr("weftplan.ndarray.memory.chunk.ArrayChunk", spilling._first)
+    monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
     with pytest.raises(MXNetError, match="'disc:5GB' in 'disc:5GB' is no home"):
         mx.nd.zeros((2,))
     config._reset_for_tests()

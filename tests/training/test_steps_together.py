@@ -9,6 +9,7 @@ import weftplan as mx
 from weftplan import engine
 from weftplan.ops.elementwise import formulas
 from weftplan.ops.optimizer import fused_update
+from weftplan.support.slots import MAKE_ROOM
 from weftplan.training.optimizers import fused_step
 
 SHAPES = [(300, 700), (5,), (1000, 300), (1,), (257,)]
@@ -140,7 +141,7 @@ def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
     if reason == "debug":
         monkeypatch.setattr(engine, "debug_enabled", lambda: True)
     else:
-        monkeypatch.setattr(fused_step.pushing, "make_room", lambda context, operands: ())
+        monkeypatch.setattr(MAKE_ROOM, "value", lambda context, operands: ())
     alone, _ = trained("sgd", {"momentum": 0.9}, at_once=False, count=1)
     both, _ = trained("sgd", {"momentum": 0.9}, at_once=True, count=1)
     assert names == []

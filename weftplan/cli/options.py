@@ -39,11 +39,6 @@ def model_argument() -> Callable[[Command], Command]:
     return click.argument("model", shell_complete=_model_names)
 
 
-def model_option(help: str) -> Callable[[Command], Command]:
-    """The same as an option."""
-    return click.option("--model", "-m", required=True, shell_complete=_model_names, help=help)
-
-
 def shape_option(help: str = "The shape of an input.") -> Callable[[Command], Command]:
     """Shapes by name, as ``parse_shapes`` reads them."""
     return click.option(

@@ -17,13 +17,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from weftplan import ndarray as nd
-from weftplan import symbol as sym
 from weftplan.compat.custom_kernels import Declared, backward_op, forward_op
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry
 from weftplan.ops.core.params import meaning, p_str
 from weftplan.ops.core.schema import REQUIRED, Op, Param
+from weftplan.support import slots
 from weftplan.symbol import Symbol, attribute, name
 from weftplan.symbol.api.functions import visible
 from weftplan.symbol.compose import apply, to_text
@@ -229,5 +229,5 @@ def _stand_in(attrs: Mapping[str, Any]) -> Op:
 
 registry.register_maker("Custom", _make)
 registry.register_maker(registry.ANY, _stand_in)
-setattr(nd, "Custom", _call)  # noqa: B010 - hooks: arrays and symbols stand below this layer
-setattr(sym, "Custom", _symbol)  # noqa: B010
+slots.ARRAY_CUSTOM.fill(_call)
+slots.SYMBOL_CUSTOM.fill(_symbol)

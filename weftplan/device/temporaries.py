@@ -23,21 +23,13 @@ from weftplan.device.context import Context
 from weftplan.device.stream import current_stream
 from weftplan.errors import DeviceError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.support import slots
 
 NAME = "temporaries of CuPy"
 """What the storage layer's reports call this memory."""
 _ROUND = 512
 _WASTE = 2
 """A block serves requests down to this part of its size."""
-
-_source: Callable[[Context], Any] | None = None
-"""What gives a context's resource; None until storage is imported."""
-
-
-def set_source(source: Callable[[Context], Any]) -> None:
-    """Called once by :mod:`weftplan.storage`, so that imports only go down."""
-    global _source
-    _source = source
 
 
 class _Block(NamedTuple):
@@ -138,8 +130,7 @@ class Temporaries:
         return best
 
     def _take(self, size: int) -> _Block:
-        assert _source is not None, "storage has not been imported"
-        resource = _source(self._context)
+        resource = slots.TEMPORARY_SOURCE.get()(self._context)
         found = resource.allocate(size, name=NAME)
         with self._lock:
             self.reserved += size

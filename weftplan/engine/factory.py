@@ -22,7 +22,7 @@ from weftplan.engine.simulator import Simulator
 from weftplan.engine.threaded import ThreadedBase, ThreadedEngine
 from weftplan.errors import ConfigError, EngineError, did_you_mean
 from weftplan.locks import Lock, free_in_children, members
-from weftplan.support import blas_threads, core_sharing
+from weftplan.support import blas_threads, slots
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 EXIT_PATIENCE_S = 30.0
@@ -267,5 +267,5 @@ def _keep(*args: Any, **options: Any) -> None:
     """Delete nothing."""
 
 
-core_sharing.count_workers(_workers_at_work)
+slots.WORKER_COUNT.fill(_workers_at_work)
 atexit.register(_at_exit)

@@ -18,9 +18,9 @@ from weftplan.engine.execution import running
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TaskBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.var import Var
-from weftplan.engine.waiting import helpers
 from weftplan.engine.workers import WorkerQueue, run_another
 from weftplan.errors import EngineError
+from weftplan.support import slots
 
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 _SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
@@ -253,7 +253,7 @@ class ThreadedBase(Engine):
             self._look_after_workers()
         if self._waiters_help == "0":
             return
-        for help_out in helpers:
+        for help_out in slots.WAIT_HELPERS.get():
             help_out()
         if var is None:
             help_all(self)

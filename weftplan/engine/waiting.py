@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,10 +17,6 @@ from weftplan.engine.sites import push_site
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, WaitInWorkerError
-
-helpers: list[Callable[[], None]] = []
-"""What a thread that is about to sleep in a wait calls first: each moves on what asynchronous operations have begun,
-without waiting for long itself. Not where WEFTPLAN_ENGINE_WAITERS_HELP is 0."""
 
 
 class Waiting(Execution):

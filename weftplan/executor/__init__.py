@@ -5,9 +5,10 @@ Importing this package teaches symbols to bind: it fills the hook that :mod:`wef
 
 from weftplan.executor.binding import bind, simple_bind
 from weftplan.executor.executor import Executor
-from weftplan.symbol.hooks import set_binder
+from weftplan.support import slots
 
-set_binder(bind, simple_bind)
+slots.BIND.fill(bind)
+slots.SIMPLE_BIND.fill(simple_bind)
 
 __all__ = ["Executor", "bind", "simple_bind"]
 

@@ -26,13 +26,13 @@ from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind, Call, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
-from weftplan.ndarray import pushing
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.pushing import push
 from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.dynamic import DynamicChunk
 from weftplan.planner import PlannedGraph
+from weftplan.support.slots import MAKE_ROOM
 
 _MOST_REMEMBERED = 4 << 20
 """Bytes of results, in all, whose calls an executor keeps."""
@@ -86,7 +86,7 @@ class DynamicMemory(PlannedMemory):
 
     def _call(self, nid: int, make: Callable[[], Bind], run: RunState) -> None:
         chunks = self.used.get(nid, ())
-        if pushing.make_room is None:
+        if MAKE_ROOM.value is None:
             self._use(nid, make, run, chunks, [chunk.raw for chunk in chunks])
         else:
             joint_allocation.run(lambda: [chunk.raw for chunk in chunks], partial(self._use, nid, make, run, chunks))

@@ -14,9 +14,9 @@ from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.pool_memory import grow, growable
 from weftplan.ndarray import NDArray, zeros
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory.chunk import Chunk, MovableChunk
 from weftplan.ndarray.pushing import push
+from weftplan.support.slots import ARRAY_CHUNK
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
 
@@ -175,7 +175,7 @@ def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
 def _new(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
     """As :func:`new_zeros`, not filled yet."""
     kind = np.dtype(dtype)
-    return NDArray.over(chunks.ArrayChunk(ctx, math.prod(shape) * kind.itemsize), shape, kind)
+    return NDArray.over(ARRAY_CHUNK.get()(ctx, math.prod(shape) * kind.itemsize), shape, kind)
 
 
 def _fill(arrays: Sequence[NDArray]) -> None:
@@ -255,7 +255,7 @@ def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[li
 
 def _plain(place: Context) -> bool:
     """Whether arrays have memory that stays where it is; made to be looked at only where the class does not say."""
-    return chunks.ArrayChunk is Chunk or type(chunks.ArrayChunk(place, 1)) is Chunk
+    return ARRAY_CHUNK.value is Chunk or type(ARRAY_CHUNK.get()(place, 1)) is Chunk
 
 
 def writes_of_zeros(array: NDArray) -> int:

@@ -17,7 +17,8 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import BlockSum, sum_as_one_block
-from weftplan.ndarray import NDArray, pushing
+from weftplan.ndarray import NDArray
+from weftplan.support.slots import MAKE_ROOM
 
 AT_ONCE = 1 << 18
 """Bytes, read and written, of such work: some microseconds, which is less than it takes to wake a worker."""
@@ -73,7 +74,7 @@ class SmallCopies:
 
     def again(self, source: NDArray, targets: Any) -> bool:
         """:meth:`make`, if these are its arrays and may still be used at once; ``targets``: of a user, anything."""
-        if source is not self._source or pushing.make_room is not None:
+        if source is not self._source or MAKE_ROOM.value is not None:
             return False
         if targets.__class__ is not list and targets.__class__ is not tuple:
             targets = (targets,)
@@ -115,4 +116,4 @@ def _fill_at_once(source: NDArray, targets: tuple[NDArray, ...]) -> None:
 
 def in_memory(array: NDArray) -> bool:
     """Whether the array is on the host and its bytes are there, with nothing to be done for them."""
-    return array.ready is not None and array.chunk.context.device_type in HOST and pushing.make_room is None
+    return array.ready is not None and array.chunk.context.device_type in HOST and MAKE_ROOM.value is None

@@ -55,6 +55,7 @@ from weftplan.ndarray.formats.serialize import load, load_frombuffer, save
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.row_sparse import cast_storage
 from weftplan.ndarray.spill import spilling
+from weftplan.support import slots
 from weftplan.support.lazy_import import late_import
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def _attribute(name: str) -> Any:
 
     if name == "sparse":
         return late_import("weftplan.ndarray.row_sparse")
+    if name == "Custom":
+        return slots.ARRAY_CUSTOM.get()
     value = NAMESPACES.get(name) or function(name)
     if value is None:
         near = "" if name.startswith("__") else did_you_mean(name, __dir__())

@@ -18,16 +18,15 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.errors import DeviceError, DTypeError, ShapeError
-from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once, write_at_once
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import due, sweep
 from weftplan.ndarray.pushing import Value, push_kernel, work
 from weftplan.ops.core.floats import is_float, is_number
+from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 Kernel = Callable[..., object]
 """``kernel(a, b, out)``."""
@@ -196,7 +195,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         out = at_once(small, operands, lhs.__class__, context, reads)
         if out is not None:
             return out
-    made = chunks.ArrayChunk(context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False)
+    made = ARRAY_CHUNK.get()(context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False)
     out = lhs.__class__(made, shape, dtype)
     _push(op, name, kind, [*operands, out], reads, made)
     return out
@@ -230,7 +229,7 @@ def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[An
     if due:
         sweep()
     context = chunk.context
-    if (make_room := pushing.make_room) is not None:
+    if (make_room := MAKE_ROOM.value) is not None:
         reads = (*reads, *make_room(context, operands))
     xp = np if context.device_type == "cpu" else device.get(context).xp
     fn = work(context, kernel_for(op, kind, xp), operands)

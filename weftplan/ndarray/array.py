@@ -4,15 +4,15 @@ An operation on arrays is pushed and returns at once; whoever looks at values (`
 waits. Arrays are contiguous. Several may share a chunk, and with it the var: views made by ``reshape``, by integers and
 by slices that leave the selected bytes contiguous.
 
-This file owns the class and the list of its methods. What the methods do stands in the files that it imports, which
-know :class:`NDArrayBase` only, and in a few that import this one: those register themselves in :data:`verbs`. Every
+This file owns the class and the list of its methods. The methods' bodies stand in the files that it imports, which know
+:class:`NDArrayBase` only, and in a few that import this one; those fill slots (:mod:`weftplan.support.slots`). Every
 method may be called from any thread.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,27 +26,13 @@ from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.export import export
 from weftplan.ops.core import registry
 from weftplan.ops.shape.reshape_codes import reshaped
+from weftplan.support import slots
 
 if TYPE_CHECKING:
     from weftplan.ndarray.registered import Methods
 else:
     Methods = object
 
-
-class Verbs:
-    """What methods of arrays need of the files above this one; each sets its own when the package is imported."""
-
-    call: Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
-    """Calls an operator by name: ``invoke.py``."""
-    record: Callable[[bytes, str], NDArray]
-    """Reads one array of a parameter file: ``serialize.py``."""
-    split_v2: Callable[..., Any]
-    """``creation.py``."""
-    as_row_sparse: Callable[[NDArray], NDArray]
-    """``row_sparse.py``."""
-
-
-verbs = Verbs()
 
 OPERATOR_METHODS = frozenset(
     """abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort broadcast_axes
@@ -129,7 +115,8 @@ class NDArray(NDArrayBase, Methods):
             MXNetError: any other storage type.
         """
         if stype == "row_sparse":
-            return verbs.as_row_sparse(self)
+            sparse: NDArray = slots.ARRAY_AS_ROW_SPARSE.get()(self)
+            return sparse
         if stype != "default":
             raise MXNetError(f"storage type {stype!r} is absent on purpose: every array is dense; use 'default'")
         return self
@@ -174,7 +161,7 @@ class NDArray(NDArrayBase, Methods):
 
     def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
         """``nd.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
-        return verbs.split_v2(self, indices_or_sections, axis, squeeze_axis)
+        return slots.ARRAY_SPLIT.get()(self, indices_or_sections, axis, squeeze_axis)
 
     def flatten(self, inplace: bool = False) -> NDArray:
         """All dimensions after the first joined into one: a copy, or with ``inplace`` a view."""
@@ -214,7 +201,7 @@ class NDArray(NDArrayBase, Methods):
         __getattr__ = _attribute
 
     def _operator(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return verbs.call(name, (self, *args), kwargs)
+        return slots.ARRAY_OPERATOR.get()(name, (self, *args), kwargs)
 
     def __add__(self, other: Any) -> NDArray:
         return arithmetic.binary(arithmetic.ADD, self, other)
@@ -336,7 +323,7 @@ class NDArray(NDArrayBase, Methods):
         Raises:
             FormatError: it is no such record.
         """
-        found = verbs.record(bytes(state["handle"]), "the state of a pickled array")
+        found = slots.ARRAY_RECORD.get()(bytes(state["handle"]), "the state of a pickled array")
         NDArrayBase.__init__(self, found.chunk, found.shape, found.dtype, found.offset)
 
 

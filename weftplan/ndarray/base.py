@@ -16,12 +16,11 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ShapeError
-from weftplan.ndarray import pushing
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk, nothing
 from weftplan.ndarray.pushing import push
 from weftplan.ops.core.floats import dtype_of, is_number
+from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 Shape = tuple[int, ...]
 Array = TypeVar("Array", bound="NDArrayBase")
@@ -140,7 +139,7 @@ class NDArrayBase:
         self.wait_to_read()
         out = np.empty(self.shape, self.dtype)
         if self.size:
-            with _NOTHING if pushing.make_room is None else joint_allocation.Look():
+            with _NOTHING if MAKE_ROOM.value is None else joint_allocation.Look():
                 device.get(self.context).copy(out, self.raw())
         return out
 
@@ -218,7 +217,7 @@ def pending(
 ) -> Array:
     """A new array for the operation that is about to be pushed and writes it: its memory is taken there."""
     nbytes = math.prod(shape) * dtype.itemsize
-    return kind(chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=name, prompt=prompt), shape, dtype)
+    return kind(ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=name, prompt=prompt), shape, dtype)
 
 
 def check_context(ctx: Any) -> Context:

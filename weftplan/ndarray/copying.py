@@ -18,11 +18,10 @@ from weftplan.device.interconnect import way
 from weftplan.device.peers import PEER
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
-from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.inline_calls import copy_at_once
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.pushing import Value, computing, push_kernel
+from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 
 def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, name: str = "copy") -> None:
@@ -43,7 +42,7 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
     if prop == FnProperty.NORMAL:
         push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name=name)
         return
-    if (make_room := pushing.make_room) is not None:
+    if (make_room := MAKE_ROOM.value) is not None:
         for end in dict.fromkeys((source.context, target.context)):
             reads = (*reads, *make_room(end, [target, source]))
     transfer = partial(_transfer, device.get(device_end(source.context, target.context)))
@@ -71,7 +70,7 @@ def on_context(array: Array, context: Context) -> Array:
 
 def from_host(kind: type[Array], values: np.ndarray[Any, Any], context: Context) -> Array:
     """A new array on ``context`` with a copy of ``values``; returns when they have been read."""
-    out = kind(chunks.ArrayChunk(context, values.nbytes), values.shape, values.dtype)
+    out = kind(ARRAY_CHUNK.get()(context, values.nbytes), values.shape, values.dtype)
     if values.size:
         if is_device(context):
             # No launch around it: Device.copy enqueues by itself.

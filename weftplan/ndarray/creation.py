@@ -15,15 +15,16 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, KeywordError, ParameterError, ShapeError, did_you_mean
 from weftplan.ndarray import arithmetic
-from weftplan.ndarray.array import NDArray, fresh, from_host, verbs
+from weftplan.ndarray.array import NDArray, fresh, from_host
 from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.calls.invoke import invoke
 from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import Value, push_kernel
 from weftplan.ops.core.floats import is_float, is_number
+from weftplan.support import slots
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.slots import ARRAY_CHUNK
 
 
 @known_keywords()
@@ -64,7 +65,7 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str 
     dims = check_shape(shape)
     wanted = check_dtype(dtype)
     context = check_context(ctx)
-    return NDArray(chunks.ArrayChunk(context, math.prod(dims) * wanted.itemsize), dims, wanted)
+    return NDArray(ARRAY_CHUNK.get()(context, math.prod(dims) * wanted.itemsize), dims, wanted)
 
 
 @known_keywords()
@@ -268,7 +269,7 @@ def split_v2(
     return results[0] if len(results) == 1 else results
 
 
-verbs.split_v2 = split_v2
+slots.ARRAY_SPLIT.fill(split_v2)
 
 
 def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | None = None) -> list[NDArray]:

@@ -24,16 +24,13 @@ import numpy as np
 from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.engine.var import Var
-from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array
 from weftplan.ndarray.errstate import QUIET
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import CLOSED, Shelf, due, shelf_for, sweep
 from weftplan.ndarray.pushing import Value
-from weftplan.ndarray.small_loops import replacement
-from weftplan.ops.core.inner_loops import Loops
 from weftplan.storage import recording, registry
+from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 MOST_BYTES = 32 * 1024
 """Operands and result together, up to which work is small."""
@@ -53,10 +50,9 @@ class SmallWork:
         name: of the operation, in reports.
         shape, dtype, nbytes: of the result, which has elements.
         workspace: bytes.
-        loops: in which the kernel ends up, where it is known.
     """
 
-    __slots__ = ("direct", "dtype", "kernel", "loops", "name", "nbytes", "scratch", "shape", "shelf", "workspace")
+    __slots__ = ("dtype", "kernel", "name", "nbytes", "scratch", "shape", "shelf", "workspace")
 
     def __init__(
         self,
@@ -66,12 +62,8 @@ class SmallWork:
         dtype: np.dtype[Any],
         nbytes: int,
         workspace: int = 0,
-        loops: Loops | None = None,
     ) -> None:
         self.kernel = kernel
-        self.loops = loops
-        self.direct: Callable[..., object] | None = None
-        """A function of the raw operands and the raw result that does the same in less time, once it is there."""
         self.name = name
         self.shape = shape
         self.dtype = dtype
@@ -91,7 +83,7 @@ def at_once(
         context: a host, where all arrays are.
         reads: the vars of ``operands``.
     """
-    if chunks.ArrayChunk is not Chunk:
+    if ARRAY_CHUNK.value is not Chunk:
         return None
     if due:
         sweep()
@@ -139,7 +131,7 @@ def _within(
 ) -> bool:
     """Have ``work``, which may be called again after an interrupt, done inside if all is in a host's memory and takes
     no more than ``most`` bytes."""
-    if pushing.make_room is not None:
+    if MAKE_ROOM.value is not None:
         return False
     writes: list[Any] = []
     reads: list[Any] = []
@@ -230,24 +222,11 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
     out.dtype = work.dtype
     out.offset = 0
     out.ready = view
-    if work.direct is not None:
-        work.direct(*raws, view)
-    else:
-        _by_kernel(work, raws, view, context)
-    return out
-
-
-def _by_kernel(work: SmallWork, raws: list[Any], view: Any, context: Context) -> None:
     if work.workspace:
         _with_scratch(work, raws, view, context)
     else:
         QUIET.copy().run(work.kernel, *raws, view)
-    if work.loops is not None:
-        found = replacement(work.loops, raws, view)
-        if found is False:
-            work.loops = None
-        else:
-            work.direct = found
+    return out
 
 
 def _entry(shelf: Shelf, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, name: str) -> Any:

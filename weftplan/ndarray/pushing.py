@@ -16,10 +16,7 @@ from weftplan.engine import FnProperty
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.release import dead, sweep
-
-make_room: Callable[[Context, Sequence[Any]], tuple[Any, ...]] | None = None
-"""Pushes what has to go before an operation on arrays and returns the vars that it has to read, too: look it up at each
-push, and once, since ``spilling.py`` sets it while arrays may wait elsewhere, on whatever thread."""
+from weftplan.support.slots import MAKE_ROOM
 
 
 class Value:
@@ -48,7 +45,7 @@ def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Ca
 def computing(kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
     """The function of an operation: ``kernel`` of the raw arrays of ``operands``, of which it has all or none while
     arrays may wait elsewhere."""
-    if make_room is None:
+    if MAKE_ROOM.value is None:
         return partial(compute, kernel, operands)
     return partial(compute, partial(_together, kernel), [Value(operands)])
 
@@ -80,7 +77,7 @@ def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
 def holding(arrays: Sequence[Any], fn: Callable[..., object]) -> Callable[..., object]:
     """``fn`` for an operation that looks up the raw arrays of ``arrays`` itself: while arrays may wait elsewhere it is
     called when all of them are in memory, and they stay there until it returns."""
-    return fn if make_room is None else partial(_holding, list(arrays), fn)
+    return fn if MAKE_ROOM.value is None else partial(_holding, list(arrays), fn)
 
 
 def _holding(arrays: list[Any], fn: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +121,7 @@ def push_kernel(
     Args:
         reads, writes: vars; one in both counts as written.
     """
-    if (room := make_room) is not None:
+    if (room := MAKE_ROOM.value) is not None:
         reads = (*reads, *room(ctx, operands))
     _push(work(ctx, kernel, operands), reads, writes, ctx, prop, priority, name)
 

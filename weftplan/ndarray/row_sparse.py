@@ -15,8 +15,9 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import NotImplementedForSymbol, ParameterError, ShapeError
 from weftplan.ndarray import creation
-from weftplan.ndarray.array import NDArray, fresh, from_host, verbs
+from weftplan.ndarray.array import NDArray, fresh, from_host
 from weftplan.ndarray.base import check_context, check_dtype
+from weftplan.support import slots
 
 __all__ = ["BaseSparseNDArray", "RowSparseNDArray", "array", "empty", "row_sparse_array", "zeros"]
 
@@ -89,7 +90,7 @@ def as_row_sparse(array: NDArray) -> RowSparseNDArray:
     return RowSparseNDArray(array.chunk, array.shape, array.dtype, array.offset)
 
 
-verbs.as_row_sparse = as_row_sparse
+slots.ARRAY_AS_ROW_SPARSE.fill(as_row_sparse)
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> RowSparseNDArray:

@@ -17,7 +17,7 @@ from weftplan.planner.symbolic.estimate import plan
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, plan_symbol, size_symbol
 from weftplan.planner.validation import validate
-from weftplan.symbol.hooks import set_planner
+from weftplan.support import slots
 
 __all__ = [
     "Bar",
@@ -36,7 +36,7 @@ __all__ = [
     "validate",
 ]
 
-set_planner(plan)
+slots.PLAN_SYMBOL.fill(plan)
 
 
 def __dir__() -> list[str]:

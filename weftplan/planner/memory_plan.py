@@ -26,9 +26,9 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.batch import largest_fitting
 from weftplan.planner.graph import IntArray
-from weftplan.planner.hooks import hook
 from weftplan.planner.labels import Bar, Labels, Pass
 from weftplan.planner.options import PlanOptions
+from weftplan.support import slots
 from weftplan.support.keyword_errors import known_keywords
 
 
@@ -206,32 +206,32 @@ class MemoryPlan:
     @property
     def left_out(self) -> str:
         """What none of the figures contains, in words."""
-        return str(hook("left_out")(self))
+        return str(slots.PLAN_REPORTS.get()["left_out"](self))
 
     def timeline(self, device: int | None = None) -> IntArray:
         """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all."""
-        return cast(IntArray, hook("timeline")(self, device))
+        return cast(IntArray, slots.PLAN_REPORTS.get()["timeline"](self, device))
 
     def alive_at_peak(self, limit: int | None = None) -> list[Bar]:
         """The buffers that are alive when most bytes are, the largest first."""
-        return cast(list[Bar], hook("alive_at_peak")(self, limit))
+        return cast(list[Bar], slots.PLAN_REPORTS.get()["alive_at_peak"](self, limit))
 
     def bars(self, device: int | None = None) -> list[Bar]:
         """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
-        return cast(list[Bar], hook("bars")(self, device))
+        return cast(list[Bar], slots.PLAN_REPORTS.get()["bars"](self, device))
 
     def summary(self, limit: int = 10) -> str:
         """The plan as text, with the ``limit`` largest buffers at the peak."""
-        return str(hook("summary")(self, limit))
+        return str(slots.PLAN_REPORTS.get()["summary"](self, limit))
 
     def compare(self, other: MemoryPlan) -> str:
         """A table of this plan beside another."""
-        return str(hook("compare")(self, other))
+        return str(slots.PLAN_REPORTS.get()["compare"](self, other))
 
     @known_keywords()
     def to_html(self, *, title: str = "memory plan") -> str:
         """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""
-        return str(hook("html")(self, title=title))
+        return str(slots.PLAN_REPORTS.get()["html"](self, title=title))
 
     @known_keywords()
     def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
@@ -247,7 +247,7 @@ class MemoryPlan:
         Raises:
             MXNetError: matplotlib is not installed.
         """
-        return hook("plot")(self, path, title=title)
+        return slots.PLAN_REPORTS.get()["plot"](self, path, title=title)
 
     def _repr_html_(self) -> str:
         """The page of :meth:`to_html` in a frame, for notebooks."""
@@ -256,7 +256,7 @@ class MemoryPlan:
 
     def to_json(self) -> str:
         """The plan as JSON text, which :meth:`from_json` reads back."""
-        return str(hook("to_json")(self))
+        return str(slots.PLAN_REPORTS.get()["to_json"](self))
 
     @staticmethod
     def from_json(text: str) -> MemoryPlan:
@@ -265,4 +265,4 @@ class MemoryPlan:
         Raises:
             FormatError: not a plan, truncated, or written by a newer version.
         """
-        return cast(MemoryPlan, hook("from_json")(text))
+        return cast(MemoryPlan, slots.PLAN_REPORTS.get()["from_json"](text))

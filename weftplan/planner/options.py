@@ -11,8 +11,6 @@ from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
-from weftplan.ops.compiled.jit import keep_objects
-from weftplan.ops.core import cuda_tuning
 from weftplan.ops.core.implementations import MODES
 from weftplan.support.keyword_errors import known_keywords
 
@@ -153,8 +151,6 @@ class PlanOptions:
             ConfigError: a variable has an illegal value.
             PlanError: an override is unknown or illegal.
         """
-        keep_objects(config.get("WEFTPLAN_KERNEL_CACHE"))
-        cuda_tuning.read_with(config.get)
         read = _read(config.in_force())
         return read.replace(**overrides)  # itself where there are none
 

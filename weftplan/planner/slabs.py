@@ -187,7 +187,7 @@ def _packed(
     edges = judged(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
     if effort == "auto" and not room and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
-        harder = pack(lower, upper, size, alignment=alignment, effort="medium", order=known)
+        harder = pack(lower, upper, size, alignment=alignment, effort="normal", order=known)
         try:
             others = judged(lower, upper, size, harder.offsets, alignment=alignment)
         except PlanError as error:

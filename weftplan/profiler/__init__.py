@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from weftplan.profiler import aggregate
 from weftplan.profiler.objects import Counter, Domain, Event, Frame, Marker, Task
 from weftplan.profiler.recorder import recorder
 from weftplan.profiler.trace_file import write_trace
-from weftplan.support.lazy_import import late_import
+from weftplan.support import slots
+from weftplan.support.package_log import log
 
 __all__ = [
     "Counter",
@@ -67,8 +67,6 @@ _state = "stop"
 _named_by = 0
 """The process that has named a file, which it writes at its end unless it has been dumped."""
 _dumped = True
-_page: list[Callable[..., str]] = []
-"""What draws the page; filled by the report layer."""
 
 
 def set_config(**kwargs: Any) -> None:
@@ -173,7 +171,10 @@ def _dump_at_exit() -> None:
     """Write what nobody has dumped: MXNet's own examples end with ``set_state("stop")``."""
     if _named_by == os.getpid() and not _dumped:
         recorder.stop()  # without a wait: the engine may have ended
-        dump(finished=False)
+        try:
+            dump(finished=False)
+        except OSError as error:
+            log.warning("the profile was not written: %s", error)
 
 
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
@@ -200,14 +201,7 @@ def to_html(*, title: str = "what ran when") -> str:
 
     The page needs no network and no other viewer. A running profiler goes on.
     """
-    if not _page:
-        late_import("weftplan.report.lanes_html")
-    return _page[0](recorder, title=title)
-
-
-def provide_page(page: Callable[..., str]) -> None:
-    """Called once by the report layer; ``page`` takes a recorder first."""
-    _page[:] = [page]
+    return slots.PROFILER_PAGE.get()(recorder, title=title)
 
 
 def __dir__() -> list[str]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from weftplan.planner.hooks import provide
 from weftplan.report import memory_html, plan_buffers, plan_file, plan_html, plan_picture, plan_text
-from weftplan.storage.snapshot import set_page
+from weftplan.support import slots
 
-provide(
-    html=plan_html.plan_html,
-    plot=plan_picture.plot_plan,
-    bars=plan_buffers.bars,
-    timeline=plan_buffers.timeline,
-    alive_at_peak=plan_buffers.alive_at_peak,
-    summary=plan_text.summary,
-    compare=plan_text.compare,
-    left_out=plan_text.left_out,
-    to_json=plan_file.dumps,
-    from_json=plan_file.loads,
+slots.PLAN_REPORTS.fill(
+    {
+        "html": plan_html.plan_html,
+        "plot": plan_picture.plot_plan,
+        "bars": plan_buffers.bars,
+        "timeline": plan_buffers.timeline,
+        "alive_at_peak": plan_buffers.alive_at_peak,
+        "summary": plan_text.summary,
+        "compare": plan_text.compare,
+        "left_out": plan_text.left_out,
+        "to_json": plan_file.dumps,
+        "from_json": plan_file.loads,
+    }
 )
-set_page(memory_html.memory_html)
+slots.MEMORY_PAGE.fill(memory_html.memory_html)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from weftplan.profiler import provide_page
 from weftplan.profiler.recorder import OperationRecord, Recorder
 from weftplan.report.page import filled
+from weftplan.support import slots
 
 MOST_SPANS = 40_000
 """A page shows so many operations, the longest ones."""
@@ -114,4 +114,4 @@ def _story(records: list[OperationRecord], whole_ns: int, shown: int) -> str:
     return text if shown == len(records) else f"{text} The page shows the {shown:,} longest operations."
 
 
-provide_page(lanes_html)
+slots.PROFILER_PAGE.fill(lanes_html)

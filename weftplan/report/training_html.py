@@ -8,7 +8,8 @@ from typing import Any
 
 from weftplan.device.amounts import amount
 from weftplan.report.page import filled
-from weftplan.training.fit.events import PHASES, provide_page
+from weftplan.support import slots
+from weftplan.training.fit.events import PHASES
 
 MOST_POINTS = 1500
 """A curve shows so many points; of more, every n-th."""
@@ -173,4 +174,4 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-provide_page(training_html)
+slots.TRAINING_PAGE.fill(training_html)

@@ -5,7 +5,6 @@ thread; ARCHITECTURE.md tells how resources stack.
 """
 
 from weftplan.device.context import set_pools
-from weftplan.device.temporaries import set_source
 from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsResource
 from weftplan.storage.auto_growth import AutoGrowth
 from weftplan.storage.base import Allocation, Resource, Statistics
@@ -25,9 +24,10 @@ from weftplan.storage.registry import (
     using,
 )
 from weftplan.storage.snapshot import Snapshot, snapshot
+from weftplan.support import slots
 
 set_pools(empty_cache)
-set_source(get)
+slots.TEMPORARY_SOURCE.fill(get)
 
 __all__ = [
     "Allocation",

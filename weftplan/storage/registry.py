@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from weftplan import config, device
@@ -17,12 +17,12 @@ from weftplan.storage.guard import GuardResource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.raw import RawResource
 from weftplan.storage.report import largest_holders, settings_in_force
+from weftplan.support import slots
 
 _resources: dict[Context, Resource] = {}
 _lock = whole_in_children(Lock())
 changes = 0
 """How often a context has got another resource than it had: who keeps what :func:`get` said looks at this."""
-_compactor: Callable[[Context], int] | None = None
 
 _HOST_SLACK = 16 << 20
 """Bytes that the pool of a CPU may hold beyond the recent peak of live bytes, so that small arrays of changing sizes
@@ -127,21 +127,16 @@ def check_guards() -> None:
             resource.check()
 
 
-def set_compactor(compactor: Callable[[Context], int]) -> None:
-    """Called once by who knows which allocations nobody looks at, so that imports only go down."""
-    global _compactor
-    _compactor = compactor
-
-
 def compact(context: Context | None = None) -> int:
     """Move arrays that nobody looks at together, in pools that cut chunks, so that free bytes lie together; returns the
     bytes moved.
 
     Arrays can move where ``WEFTPLAN_STORAGE_COMPACT`` is set, or ``WEFTPLAN_SPILL`` lists homes.
     """
-    if _compactor is None:
+    compactor = slots.COMPACTOR.value
+    if compactor is None:
         return 0
-    return sum(_compactor(key) for key in in_use() if context is None or key == context)
+    return sum(compactor(key) for key in in_use() if context is None or key == context)
 
 
 def reset_peaks(context: Context | None = None) -> None:

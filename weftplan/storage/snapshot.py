@@ -9,27 +9,18 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import MXNetError
 from weftplan.storage import registry
 from weftplan.storage.base import Segment, Statistics
 from weftplan.storage.recording import Event, Record, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
-from weftplan.support.atomic_files import replacing
-from weftplan.support.lazy_import import late_import
+from weftplan.support import slots
+from weftplan.support.atomic_files import replacing, write_text
 
-_page: Callable[[Snapshot], str] | None = None
 _ORIGIN = re.compile(r"(?P<name>.*) at (?P<filename>.*):(?P<line>\d+)")
-
-
-def set_page(page: Callable[[Snapshot], str]) -> None:
-    """Called once by :mod:`weftplan.report`, so that imports only go down."""
-    global _page
-    _page = page
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +75,9 @@ class Snapshot:
         Raises:
             OSError: the file cannot be written; what was there is still there.
         """
-        if _page is None:
-            late_import("weftplan.report")
-        if _page is None:
-            raise MXNetError("a snapshot has no page: weftplan.report did not register it")
-        text = _page(self)
+        text = slots.MEMORY_PAGE.get()(self)
         if path is not None:
-            with replacing(path) as file:
-                file.write(text.encode())
+            write_text(path, text)
         return text
 
 

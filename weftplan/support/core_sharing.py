@@ -32,7 +32,7 @@ from ctypes import addressof, c_int64
 
 from weftplan import config
 from weftplan.locks import Lock, whole_in_children
-from weftplan.support import blas_threads
+from weftplan.support import blas_threads, slots
 
 VARIABLE = "WEFTPLAN_KERNEL_CORES"
 
@@ -44,14 +44,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _NOTHING = contextlib.nullcontext()
-_counters: list[Callable[[], int]] = []
 _lent = 0
 """Helpers that splits have asked for and not got back; under ``_pool_lock``."""
-
-
-def count_workers(at_work: Callable[[], int]) -> None:
-    """Let ``at_work()`` say how many workers of engines run something; called once, by the engine's package."""
-    _counters[:] = [at_work]
 
 
 def enter_worker(*, alone: bool = False) -> None:
@@ -95,7 +89,7 @@ def idle_cores() -> int:
     """
     if not _thread.worker and _thread.seat is None:
         return 0
-    return max(0, usable_cores() - _lent - sum(count() for count in _counters))
+    return max(0, usable_cores() - _lent - (0 if slots.WORKER_COUNT.value is None else slots.WORKER_COUNT.value()))
 
 
 def split(work: Callable[[int], object], parts: int) -> None:
@@ -142,7 +136,7 @@ def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
 def with_lookers(run: Callable[[Sequence[int]], object], most: int, *, all_or_none: bool) -> bool:
     """Call ``run`` with the addresses of the words of helpers who look at them, and do nothing else meanwhile.
 
-    What they are told there is between those who have given :func:`look_with` its function and ``run``.
+    The words' meaning is agreed between ``run`` and the provider of :data:`slots.POLLING`.
 
     Args:
         most: helpers; no more than are idle cores.
@@ -330,20 +324,9 @@ class _Word:
 
     def look(self) -> None:
         """Return soon after a change, or after a while; at once where nothing can look without the interpreter."""
-        look = _looking()
+        look = None if slots.POLLING.value is None else slots.POLLING.value()
         if look is not None:
             look(self.start)
-
-
-_Looking = Callable[[], Callable[[int], object] | None]
-_looking: _Looking = lambda: None  # noqa: E731
-
-
-def look_with(looking: _Looking) -> None:
-    """Let ``looking()`` give what waits for a change of the first of some words (``ops/compiled/exchange/polling.py``)
-    whose address it gets, or None; called once, by who compiles."""
-    global _looking
-    _looking = looking
 
 
 _pool_lock = whole_in_children(Lock())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
+from weftplan.support import slots
 from weftplan.symbol.api.creation import (
     arange,
     eye,
@@ -82,6 +83,8 @@ def _attribute(name: str) -> Any:
         raise UnknownOperatorError(
             "mx.sym.sparse is absent on purpose: every array is dense; use the operators of mx.sym"
         )
+    if name == "Custom":
+        return slots.SYMBOL_CUSTOM.get()
     if not registry.contains(name):
         near = did_you_mean(name, __dir__())
         raise UnknownOperatorError(f"mx.sym has no operator or function {name!r}" + (near and f"; {near.rstrip()}"))

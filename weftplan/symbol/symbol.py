@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
-from weftplan.support.atomic_files import other_kind, replacing
+from weftplan.support import slots
+from weftplan.support.atomic_files import open_to_read, other_kind, write_text
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
-from weftplan.symbol.hooks import hook
 from weftplan.symbol.inference.methods import Inference
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import copy_graph, split_variables, topological_order
@@ -224,7 +224,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         if name in _NDARRAY_ONLY:
             return _not_for_symbols(name)
         if not name.startswith("__") and registry.contains(name):
-            return partial(hook("function", "weftplan.symbol.api.functions")(name), self)
+            return partial(slots.SYMBOL_OPERATOR.get()(name), self)
         raise AttributeError(f"Symbol has no attribute {name!r}, and no operator is called so")
 
     if not TYPE_CHECKING:  # for a type checker a method that no operator has is an error
@@ -235,7 +235,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
 
     def astype(self, dtype: Any) -> Symbol:
         """The ``Cast`` of this symbol."""
-        result: Symbol = hook("function", "weftplan.symbol.api.functions")("cast")(self, dtype=dtype)
+        result: Symbol = slots.SYMBOL_OPERATOR.get()("cast")(self, dtype=dtype)
         return result
 
     def split_v2(
@@ -246,7 +246,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         name: str | None = None,
     ) -> Symbol:
         """``sym.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
-        split = hook("split_v2", "weftplan.symbol.api.creation")
+        split = slots.SYMBOL_SPLIT.get()
         result: Symbol = split(self, indices_or_sections, axis, squeeze_axis, name)
         return result
 
@@ -262,8 +262,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
         """Write :meth:`tojson` to a file, whole or not at all."""
-        with replacing(fname) as file:
-            file.write(self.tojson().encode())
+        write_text(fname, self.tojson())
 
     def debug_str(self) -> str:
         """The graph as text, one paragraph per node."""
@@ -320,7 +319,7 @@ def load_json(text: str, where: str = "symbol JSON") -> Symbol:
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
     """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
-    with open(fname, "rb") as file:
+    with open_to_read(fname) as file:
         content = file.read()
     try:
         text = content.decode("utf-8-sig")

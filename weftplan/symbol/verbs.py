@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from weftplan.ops.core.schema import Shape
-from weftplan.symbol.hooks import hook
+from weftplan.support import slots
+from weftplan.support.progress import watching
 
 
 class Verbs:
-    """Methods of a symbol that reach upwards, through hooks."""
+    """Methods of a symbol that higher layers provide."""
 
     __slots__ = ()
 
@@ -21,11 +22,11 @@ class Verbs:
         self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", *more: Any, **kwargs: Any
     ) -> Any:
         """An executor on given arrays: see :func:`weftplan.executor.bind`; ``more`` follows in its order."""
-        return hook("bind", "weftplan.executor")(self, ctx, args, args_grad, grad_req, *more, **kwargs)
+        return slots.BIND.get()(self, ctx, args, args_grad, grad_req, *more, **kwargs)
 
     def simple_bind(self, ctx: Any, grad_req: Any = "write", *more: Any, **kwargs: Any) -> Any:
         """An executor on arrays made for it: see :func:`weftplan.executor.simple_bind`; ``more`` as for bind."""
-        return hook("simple_bind", "weftplan.executor")(self, ctx, grad_req, *more, **kwargs)
+        return slots.SIMPLE_BIND.get()(self, ctx, grad_req, *more, **kwargs)
 
     def eval(self, ctx: Any = None, **kwargs: Any) -> Any:
         """Outputs for these arrays, by name: bind once, run forward, return the outputs."""
@@ -35,4 +36,5 @@ class Verbs:
 
     def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: Any) -> Any:
         """The memory plan for these shapes; nothing is allocated: see :mod:`weftplan.planner`."""
-        return hook("plan", "weftplan.planner")(self, shapes or {}, **kwargs)
+        with watching("planning within the budget", long=kwargs.get("budget") is not None):
+            return slots.PLAN_SYMBOL.get()(self, shapes or {}, **kwargs)

@@ -33,16 +33,13 @@ from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.slots import TASK_MEMORY
 from weftplan.tasks.arguments import NO_ARRAYS, arrays_in, call_opened
 from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_for, vars_of
 from weftplan.tasks.handle import Task, results
 from weftplan.tasks.registry import in_flight
 
 P = ParamSpec("P")
-
-holding: Callable[[Sequence[Any], Callable[..., Any]], Callable[..., Any]] | None = None
-"""Makes of a function one that has some NDArrays in memory while it runs; set by their layer while they may wait
-elsewhere."""
 
 
 def submit(
@@ -312,7 +309,9 @@ def _schedule(
                     ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
                 if not engine._debug and any(type(one) is Task or is_ndarray(one) for one in (*read, *written)):
                     work = functools.partial(call_opened, fn, None)
-                if holding is not None and (ndarrays := [one for one in (*read, *written) if is_ndarray(one)]):
+                if (holding := TASK_MEMORY.value) is not None and (
+                    ndarrays := [one for one in (*read, *written) if is_ndarray(one)]
+                ):
                     work = holding(ndarrays, work)
         made = Task(var, work, args, kwargs, out, label)
         engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)

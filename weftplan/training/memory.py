@@ -19,10 +19,10 @@ from weftplan.kvstore import KVStoreDevice
 from weftplan.kvstore.copies import HOST
 from weftplan.ops.core.schema import Shape
 from weftplan.planner.batch import batch_size, with_batch
-from weftplan.planner.hooks import provide
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.symbolic.estimate import Question, is_parameter, trained_sizes
 from weftplan.planner.symbolic.pipeline import PlannedGraph
+from weftplan.support import slots
 from weftplan.support.lazy_import import late_import
 from weftplan.symbol import Symbol
 from weftplan.training.data.device_placement import split_batch
@@ -243,4 +243,5 @@ def _held(planned: PlannedGraph, known: Mapping[str, Shape]) -> int:
     return sum(int(sizes[row[nid]]) for nid in nids)
 
 
-provide(optimizer=named_optimizer, on_several=plan_on_several)
+slots.PLAN_OPTIMIZER.fill(named_optimizer)
+slots.PLAN_ON_SEVERAL.fill(plan_on_several)

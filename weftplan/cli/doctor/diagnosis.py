@@ -45,9 +45,7 @@ def diagnose() -> dict[str, Any]:
         "numpy": {"version": np.__version__, "blas": blas},
         "cupy": _cupy(),
         "mpi": _mpi(),
-        "optional": {
-            name: _version(name) for name in ("scikit-learn", "matplotlib", "scipy", "numba", "ortools", "llvmlite")
-        },
+        "optional": {name: _version(name) for name in ("scikit-learn", "matplotlib", "scipy", "llvmlite")},
         "contexts": _contexts(),
         "engine": _value("MXNET_ENGINE_TYPE"),
         "threads": _threads(blas),

@@ -16,7 +16,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
@@ -26,13 +25,12 @@ from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.types import Core
 from weftplan.errors import EngineError
 from weftplan.locks import members
+from weftplan.support import slots
 
 _GATE_S = 1.0
 in_child = False
 """This process was forked from one that had imported this."""
 _numbers = count()
-at_rest: list[Callable[[], None]] = []
-"""Called before a fork, when no operation is pending and none can begin."""
 
 
 class _Fork(threading.local):
@@ -193,7 +191,7 @@ def _before_fork() -> None:
         clock.since = 0  # while it waits, an interrupt comes at once
         _enter_all(held)
         clock.since = NEVER
-        for work in at_rest:
+        for work in slots.BEFORE_FORK.get():
             work()
     except BaseException as error:  # Ctrl-C; or this thread is inside, interrupted by a destructor that forks
         _fork.error = error

@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftplan.ndarray.array import NDArray, verbs
+from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.invoke import call_settled, invoke, push_call, push_into
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
 from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ops.core import registry
 from weftplan.ops.core.node_call import bare_call
 from weftplan.ops.core.schema import Op, TensorSpec
+from weftplan.support import slots
+from weftplan.support.slots import ARRAY_CHUNK
 
 _MOST_KEPT = 256
 """Calls of one function."""
@@ -53,9 +54,7 @@ class Repeated:
         if nbytes + sum(array.nbytes for array in arrays) <= MOST_BYTES and not plan.ignored:
             specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
             bare = bare_call(plan.kernel, plan.params, specs, [TensorSpec(shape, dtype)], plan.workspace)
-            rule = getattr(plan.kernel, "loops", None)
-            loops = None if rule is None else rule(plan.params, specs, [TensorSpec(shape, dtype)])
-            self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace, loops)
+            self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace)
 
 
 def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -125,7 +124,7 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
         if found is not None:
             return found
     nbytes, shape, dtype = known.plan.outputs[0]
-    made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
+    made = ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
     out = NDArray(made, shape, dtype)
     push_call(known.op, known.plan, arrays, out, context)
     return out
@@ -175,4 +174,4 @@ def _call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return call(_methods.setdefault(name, {}), name, args, kwargs)
 
 
-verbs.call = _call_method
+slots.ARRAY_OPERATOR.fill(_call_method)

@@ -17,19 +17,18 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError
-from weftplan.ndarray import pushing
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.inline_calls import SmallWork, write_at_once
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory.chunk import take
 from weftplan.ndarray.pushing import compute, computing, push_kernel
 from weftplan.ndarray.randomness.seeds import next_key
 from weftplan.ops.core import registry, tiling
 from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op
+from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 
 def invoke(
@@ -70,7 +69,7 @@ def invoke(
         writes += [inputs[i].var for i in op.mutated(plan.params)]
         writes += [target.var for target in targets]
     scratch: list[NDArray] = []
-    if plan.workspace and (place.asynchronous or pushing.make_room is not None):
+    if plan.workspace and (place.asynchronous or MAKE_ROOM.value is not None):
         # Kept by a chunk, so that it is freed only after the device has finished with it, and taken with the others.
         scratch.append(_workspace(op, plan, context))
         writes.append(scratch[0].var)
@@ -78,7 +77,7 @@ def invoke(
     kernel = _Kernel(op, plan, place, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
     operands = [*read, *outputs, *copied.values(), *scratch]
     reads = tuple([a.chunk.var for a in read])
-    if independent and not place.asynchronous and pushing.make_room is None:
+    if independent and not place.asynchronous and MAKE_ROOM.value is None:
         # What is new is read by nobody, and a read twice counts once.
         engine.get().push(partial(compute, kernel, operands), reads, tuple(writes), context, name=op.name)
     else:
@@ -159,7 +158,7 @@ def push_call(op: Op, plan: SettledCall, inputs: Sequence[NDArray], out: NDArray
     kernel = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
     reads = tuple([array.chunk.var for array in read])  # one read twice counts once
     scratch: list[NDArray] = []
-    if (make_room := pushing.make_room) is not None:
+    if (make_room := MAKE_ROOM.value) is not None:
         if plan.workspace:
             scratch.append(_workspace(op, plan, context))
         reads = (*dict.fromkeys(reads), *make_room(context, [*read, out, *scratch]))
@@ -228,7 +227,7 @@ def _outputs_into(
                 continue
             copied[k] = target
         outputs.append(
-            NDArray(chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=op.name, prompt=False), shape, dtype)
+            NDArray(ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=op.name, prompt=False), shape, dtype)
         )
     return outputs, copied
 

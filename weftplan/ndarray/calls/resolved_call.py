@@ -15,7 +15,7 @@ import numpy as np
 from weftplan import config
 from weftplan.errors import DTypeError, ParameterError, ShapeError, own
 from weftplan.ndarray.array import NDArray
-from weftplan.ops.core import cuda_tuning, implementations, registry, tiling
+from weftplan.ops.core import implementations, registry, tiling
 from weftplan.ops.core.schema import DType, InplacePair, Kernel, Op, Shape, TensorSpec
 
 _MOST_PLANS = 4096
@@ -113,7 +113,6 @@ def _settle(
     # A host computes single calls by NumPy: compiled kernels are for plans.
     mode = "numpy"
     if on_gpu:
-        cuda_tuning.read_with(config.get)
         mode = config.get("WEFTPLAN_KERNELS")
     chosen = implementations.choose(op, parsed, sources, specs, mode, on="gpu" if on_gpu else "host").implementation
     with tiling.using(tiling.of("gpu" if on_gpu else "cpu")):

@@ -24,6 +24,7 @@ from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.origin import origin_of
 from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, Shelf, dead, drain, due, sweep
 from weftplan.storage import Allocation, Resource, relief
+from weftplan.support.slots import ARRAY_CHUNK
 
 _delay_lock = whole_in_children(Lock())
 
@@ -310,8 +311,7 @@ class _Counted:
 
 _ALONE, _VIEWED = _Counted()()
 """What a finalizer finds where it may leave var and view on a shelf."""
-ArrayChunk: Callable[..., Chunk] = Chunk
-"""What makes the chunks of arrays: look it up when one is made, since ``spilling.py`` puts another class here."""
+ARRAY_CHUNK.fill(Chunk)
 
 
 def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:

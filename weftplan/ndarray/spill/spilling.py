@@ -37,14 +37,13 @@ from weftplan.device.homes import HomeSpec, parse
 from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import pushing
-from weftplan.ndarray.memory import chunk as chunks
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import drain, due
 from weftplan.ndarray.spill import spill_ahead
 from weftplan.storage import Allocation, Resource, homes, relief
 from weftplan.storage.recording import address_of
-from weftplan.tasks import schedule
+from weftplan.support import slots
 
 LEAST = 4096
 """Smaller chunks stay: their copies cost more time than they free memory."""
@@ -323,7 +322,7 @@ def _send_away(context: Context, nbytes: int) -> bool:
 
 relief.add(26, _move_together)
 relief.add(28, _send_away, again=True)
-storage.registry.set_compactor(_compact)
+slots.COMPACTOR.fill(_compact)
 
 
 def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
@@ -337,9 +336,9 @@ def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
     device.name_folders(where)
     _homes, _movable = where, movable
     spill_ahead.forget()
-    pushing.make_room = partial(spill_ahead.make_room, where) if where else None
-    schedule.holding = pushing.holding if where else None
-    chunks.ArrayChunk = SpillableChunk if where or movable else Chunk
+    slots.MAKE_ROOM.value = partial(spill_ahead.make_room, where) if where else None
+    slots.TASK_MEMORY.value = pushing.holding if where else None
+    slots.ARRAY_CHUNK.value = SpillableChunk if where or movable else Chunk
 
 
 def active() -> bool:
@@ -361,20 +360,21 @@ def _first(*args: Any, **kwargs: Any) -> Chunk:
     """The first array: reads the setting. ``true``, the default, is for plans with a budget alone."""
     text = config.process("WEFTPLAN_SPILL")
     start(() if text.lower() in ("true", "1") else parse(text), movable=config.process("WEFTPLAN_STORAGE_COMPACT"))
-    return chunks.ArrayChunk(*args, **kwargs)
+    chunk: Chunk = slots.ARRAY_CHUNK.get()(*args, **kwargs)
+    return chunk
 
 
 @contextmanager
 def using(text: str, *, movable: bool = False) -> Iterator[None]:
     """Let arrays that are made in the ``with`` block wait in the homes that ``text`` lists, as
     ``WEFTPLAN_SPILL`` does."""
-    before_class, before, moved = chunks.ArrayChunk, _homes, _movable
+    before_class, before, moved = slots.ARRAY_CHUNK.value, _homes, _movable
     start(parse(text), movable=movable)
     try:
         yield
     finally:
         start(before, movable=moved)
-        chunks.ArrayChunk = before_class
+        slots.ARRAY_CHUNK.value = before_class
 
 
-chunks.ArrayChunk = _first
+slots.ARRAY_CHUNK.value = _first

@@ -6,7 +6,6 @@ Cores that share an operation wait for each other by what is compiled here.
 """
 
 import weftplan.ops.compiled.batch_norm.implementation
-import weftplan.ops.compiled.chains
 import weftplan.ops.compiled.convolution.implementation
 import weftplan.ops.compiled.depthwise.block
 import weftplan.ops.compiled.fully_connected
@@ -14,6 +13,6 @@ import weftplan.ops.compiled.pooling.implementation
 import weftplan.ops.compiled.shared_gradient
 import weftplan.ops.compiled.softmax  # noqa: F401
 from weftplan.ops.compiled.exchange import polling
-from weftplan.support import core_sharing
+from weftplan.support import slots
 
-core_sharing.look_with(polling.look)
+slots.POLLING.fill(polling.look)

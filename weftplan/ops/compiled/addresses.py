@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-HEAD = object.__basicsize__
+_HEAD = object.__basicsize__
 """Bytes of an object before its own fields."""
 _pointer = ctypes.c_void_p.from_address
 
@@ -17,16 +17,16 @@ def _address_first() -> bool:
     if sys.implementation.name != "cpython":
         return False
     array = np.zeros(3)
-    return bool(_pointer(id(array) + HEAD).value == array.__array_interface__["data"][0])
+    return bool(_pointer(id(array) + _HEAD).value == array.__array_interface__["data"][0])
 
 
-ADDRESS_FIRST = _address_first()
+_ADDRESS_FIRST = _address_first()
 """Whether the first field of an array is its address, as NumPy's header says."""
 
 
 def address(array: Any) -> int:
     """Where an array's bytes begin."""
-    if ADDRESS_FIRST and array.__class__ is np.ndarray:
-        return _pointer(id(array) + HEAD).value or 0  # a tenth of the time of the general way
+    if _ADDRESS_FIRST and array.__class__ is np.ndarray:
+        return _pointer(id(array) + _HEAD).value or 0  # a tenth of the time of the general way
     found: int = array.__array_interface__["data"][0]
     return found

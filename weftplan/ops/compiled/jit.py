@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weftplan import config
 from weftplan.errors import MXNetError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ops.compiled import ir
@@ -39,22 +40,15 @@ class Statistics:
 
 
 statistics = Statistics()
-_keeps = True
 _lock = whole_in_children(Lock())
 _libraries: dict[str, dict[str, Entry]] = {}
 _kept: list[Any] = []
 """What must live as long as the functions do."""
 
 
-def keep_objects(wanted: bool) -> None:
-    """Whether what is compiled from now on is looked for, and kept, in the cache folder."""
-    global _keeps
-    _keeps = wanted
-
-
 def place() -> Path | None:
     """Where this process looks for what earlier ones have kept, and keeps it itself; None: nowhere."""
-    return user_cache.folder("kernels") if _keeps else None
+    return user_cache.folder("kernels") if config.get("WEFTPLAN_KERNEL_CACHE") else None
 
 
 def library(

@@ -85,9 +85,7 @@ def walking(code: str) -> str:
     ``PLACES`` stands for declarations; between ``WALK`` and ``STEP`` an element is at ``at``. Divisions are made once
     for each thread.
     """
-    for word, text in _WALK.items():
-        code = re.sub(rf"\b{word}\b", lambda found, text=text: text, code)
-    return code
+    return re.sub(r"\b(?:PLACES|WALK|STEP)\b", lambda found: _WALK[found[0]], code)
 
 
 def text_of(code: str, **types: DType) -> str:

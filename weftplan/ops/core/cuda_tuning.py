@@ -1,11 +1,13 @@
-"""How freely convolutions on a GPU may choose their algorithm: settings, which layers above lend to operators."""
+"""How freely convolutions on a GPU may choose their algorithm: the settings in force."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from weftplan import config
 
 OFF, LIMITED, FASTEST = 0, 1, 2
 
@@ -45,22 +47,11 @@ def planned_gpu() -> int | None:
     return _planned.gpu
 
 
-_get: list[Callable[[str], Any]] = []
-
-
-def read_with(get: Callable[[str], Any]) -> None:
-    """Let ``get(name)`` read settings; called by every layer that runs operators by itself."""
-    _get[:] = [get]
-
-
 def tuning(wanted: str | None = None) -> Tuning:
     """The settings of now; ``wanted`` is the parameter ``cudnn_tune`` of a node, which comes first."""
-    if not _get:
-        return Tuning()
-    get = _get[0]
-    level = get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
-    if not level and get("FLAGS_cudnn_exhaustive_search"):
+    level = config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
+    if not level and config.get("FLAGS_cudnn_exhaustive_search"):
         level = LIMITED
     if wanted is not None:
         level = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}[wanted]
-    return Tuning(int(level), bool(get("FLAGS_enable_cublas_tensor_op_math")))
+    return Tuning(int(level), bool(config.get("FLAGS_enable_cublas_tensor_op_math")))

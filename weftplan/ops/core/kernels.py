@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weftplan.ops.core import inner_loops as loops
 from weftplan.ops.core import tiling
 from weftplan.ops.core.floats import is_float, is_half
 from weftplan.ops.core.forms import ArrayKernel, Call, WorkspaceKernel, with_views
@@ -72,15 +71,13 @@ Bare = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], "Callable[
 
 
 class KernelWithBare:
-    """A kernel, how a bare form of it is made that is faster than its own way to be replayed, and in which of NumPy's
-    loops small calls of it end up."""
+    """A kernel with a function that makes its bare form, which is replayed faster than the kernel itself."""
 
-    __slots__ = ("bare", "kernel", "loops", "workspace")
+    __slots__ = ("bare", "kernel", "workspace")
 
-    def __init__(self, kernel: ArrayKernel | WorkspaceKernel, bare: Bare, loops: loops.Rule) -> None:
+    def __init__(self, kernel: ArrayKernel | WorkspaceKernel, bare: Bare) -> None:
         self.kernel = kernel
         self.bare = bare
-        self.loops = loops
         self.workspace = kernel.workspace
 
     def __call__(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -275,14 +272,6 @@ class UfuncKernel:
             return None
         # NumPy 2.4 has deprecated a third argument by place of these two.
         return partial(_into, function) if self.name in ("maximum", "minimum") else function
-
-    def loops(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> loops.Loops | None:
-        """That of the function where all shapes are equal."""
-        dtype = loops.one_dtype(*inputs, *outputs)
-        shape = outputs[0].shape
-        if dtype is None or self.bare(params, inputs, outputs) is None or any(one.shape != shape for one in inputs):
-            return None
-        return loops.elementwise(self.name, math.prod(shape), dtype, self.count)
 
     def _bound(self, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         out, arrays = outputs[0], inputs[: self.count]

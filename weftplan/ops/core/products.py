@@ -49,14 +49,14 @@ def multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
     """
     columns = out.shape[-1]
     if xp is np and columns == out.shape[-2] > 1 and a.strides[-2:] == b.strides[:-3:-1]:
-        middle = halfway(columns)
+        middle = _halfway(columns)
         np.matmul(a, b[..., :middle], out=out[..., :middle])
         np.matmul(a, b[..., middle:], out=out[..., middle:])
     else:
         xp.matmul(a, b, out=out)
 
 
-def halfway(columns: int) -> int:
+def _halfway(columns: int) -> int:
     """Where two calls for several columns meet."""
     middle = -(-columns // (2 * STEP)) * STEP
     return middle if middle < columns else columns // 2

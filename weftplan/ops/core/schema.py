@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weftplan.errors import MXNetError
+from weftplan.support import slots
 
 Shape = tuple[int, ...]
 """Dimensions; 0 is an unknown dimension while inferring."""
@@ -219,15 +220,7 @@ class OpContext(Workspace):
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
-        return _generators[-1](self.xp, seed, counter)
-
-
-_generators: list[Callable[[ModuleType, int, int], Any]] = []
-
-
-def use_on_devices(generator: Callable[[ModuleType, int, int], Any]) -> None:
-    """Let ``generator(xp, seed, counter)`` make the generators of devices; called by the file that has them."""
-    _generators.append(generator)
+        return slots.RANDOM_GENERATOR.get()(self.xp, seed, counter)
 
 
 def aligned(nbytes: int, alignment: int = 64) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each
-from weftplan.ops.core.schema import use_on_devices
+from weftplan.support import slots
 
 ROUNDS = """for (int round = 0; round < 10; ++round) {
         unsigned long long high0 = __umul64hi(0xD2E7470EE14C6C93ull, x0);
@@ -201,4 +201,4 @@ class PhiloxGenerator:
         return self._fill(name, target, target.size * _OF_ONE, values.reshape(-1), np.int32(several))
 
 
-use_on_devices(PhiloxGenerator)
+slots.RANDOM_GENERATOR.fill(PhiloxGenerator)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core import inner_loops
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.kernels import KernelWithBare, accumulator
 from weftplan.ops.core.params import p_bool
@@ -130,20 +129,6 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
     return call
 
 
-def _loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> inner_loops.Loops | None:
-    dtype = inner_loops.one_dtype(*inputs, *outputs)
-    columns, hidden = inputs[1].shape[1], params["num_hidden"]
-    rows = math.prod(outputs[0].shape) // hidden
-    if dtype is None or rows * hidden * columns >= 2 * FEW:
-        return None
-    out, size = len(inputs), dtype.itemsize
-    steps = inner_loops.product(rows, hidden, columns, size, (0, 1, out))
-    if not params["no_bias"]:
-        row = (out, 0, hidden * size)
-        steps.append(inner_loops.Loop("add", (hidden,), (size,) * 3, (row, (2, 0, 0), row), rows))
-    return inner_loops.Loops(dtype, tuple(steps))
-
-
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     return _wide_bytes((*inputs[:3], *outputs[:2]))
 
@@ -183,7 +168,7 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *ou
 register(
     Op(
         name="FullyConnected",
-        forward=KernelWithBare(_forward, _bare, _loops),
+        forward=KernelWithBare(_forward, _bare),
         infer_shape=_infer_shape,
         infer_dtype=same_dtype,
         params=_PARAMS,

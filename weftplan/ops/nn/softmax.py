@@ -10,7 +10,6 @@ from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.inner_loops import Loops, one_dtype
 from weftplan.ops.core.kernels import KernelWithBare
 from weftplan.ops.core.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.core.registry import register
@@ -43,7 +42,6 @@ from weftplan.ops.nn.softmax_core import (
     softmax,
     softmax_backward,
     softmax_bare,
-    softmax_loops,
 )
 
 _PARAMS = (
@@ -103,12 +101,6 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
             return None
         return softmax_bare(as_rows(inputs[0].shape, params["axis"]), inputs[0].dtype)
 
-    def loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Loops | None:
-        dtype = one_dtype(*inputs, *outputs)
-        if dtype is None or bare(params, inputs, outputs) is None:
-            return None
-        return softmax_loops(as_rows(inputs[0].shape, params["axis"]), dtype)
-
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         rows = as_rows(inputs[0].shape, params["axis"])
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
@@ -136,7 +128,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     register(
         Op(
             name=name,
-            forward=KernelWithBare(forward, bare, loops),
+            forward=KernelWithBare(forward, bare),
             infer_shape=_infer_shape,
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core import inner_loops
 from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.rules import take_bytes
@@ -145,22 +144,6 @@ def softmax_bare(shape: Shape, dtype: DType) -> Any:
         np.divide(out, most, out)
 
     return call
-
-
-def softmax_loops(shape: Shape, dtype: DType) -> inner_loops.Loops | None:
-    """What :func:`softmax_bare` ends up in where the classes are neighbours."""
-    rows, classes, inner = shape
-    size = dtype.itemsize
-    if inner != 1 or rows * size > inner_loops.MOST_SCRATCH:
-        return None
-    steps = (
-        *inner_loops.reduced_rows("maximum", rows, classes, size, 0, inner_loops.SCRATCH),
-        inner_loops.by_rows("subtract", rows, classes, size, 0, inner_loops.SCRATCH, 1),
-        inner_loops.Loop("exp", (rows * classes,), (size, size), ((1, 0, 0), (1, 0, 0))),
-        *inner_loops.reduced_rows("add", rows, classes, size, 1, inner_loops.SCRATCH),
-        inner_loops.by_rows("divide", rows, classes, size, 1, inner_loops.SCRATCH, 1),
-    )
-    return inner_loops.Loops(dtype, steps, rows * size)
 
 
 def backward_bytes(shape: Shape, source: DType, target: DType) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import ArrayKernel, Room, kernel, workspace_kernel
-from weftplan.ops.core.inner_loops import Loops, one_dtype, reduction
 from weftplan.ops.core.kernels import (
     BOOL,
     KernelWithBare,
@@ -89,12 +88,7 @@ def _reduction(function: str) -> KernelWithBare:
         reduce = getattr(np, _UFUNCS[function]).reduce
         return (lambda x, out: reduce(x, axes, wide, out.reshape(kept), True)) if axes else None
 
-    def loops(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Loops | None:
-        dtype, shape = one_dtype(*inputs, *outputs), inputs[0].shape
-        axes = reduced_axes(params, len(shape), "a reduction")
-        return None if dtype is None else reduction(_UFUNCS[function], shape, axes, dtype)
-
-    return KernelWithBare(compute, bare, loops)
+    return KernelWithBare(compute, bare)
 
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}

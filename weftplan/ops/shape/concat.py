@@ -5,14 +5,12 @@ The gradient of joining is splitting and the other way round, so each pair of ke
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import MXNetError, ShapeError
-from weftplan.ops.core import inner_loops
 from weftplan.ops.core.forms import context_kernel, kernel
 from weftplan.ops.core.kernels import KernelWithBare
 from weftplan.ops.core.params import p_bool, p_int, p_outputs
@@ -99,24 +97,6 @@ def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence
     return lambda *arrays: np.concatenate(arrays[:-1], axis, arrays[-1])
 
 
-def _concat_loops(
-    params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-) -> inner_loops.Loops | None:
-    dtype = inner_loops.one_dtype(*inputs, *outputs)
-    if dtype is None:
-        return None
-    shape, itemsize = outputs[0].shape, dtype.itemsize
-    axis = params["dim"] % len(shape)
-    before, row = math.prod(shape[:axis]), math.prod(shape[axis:]) * itemsize
-    steps, start = [], 0
-    for number, one in enumerate(inputs):
-        piece = math.prod(one.shape[axis:])
-        source, target = (number, 0, piece * itemsize), (len(inputs), start, row)
-        steps.append(inner_loops.copied(piece, itemsize, source, itemsize, target, before))
-        start += piece * itemsize
-    return inner_loops.Loops(dtype, tuple(steps))
-
-
 def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> list[tuple[int, int]]:
     """(start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
 
@@ -161,7 +141,7 @@ _CONCAT = (NUM_ARGS, Param("dim", p_int, 1, "axis along which the inputs are joi
 register(
     Op(
         name="Concat",
-        forward=KernelWithBare(_concat, _concat_bare, _concat_loops),
+        forward=KernelWithBare(_concat, _concat_bare),
         infer_shape=_concat_shape,
         infer_dtype=same_dtype,
         params=_CONCAT,

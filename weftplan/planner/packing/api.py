@@ -29,17 +29,12 @@ from weftplan.planner.packing.problem import (
 )
 from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
-Effort = Literal["fast", "medium", "normal", "max"]
+Effort = Literal["fast", "normal", "max"]
 
 EFFORTS: dict[str, Spending] = {
-    "fast": Spending(work=400_000, compiled=0, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
-    "medium": Spending(
-        work=13_000_000, compiled=1_200_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5
-    ),
-    "normal": Spending(
-        work=13_000_000, compiled=2_600_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5
-    ),
-    "max": Spending(work=80_000_000, compiled=8_000_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
+    "fast": Spending(work=400_000, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
+    "normal": Spending(work=13_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5),
+    "max": Spending(work=80_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
 }
 
 # Where memory may be spent on waiting less, so many times more places are looked at.
@@ -59,8 +54,8 @@ def pack(
 ) -> Packing:
     """Give every buffer an offset such that buffers alive at the same time do not overlap, in little memory.
 
-    The work is counted in steps, not seconds, so the same input gives the same offsets on every machine with the same
-    extras installed. ``time_limit`` only cuts that work short.
+    The work is counted in steps, not seconds, so the same input gives the same offsets on every machine.
+    ``time_limit`` only cuts that work short.
 
     Args:
         lower: first time at which each buffer is alive; integers.
@@ -70,9 +65,8 @@ def pack(
         time_limit: seconds after which the best packing so far is returned; where there is none yet, a quick one is
             still made (some microseconds a buffer). None: no limit on time.
         effort: ``"fast"``: greedy, and a short search while more than 0.5 % above the lower bound; milliseconds for
-            ordinary graphs. ``"medium"``: search towards the lower bound for seconds on hard inputs, not at all on easy
-            ones. ``"normal"`` (the default): with numba (the ``fast`` extra), which searches a hundred times more in
-            the same time, up to some twenty seconds. ``"max"``: longer.
+            ordinary graphs. ``"normal"`` (the default): search towards the lower bound for seconds on hard inputs, not
+            at all on easy ones. ``"max"``: longer.
         order: which steps use each buffer, and which its first writer waits for anyway. Reuse that makes nobody wait is
             then preferred, as far as that costs neither memory nor much time.
         room: bytes that may be used for reuse that makes nobody wait, where the least memory makes somebody wait.

@@ -20,8 +20,7 @@ class Spending:
     """What one effort spends.
 
     Attributes:
-        work: search work with the plain kernel, about 5e6 per second.
-        compiled: the same with the numba kernel, about 2e8 per second; 0: numba is not even imported.
+        work: search work, about 5e6 per second.
         good_enough: search only while peak / lower bound is above this.
         large_enough: the same for parts of more than a few thousand buffers, if that is more.
         largest: parts with more buffers than this are not searched (their conflict table is quadratic).
@@ -29,7 +28,6 @@ class Spending:
     """
 
     work: int
-    compiled: int
     good_enough: float
     large_enough: float
     largest: int

@@ -16,10 +16,10 @@ from weftplan.ops.core.params import p_dtype
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.batch import with_batch
 from weftplan.planner.budget import plan_within
-from weftplan.planner.hooks import hook
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, size_symbol
+from weftplan.support import slots
 
 ORDERS = {"given": False, "best": True}
 """Values of ``order``: as the graph is written, or the order with the smallest peak that was found."""
@@ -113,7 +113,7 @@ raise it to that, or use a smaller batch
         "null" if not train else parameters_only(symbol, known) if grad_req is None else grad_req,
         group2ctx,
         chosen,
-        hook("optimizer")(optimizer) if isinstance(optimizer, str) else optimizer,
+        slots.PLAN_OPTIMIZER.get()(optimizer) if isinstance(optimizer, str) else optimizer,
         kvstore,
         workers,
     )
@@ -125,7 +125,7 @@ raise it to that, or use a smaller batch
     def again(*, batch: int | None = None, budget: int | str | None = None) -> MemoryPlan:
         asked = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
         limit = None if budget is None else bytes_of(budget, contexts[0])
-        found = hook("on_several")(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
+        found = slots.PLAN_ON_SEVERAL.get()(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
         return replace(found, again=again, notes=(*notes, *found.notes))
 
     return again(budget=budget)

@@ -22,8 +22,8 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
-from weftplan.planner.symbolic.chaining import with_chains, with_depthwise_blocks
 from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.depthwise_blocks import with_depthwise_blocks
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
@@ -226,14 +226,12 @@ class SizedGraph:
 def _sized(
     found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, options: PlanOptions
 ) -> tuple[Differentiated, Program, dict[int, Choice]]:
-    """The graph with chains of large elementwise nodes as one, sizes and what operators declare, and who computes each
-    node."""
+    """Return the graph with depthwise blocks fused, its sizes and workspaces, and the implementation of each node."""
     inferred, types = complete_graph(
         found.graph, found.outputs, head_grads=found.head_grads, shapes=shapes, dtypes=dtypes, begun=found.forward
     )
     if options.fusion and options.compat == "none":
         found, inferred, types = with_depthwise_blocks(found, shapes=inferred, dtypes=types, mode=options.kernels)
-        found, inferred, types = with_chains(found, shapes=inferred, dtypes=types)
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
     nbytes = byte_sizes(graph, shapes=inferred, dtypes=types)

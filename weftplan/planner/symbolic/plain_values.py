@@ -18,7 +18,6 @@ from weftplan.device.context import Context
 from weftplan.ops.core import implementations, registry
 from weftplan.ops.core.implementations import Choice, Implementation
 from weftplan.ops.core.schema import Op, Req
-from weftplan.ops.fusion.elementwise import Chain, Link
 from weftplan.planner.labels import Labels, Pass
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
@@ -253,9 +252,6 @@ class _Tables:
             return ["params", self.params(value)]
         if isinstance(value, np.dtype):
             return ["dtype", _dtype_name(value)]
-        if kind is Chain:
-            links = [(self.op(link.op), self.params(link.params), link.operands) for link in value.links]
-            return ["chain", value.inputs, links]
         return _checked(value)
 
 
@@ -268,9 +264,7 @@ def _read_tables(content: Mapping[str, Any]) -> tuple[list[Op], list[dict[str, A
             return given
         if given[0] == "params":
             return params[given[1]]
-        if given[0] == "dtype":
-            return np.dtype(given[1])
-        return Chain(given[1], tuple(Link(ops[op], params[of], operands) for op, of, operands in given[2]))
+        return np.dtype(given[1])
 
     for values in content["params"]:
         params.append({name: value(given) for name, given in values.items()})

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
+from weftplan.support import slots
 from weftplan.symbol import operators
 from weftplan.symbol.api.functions import function
-from weftplan.symbol.hooks import set_split
 from weftplan.symbol.node import Entry
 from weftplan.symbol.symbol import Symbol, single
 
@@ -69,7 +69,7 @@ def split_v2(
     )
 
 
-set_split(split_v2)
+slots.SYMBOL_SPLIT.fill(split_v2)
 
 
 def linspace(

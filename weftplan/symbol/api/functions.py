@@ -13,9 +13,9 @@ from weftplan.errors import DTypeError, ParameterError
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
 from weftplan.ops.core.signatures import document, signature
+from weftplan.support import slots
 from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
-from weftplan.symbol.hooks import set_functions
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Symbol, single
 
@@ -132,4 +132,4 @@ def _no_symbol(op: Op, which: str, value: Any) -> DTypeError:
     return DTypeError(f"operator {op.name}: {which} must be a Symbol, got {type(value).__name__}; {advice}")
 
 
-set_functions(function)
+slots.SYMBOL_OPERATOR.fill(function)

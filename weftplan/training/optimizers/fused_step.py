@@ -17,6 +17,7 @@ from weftplan.ndarray import NDArray, pushing
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.memory.chunk import take
 from weftplan.ops.optimizer import fused_update
+from weftplan.support.slots import MAKE_ROOM
 
 
 class Step(NamedTuple):
@@ -58,7 +59,7 @@ def push_together(steps: Sequence[Step]) -> None:
 
 def _can_be_one(group: Sequence[Step]) -> bool:
     """Whether these steps may be one operation: all in memory of the host at once, no array in two of them."""
-    if pushing.make_room is not None or engine.debug_enabled():
+    if MAKE_ROOM.value is not None or engine.debug_enabled():
         return False
     written = [array.var for step in group for k, array in enumerate(step.arrays) if k != 1]
     read = {step.arrays[1].var for step in group}

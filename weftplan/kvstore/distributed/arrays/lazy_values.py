@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.engine.edges import forking
 from weftplan.engine.shield import shielded, unbroken
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST
@@ -25,6 +24,7 @@ from weftplan.locks import Lock, members, whole_in_children
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ops.compiled.exchange.sums import Pieces
+from weftplan.support import slots
 
 _EAGER = 32
 """Exchanges that write what is stored at once after somebody has wanted it: it costs twice as much to be wrong."""
@@ -139,4 +139,4 @@ def _settle_all() -> None:
             late.settle()
 
 
-forking.at_rest.append(_settle_all)
+slots.BEFORE_FORK.get().append(_settle_all)

@@ -17,6 +17,7 @@ from weftplan.kvstore.distributed.transport.wire import Kind
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, pushing
 from weftplan.ops.compiled.exchange.rendezvous import DONE, NEW
+from weftplan.support.slots import MAKE_ROOM
 
 _failure, _ready = attrgetter("failure"), attrgetter("ready")
 
@@ -75,7 +76,7 @@ class JointPart(Part):
         False: nothing is done, and :meth:`start` is to be pushed.
         """
         round = self.round
-        if pushing.make_room is not None:
+        if MAKE_ROOM.value is not None:
             return False
         if not round.moved[0]:
             for array in self._arrays():
@@ -102,7 +103,7 @@ class JointPart(Part):
                 self.arrive((), (), var.failure.exception(), on_complete)
                 return
         try:
-            if pushing.make_room is None:
+            if MAKE_ROOM.value is None:
                 self._arrive(on_complete)
             else:
                 rows = [array for row in self._rows for array in row]
@@ -184,7 +185,7 @@ class JointPart(Part):
         Returns:
             False: nothing is done, and they are to be copied.
         """
-        if pushing.make_room is not None or self.over:
+        if MAKE_ROOM.value is not None or self.over:
             return False
         raws = list(map(_ready, row))
         if any(map(is_, raws, repeat(None))):

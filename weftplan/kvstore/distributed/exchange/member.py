@@ -14,7 +14,6 @@ from weftplan.device.context import cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.engine.shield import shielded, unbroken
-from weftplan.engine.waiting import helpers
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST, SMALL, copy
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover
@@ -30,6 +29,7 @@ from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
+from weftplan.support import slots
 
 EXIT_S = 30.0
 """Seconds that a process which ends gives its last exchanges."""
@@ -55,7 +55,7 @@ class KVStoreDist(KVStoreLocal):
             mover=Mover(**self._sharing),
         )
         self._sequencer = Sequencer(self._group, name)
-        helpers.append(self._sequencer.help)
+        slots.WAIT_HELPERS.get().append(self._sequencer.help)
         self._wire: dict[Key, NDArray] = {}
         """What travels of an array on a device, in host memory."""
         self._at_exit = _once_at_exit(self._end)
@@ -185,7 +185,7 @@ class KVStoreDist(KVStoreLocal):
 
     def _end(self) -> None:
         self._sequencer.close(EXIT_S)
-        helpers.remove(self._sequencer.help)
+        slots.WAIT_HELPERS.get().remove(self._sequencer.help)
 
     def __repr__(self) -> str:
         return (

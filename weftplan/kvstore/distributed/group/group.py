@@ -13,7 +13,6 @@ All waiting is bounded: after ``stall_s`` a warning names the ranks that have no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,6 @@ class Group(Sharing):
         self._scratch = np.empty(0, np.uint8)
         self.joined = 0
         """Bytes copied so far to join arrays of one exchange."""
-        self.moving_s = 0.0
-        """Seconds so far in which MPI carried data that are in no message."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -265,12 +262,11 @@ class Group(Sharing):
 
     def _move(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], what: str) -> Steps[None]:
         """Send and receive data, all at once."""
-        byte, comm, tag, begun = self._mpi.BYTE, self._comm, 3 + 2 * self._epoch, perf_counter()
+        byte, comm, tag = self._mpi.BYTE, self._comm, 3 + 2 * self._epoch
         with self.losses(what):
             receives = [comm.Irecv([data, byte], rank, tag) for rank, data in incoming.items()]
             sends = [comm.Issend([data, byte], rank, tag) for rank, data in outgoing.items()]
             yield from self.wait(receives, sends, [*incoming, *outgoing], what)
-        self.moving_s += perf_counter() - begun
 
     def _room(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """Scratch for that many elements, kept for the next time."""

@@ -13,11 +13,8 @@ Pruning: for every section that changed, the buffers still to come are stacked i
 come under any more is placed at once. When a section has no buffer left it splits the rest into independent parts,
 and a part that fails jumps back over the decisions of the others.
 
-The functions use nothing but integers, indexing and loops. They run as they are on lists, and numba compiles the same
-source for arrays (:mod:`weftplan.planner.packing.hard.compiled`), so there is one algorithm to read, and to trust.
-
-The functions keep nothing; the tables that they are given belong to one search. The file is long because numba compiles
-them together.
+The functions keep nothing; the tables that they are given belong to one search. They are lists of integers, which
+Python indexes faster than arrays. The file is long because its functions share the layout of these tables.
 """
 
 from __future__ import annotations

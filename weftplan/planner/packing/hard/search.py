@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.hard import compiled, kernel
+from weftplan.planner.packing.hard import kernel
 from weftplan.planner.packing.hard.kernel import Ints, Tables
 from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem, peak_of
 from weftplan.planner.packing.reuse import compressed_rows
@@ -22,10 +22,10 @@ LADDER = (0.0, 0.04, 0.15, 0.4, 0.75)
 RULES = (kernel.FEWEST_TIGHT, kernel.FEWEST_LOW, kernel.FAILURES, kernel.FEWEST)
 
 # Work that stands for what a run costs outside the kernel, so that many short runs end as well.
-RUN_PLAIN, RUN_COMPILED = 500, 20_000
+RUN = 500
 
 # Work a second that is expected of the first run, which a time limit cuts short: a slow machine's.
-RATE_PLAIN, RATE_COMPILED = 2_000_000.0, 60_000_000.0
+RATE = 2_000_000.0
 
 # Pairs of buffers a second for which the tables of the kernel are built.
 PAIRS_PER_SECOND = 20_000_000
@@ -59,15 +59,14 @@ def tables(problem: Problem) -> tuple[Int64, ...]:
 
 
 class Searcher:
-    """Working memory of the kernel, plain or compiled by numba, for one problem of a few thousand buffers at most: its
-    table of conflicts is quadratic.
+    """Working memory of the kernel for one problem of a few thousand buffers at most: its table of conflicts is
+    quadratic.
     """
 
-    def __init__(self, problem: Problem, *, jit: bool) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.jit = jit
         self.runs = 0
-        self._rate = RATE_COMPILED if jit else RATE_PLAIN  # work per second seen; only used to keep a deadline
+        self._rate = RATE  # work per second seen; only used to keep a deadline
         self._rng = np.random.default_rng(0)
         arrays = tables(problem)
         n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
@@ -77,16 +76,12 @@ class Searcher:
         self._dive = int(np.dot(np.diff(arrays[3]), problem.hi - problem.lo)) + 4 * (cells + sections)
         state = [n, n, n, sections, sections, sections, n, sections, sections, trail, trail, n, sections, 4]
         nodes = [depth] * 6 + [4 * depth + n, 4 * depth + n]
-        self._tables: Tables = tuple(self._ints(a) for a in arrays)
-        self._state: Tables = tuple(self._ints(np.zeros(k, np.int64)) for k in state)
-        self._nodes: Tables = tuple(self._ints(np.zeros(k, np.int64)) for k in nodes)
-        self._weights = self._ints(np.zeros(sections, np.int64))
+        self._tables: Tables = tuple(a.tolist() for a in arrays)
+        self._state: Tables = tuple([0] * k for k in state)
+        self._nodes: Tables = tuple([0] * k for k in nodes)
+        self._weights = [0] * sections
         self._log_size = np.log(problem.size.astype(np.float64))
         self._log_life = np.log((problem.hi - problem.lo).astype(np.float64))
-        self._search = compiled.search() if jit else kernel.search
-
-    def _ints(self, array: Int64) -> Ints:
-        return np.ascontiguousarray(array) if self.jit else array.tolist()  # type: ignore[return-value]
 
     def _priorities(self) -> Ints:
         """Larger is tried first: a random power of size times a random power of lifetime, with noise."""
@@ -99,7 +94,8 @@ class Searcher:
             score = score + noise * self._rng.standard_normal(len(score))
         rank = np.empty(len(score), np.int64)
         rank[np.argsort(score, kind="stable")] = np.arange(len(score))
-        return self._ints(rank)
+        ranks: Ints = rank.tolist()
+        return ranks
 
     def ask(self, capacity: int, dives: int, *, allowance: Allowance) -> tuple[int, Int64 | None]:
         """Put the decision question, spending about the work of ``dives`` straight descents.
@@ -119,10 +115,10 @@ class Searcher:
                 for t in range(self.problem.sections):
                     self._weights[t] = 0
             began = time.perf_counter()
-            verdict, _ = self._search(
+            verdict, _ = kernel.search(
                 self._tables, self._state, self._nodes, self._priorities(), self._weights, capacity, limit, rule
             )
-            work = int(self._state[-1][kernel.WORK]) + (RUN_COMPILED if self.jit else RUN_PLAIN)
+            work = int(self._state[-1][kernel.WORK]) + RUN
             self._rate = work / max(time.perf_counter() - began, 1e-6)
             self.runs += 1
             left -= work
@@ -134,9 +130,7 @@ class Searcher:
         return kernel.STOPPED, None
 
 
-def improve(
-    problem: Problem, offsets: Int64, *, floor: int, allowance: Allowance, jit: bool, good_enough: float = 1.0
-) -> Int64:
+def improve(problem: Problem, offsets: Int64, *, floor: int, allowance: Allowance, good_enough: float = 1.0) -> Int64:
     """Search for a packing lower than ``offsets`` until the allowance is spent or its peak is at most ``floor *
     good_enough``.
 
@@ -148,7 +142,7 @@ def improve(
         return best
     if allowance.deadline.moment is not None and len(problem) ** 2 > allowance.deadline.left() * PAIRS_PER_SECOND:
         return best  # the tables would not be there in time
-    searcher = Searcher(problem, jit=jit)
+    searcher = Searcher(problem)
     dives = 2
     refutations = 0
     while peak > enough and not allowance.spent():

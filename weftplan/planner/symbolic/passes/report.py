@@ -42,12 +42,6 @@ def joined_layers(count: int) -> Pass:
     return Pass("layers joined", changed, _FUSION)
 
 
-def joined_chains(count: int) -> Pass:
-    """So many nodes became part of others."""
-    changed = f"joined {counted(count, 'elementwise node')} with those behind them" if count else ""
-    return Pass("chains joined", changed, _FUSION)
-
-
 def depthwise_blocks(count: int) -> Pass:
     """So many depthwise convolutions became one node with the batch norms around them, and so did their gradients."""
     changed = f"joined {counted(count, 'depthwise convolution')} with the batch norms around" if count else ""

@@ -10,16 +10,15 @@ from collections.abc import Iterable, Sequence
 
 from weftplan.ops.core import registry
 from weftplan.ops.fusion import relu as joined
-from weftplan.ops.fusion.elementwise import ELEMENTWISE
 from weftplan.ops.nn.batch_norm import NORM
-from weftplan.planner.symbolic.passes import fuse_depthwise, fuse_elementwise
+from weftplan.planner.symbolic.passes import fuse_depthwise
 from weftplan.planner.symbolic.passes.fuse_relu import ALIKE, LAYER, NORMALIZED
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import followed, rewired, topological_order
 
 
 def joined_layers(nodes: Iterable[Node]) -> list[str]:
-    """Names of the nodes that have become one with what is behind them: layers with a relu, links of chains."""
+    """Names of the nodes that have become one with what is behind them: layers with a relu."""
     found: list[str] = []
     for node in nodes:
         block = fuse_depthwise.members(node)
@@ -29,7 +28,6 @@ def joined_layers(nodes: Iterable[Node]) -> list[str]:
             found.append(node.attrs[LAYER])
             if NORMALIZED in node.attrs and node.op.name.endswith(joined.RELU):
                 found.append(json.loads(node.attrs[NORMALIZED])[0])
-        found += fuse_elementwise.members(node)[:-1]
     return found
 
 
@@ -71,8 +69,6 @@ def parted(entries: Sequence[Entry]) -> list[Entry]:
             moved[node] = layers[node] = layer
             if node.op.name.endswith(joined.RELU):
                 moved[node] = _relu_behind(layer, node)
-        elif node.op is ELEMENTWISE:
-            moved[node] = fuse_elementwise.apart(node, inputs)
         else:
             kept = rewired(node, inputs, moved)
             if kept is not node:

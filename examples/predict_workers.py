@@ -1,0 +1,217 @@
+"""Predict a training step of many workers: closed forms of exchanges, and buckets that travel during backward.
+
+    python examples/predict_workers.py
+    python examples/predict_workers.py --network vgg16 --step-ms 180 --workers 1,8,64 --topology "(20us,1.1GB/s)"
+
+Nothing is sent, and nothing is measured. With P workers, S bytes, latency a, seconds a byte b and o seconds for which a
+message keeps its sender busy, an exchange after which every worker has the sum takes
+
+    one_step   every worker sums one range for all:      2 (a + (P-1) o) + 2 (P-1)/P S b
+    ring       ranges travel around twice:               2 (P-1) (a + o) + 2 (P-1)/P S b
+    halving    halves, quarters, ... there and back:     2 log2(P) (a + o) + 2 (P-1)/P S b
+    tree       pairs up to a root, and down again:       2 log2(P) (a + o + S b)
+
+``one_step`` is the algorithm of ``dist_sync``. On machines of several workers the table also tries the hierarchy: sum
+within each machine, exchange between machines, and hand the sums round within (``within+ring`` and so on).
+"""
+
+import argparse
+import re
+from dataclasses import dataclass
+from math import ceil, log2, prod
+
+import weftplan as mx
+
+BUCKETS = [float(1 << power) for power in range(18, 31)]  # 256 KiB to 1 GiB
+BACKWARD = 2 / 3  # the share of a step that backward takes
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection of one worker, or of one machine, to the others; a shared one carries all workers' bytes."""
+
+    latency: float  # seconds to the first byte
+    bandwidth: float  # bytes a second in each direction
+    overhead: float = 1e-6  # seconds for which a message keeps its sender busy
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Machines of ``per_machine`` workers: ``inner`` connects those of one machine, ``outer`` the machines."""
+
+    inner: Link
+    outer: Link
+    per_machine: int = 1
+
+
+# From data sheets; none was measured here. Networks have 92 % of their line rate.
+PRESETS = {
+    "nvlink4": Link(2e-6, 370e9),
+    "pcie4": Link(8e-6, 13e9, shared=True),
+    "10gbe": Link(30e-6, 1.15e9, 3e-6),
+    "25gbe": Link(20e-6, 2.9e9, 3e-6),
+    "100gbe": Link(5e-6, 11.5e9, 2e-6),
+    "ib400": Link(2.5e-6, 46e9),
+}
+
+
+def parse_topology(text):
+    """A topology from ``100gbe``, ``8xnvlink4+100gbe``, or with numbers, ``4x(5us,12GB/s)+(20us,1.1GB/s)``."""
+    count, inner, outer = re.fullmatch(r"(?:(\d+)x([^+]+)\+)?([^+]+)", text.strip()).groups()
+    outer = parse_link(outer)
+    return Topology(outer, outer) if count is None else Topology(parse_link(inner), outer, int(count))
+
+
+def parse_link(text):
+    """A link by its name or by its numbers."""
+    numbers = re.fullmatch(r"\(\s*([\d.]+)\s*us\s*,\s*([\d.]+)\s*GB/s\s*\)", text)
+    if numbers is not None:
+        return Link(float(numbers[1]) / 1e6, float(numbers[2]) * 1e9)
+    if text not in PRESETS:
+        raise SystemExit(f"unknown link {text!r}: expected one of {', '.join(PRESETS)}, or numbers as in (5us,12GB/s)")
+    return PRESETS[text]
+
+
+# 1. One exchange on links of one kind.
+
+
+def byte_seconds(link, workers):
+    """Seconds a byte: on a shared link every worker's bytes go one after the other."""
+    return (workers if link.shared else 1) / link.bandwidth
+
+
+def one_step(nbytes, workers, link):
+    """Two rounds in which every worker sends a range to every other one."""
+    sent = 2 * (workers - 1) / workers * nbytes
+    return 2 * (link.latency + (workers - 1) * link.overhead) + sent * byte_seconds(link, workers)
+
+
+def ring(nbytes, workers, link):
+    """P - 1 rounds to add and P - 1 to copy, each with one message to the neighbour."""
+    sent = 2 * (workers - 1) / workers * nbytes
+    return 2 * (workers - 1) * (link.latency + link.overhead) + sent * byte_seconds(link, workers)
+
+
+def halving(nbytes, workers, link):
+    """Rounds with partners at half, a quarter, ... of the distance; extra workers are folded into others first."""
+    within = 1 << (workers.bit_length() - 1)
+    extra = 2 * (link.latency + link.overhead + nbytes * byte_seconds(link, workers)) if workers > within else 0.0
+    sent = 2 * (within - 1) / within * nbytes
+    return extra + 2 * log2(within) * (link.latency + link.overhead) + sent * byte_seconds(link, within)
+
+
+def tree(nbytes, workers, link):
+    """Pairs send everything up to a root and back. Half of the workers send in the lowest level, a quarter above it."""
+    levels = ceil(log2(workers))
+    moved = nbytes * ((workers - 1) if link.shared else levels) / link.bandwidth
+    return 2 * (levels * (link.latency + link.overhead) + moved)
+
+
+ALGORITHMS = {"one_step": one_step, "ring": ring, "halving": halving, "tree": tree}
+
+
+# 2. One exchange on machines of several workers.
+
+
+def seconds(algorithm, nbytes, workers, topology):
+    """Seconds of one exchange by one of ALGORITHMS, or by ``within+`` and its name: sums within machines first."""
+    formula, group = ALGORITHMS[algorithm.removeprefix("within+")], topology.per_machine
+    inner, outer = topology.inner, topology.outer
+    if workers <= 1:
+        return 0.0
+    if workers <= group:
+        return formula(nbytes, workers, inner)
+    if algorithm in ALGORITHMS:
+        # A ring crosses each machine's link once in each direction; other patterns share it between its workers.
+        share = 1 if algorithm == "ring" else group
+        return formula(nbytes, workers, Link(outer.latency, outer.bandwidth / share, outer.overhead, outer.shared))
+    # Each worker of a machine exchanges its own range, and all of them share the machine's link.
+    return ring(nbytes, group, inner) + formula(nbytes, ceil(workers / group), outer)
+
+
+def cheapest(nbytes, workers, topology):
+    """(seconds, name) of the fastest algorithm; of equally fast ones the first."""
+    names = list(ALGORITHMS)
+    if 1 < topology.per_machine < workers:
+        names += [f"within+{name}" for name in ALGORITHMS]
+    return min(((seconds(name, nbytes, workers, topology), name) for name in names), key=lambda found: found[0])
+
+
+# 3. A step: backward makes gradients one by one, and full buckets are exchanged meanwhile, one after the other.
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step: its seconds, those of its exchanges, and the algorithm of its largest bucket."""
+
+    seconds: float
+    exchanging: float
+    buckets: int
+    algorithm: str
+
+
+def step(gradients, computation, workers, topology, bucket):
+    """One step with buckets of at least ``bucket`` bytes; ``gradients`` are (bytes, second at which backward ends)."""
+    free = exchanging = filled = largest = 0.0
+    algorithm, count = "none", 0
+    for index, (nbytes, ready) in enumerate(gradients):
+        filled += nbytes
+        if filled < bucket and index < len(gradients) - 1:
+            continue
+        taken, name = cheapest(filled, workers, topology)
+        if filled > largest:
+            algorithm, largest = name, filled
+        free = max(free, ready) + taken  # an exchange begins when its bucket is full and the one before has ended
+        exchanging, filled, count = exchanging + taken, 0.0, count + 1
+    return Step(max(computation, free), exchanging, count, algorithm if workers > 1 else "none")
+
+
+def best_step(gradients, computation, workers, topology):
+    """The step with the size of buckets that makes it shortest; of equal ones the one with the fewest exchanges."""
+    steps = [step(gradients, computation, workers, topology, bucket) for bucket in BUCKETS]
+    return min(steps, key=lambda found: (found.seconds, found.buckets))
+
+
+# 4. The gradients of a network: backward makes them from the last layer to the first, here at even intervals.
+
+
+def gradients_of(network, batch, computation):
+    """(bytes, second at which it is ready) of each parameter's gradient, in float32."""
+    symbol, given = mx.models.get(network), mx.models.input_shapes(network, batch)
+    shapes, _, _ = symbol.infer_shape(**given)
+    sizes = [
+        4 * prod(shape)
+        for name, shape in zip(symbol.list_arguments(), shapes, strict=True)
+        if name not in given and not name.endswith("label")
+    ]
+    begin, each = (1 - BACKWARD) * computation, BACKWARD * computation / len(sizes)
+    return [(nbytes, begin + each * (place + 1)) for place, nbytes in enumerate(reversed(sizes))]
+
+
+def main():
+    """Print the prediction for each number of workers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="resnet50", help="a built-in network")
+    parser.add_argument("--batch", type=int, default=32, help="of each worker")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="measured milliseconds of forward and backward")
+    parser.add_argument("--workers", default="1,2,4,8,16,64,256,1024,4096")
+    parser.add_argument(
+        "--topology", default="8xnvlink4+100gbe", help="LINK, or NxINNER+OUTER with N workers a machine"
+    )
+    args = parser.parse_args()
+    topology, computation = parse_topology(args.topology), args.step_ms * 1e-3
+    gradients = gradients_of(args.network, args.batch, computation)
+    total = sum(nbytes for nbytes, _ in gradients)
+    print(f"{args.network} on {args.topology}: {total / 1e6:,.1f} MB in {len(gradients)} gradients\n")
+    print(f"{'workers':>8} {'step ms':>9} {'exchange ms':>12} {'efficiency':>11} {'buckets':>8}  algorithm")
+    for workers in map(int, args.workers.split(",")):
+        found = best_step(gradients, computation, workers, topology)
+        print(
+            f"{workers:>8,} {found.seconds * 1e3:>9,.2f} {found.exchanging * 1e3:>12,.2f} "
+            f"{computation / found.seconds:>10.1%} {found.buckets:>8}  {found.algorithm}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Slots: every place in which a lower layer calls code that a higher layer provides.
+
+Imports go down the layers. A lower layer that offers a verb of a higher one (``symbol.bind``, ``plan.to_html``) calls
+the value of a slot instead; the higher layer fills the slot when it is imported. This file declares all slots, so the
+calls that go up are as visible as the imports that go down: ``docs/draw_layers.py`` draws both, and a test compares
+the declarations with the code.
+
+Slots are filled under the import lock; :data:`MAKE_ROOM`, :data:`ARRAY_CHUNK` and :data:`TASK_MEMORY` are replaced when
+the settings of spilling change. Any thread may read a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from weftplan.errors import MXNetError
+from weftplan.support.lazy_import import late_import
+
+T = TypeVar("T")
+Function = Callable[..., Any]
+
+
+class Slot(Generic[T]):
+    """A value that a lower layer uses and a higher layer provides.
+
+    Attributes:
+        caller: the modules that use the value.
+        provider: the modules that fill the slot. :meth:`get` imports the first one if the slot is empty.
+        when: when the value is called.
+        value: the value; None until the slot is filled. Read it directly if an empty slot is a normal state.
+    """
+
+    __slots__ = ("caller", "provider", "value", "when")
+
+    def __init__(self, caller: str, provider: str, when: str, value: T | None = None) -> None:
+        self.caller = tuple(caller.split())
+        self.provider = tuple(provider.split())
+        self.when = when
+        self.value: T | None = value
+
+    def fill(self, value: T) -> None:
+        """Set the value; the last call wins."""
+        self.value = value
+
+    def get(self) -> T:
+        """Return the value; import the provider first if the slot is empty.
+
+        Raises:
+            MXNetError: the provider was imported and did not fill the slot.
+        """
+        if self.value is None:
+            late_import(self.provider[0])
+            if self.value is None:
+                raise MXNetError(f"{self.provider[0]} was imported and did not provide {self.when!r}")
+        return self.value
+
+
+def declared() -> Mapping[str, Slot[Any]]:
+    """Return every slot of this file by its name."""
+    return {name: value for name, value in globals().items() if isinstance(value, Slot)}
+
+
+BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.bind")
+SIMPLE_BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.simple_bind")
+PLAN_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.planner", "Symbol.plan")
+SYMBOL_OPERATOR: Slot[Callable[[str], Function]] = Slot(
+    "weftplan.symbol.symbol", "weftplan.symbol.api.functions", "an operator as a method of a symbol"
+)
+SYMBOL_SPLIT: Slot[Function] = Slot("weftplan.symbol.symbol", "weftplan.symbol.api.creation", "Symbol.split_v2")
+SYMBOL_CUSTOM: Slot[Function] = Slot("weftplan.symbol", "weftplan.compat.custom_operators", "mx.sym.Custom")
+
+PLAN_REPORTS: Slot[Mapping[str, Function]] = Slot(
+    "weftplan.planner.memory_plan", "weftplan.report", "reports of a plan: text, pictures, HTML, JSON"
+)
+PLAN_OPTIMIZER: Slot[Callable[[str], Any]] = Slot(
+    "weftplan.planner.symbolic.estimate", "weftplan.training.memory", "a plan that counts the states of an optimizer"
+)
+PLAN_ON_SEVERAL: Slot[Function] = Slot(
+    "weftplan.planner.symbolic.estimate", "weftplan.training.memory", "a plan of data-parallel training"
+)
+
+ARRAY_OPERATOR: Slot[Function] = Slot(
+    "weftplan.ndarray.array", "weftplan.ndarray.calls.call_cache", "an operator as a method of an array"
+)
+ARRAY_RECORD: Slot[Function] = Slot(
+    "weftplan.ndarray.array", "weftplan.ndarray.formats.serialize", "an array from its pickled state"
+)
+ARRAY_SPLIT: Slot[Function] = Slot("weftplan.ndarray.array", "weftplan.ndarray.creation", "NDArray.split_v2")
+ARRAY_AS_ROW_SPARSE: Slot[Function] = Slot(
+    "weftplan.ndarray.array", "weftplan.ndarray.row_sparse", 'NDArray.tostype("row_sparse")'
+)
+ARRAY_CUSTOM: Slot[Function] = Slot("weftplan.ndarray", "weftplan.compat.custom_operators", "mx.nd.Custom")
+ARRAY_CHUNK: Slot[Function] = Slot(
+    "weftplan.ndarray.memory.chunk", "weftplan.ndarray.spill.spilling", "the memory of a new array"
+)
+MAKE_ROOM: Slot[Function] = Slot(
+    "weftplan.ndarray.pushing", "weftplan.ndarray.spill.spilling", "every push, while arrays may be offloaded"
+)
+TASK_MEMORY: Slot[Function] = Slot(
+    "weftplan.tasks.schedule",
+    "weftplan.ndarray.spill.spilling",
+    "a task on NDArrays, while they may be offloaded",
+)
+
+RANDOM_GENERATOR: Slot[Function] = Slot(
+    "weftplan.ops.core.schema", "weftplan.ops.cuda.philox", "a random operator on a device"
+)
+WORKER_COUNT: Slot[Callable[[], int]] = Slot(
+    "weftplan.support.core_sharing", "weftplan.engine.factory", "an operation that may use idle cores"
+)
+POLLING: Slot[Function] = Slot(
+    "weftplan.support.core_sharing", "weftplan.ops.compiled", "a helper thread that waits for its next part"
+)
+COMPACTOR: Slot[Function] = Slot(
+    "weftplan.storage.registry", "weftplan.ndarray.spill.spilling", "an allocation that needs a contiguous range"
+)
+MEMORY_PAGE: Slot[Callable[..., str]] = Slot(
+    "weftplan.storage.snapshot", "weftplan.report", "the page of a memory snapshot"
+)
+TRAINING_PAGE: Slot[Callable[..., str]] = Slot(
+    "weftplan.training.fit.events", "weftplan.report.training_html", "the page of a training run"
+)
+PROFILER_PAGE: Slot[Callable[..., str]] = Slot(
+    "weftplan.profiler", "weftplan.report.lanes_html", "the page of a profile"
+)
+TEMPORARY_SOURCE: Slot[Function] = Slot("weftplan.device.temporaries", "weftplan.storage", "a temporary array of CuPy")
+
+WAIT_HELPERS: Slot[list[Callable[[], None]]] = Slot(
+    "weftplan.engine.threaded",
+    "weftplan.kvstore.distributed.exchange.member",
+    "a thread that waits for a var: exchanges that it may run inline",
+    [],
+)
+BEFORE_FORK: Slot[list[Callable[[], None]]] = Slot(
+    "weftplan.engine.edges.forking",
+    "weftplan.kvstore.distributed.arrays.lazy_values",
+    "a fork, once the engine is idle",
+    [],
+)
