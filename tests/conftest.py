@@ -41,6 +41,23 @@ collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 """Scripts that make golden files; they run with MXNet's interpreter, not under pytest."""
 
 
+def pytest_addoption(parser):
+    """``--first-contact``: of the tests of a GPU those of the first minutes with a card, in their order."""
+    parser.addoption(
+        "--first-contact",
+        action="store_true",
+        help="run tests/first_contact alone, and write its page",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """With ``--first-contact``, leave everything else out."""
+    if config.getoption("--first-contact"):
+        chosen = [item for item in items if item.path.name == "test_first_contact.py"]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
 def pytest_collection(session):
     """Collecting twenty thousand tests makes no garbage worth looking for."""
     gc.disable()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.contract.devices import GPUS, place
 from weftplan import engine, profiler, storage
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import ParameterError
@@ -40,6 +41,19 @@ def test_the_same_weights(contexts):
     expected = trained(contexts, mx.io.NDArrayIter(ROWS, LABELS, batch_size=8))
     with batches(contexts) as it:
         assert trained(contexts, it) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("where", GPUS)
+def test_the_same_weights_on_gpus(where, count):
+    """On the real code for GPUs, from page-locked memory, beside the step."""
+    with place(where) as context:
+        contexts = [context(index) for index in range(count)]
+        if len(set(contexts)) < count:
+            pytest.skip("there is one GPU")
+        expected = trained(contexts, mx.io.NDArrayIter(ROWS, LABELS, batch_size=8))
+        with batches(contexts) as it:
+            assert trained(contexts, it) == expected
 
 
 def test_where_batches_are():

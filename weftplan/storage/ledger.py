@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.base import Device
+from weftplan.device.stream import current_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
+from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
 from weftplan.storage.shelves import MOST_ON_ONE, Entry, Shelf, Shelves, by_order
+from weftplan.storage.stream_order import StreamOrder, free_after
 
 
 class Ledger(Resource):
@@ -57,6 +60,8 @@ class Ledger(Resource):
         """Counts in one step on every interpreter; :meth:`_drain` reads it, which counts one more."""
         self._readings = 0
         self._nothing: Any = None
+        self._streams: StreamOrder | None = None
+        """What streams still work on; None until memory comes back that way."""
 
     @abstractmethod
     def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
@@ -97,14 +102,22 @@ class Ledger(Resource):
                 else:
                     order, _, raw, block, size = entry
                     if order < 0:
-                        return self._allocate_written_off(entry, shelf, name)
+                        allocation = self._allocate_written_off(entry, shelf, name)
+                        return allocation if self._streams is None else self._ordered(allocation, self._streams)
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
                     self._shelf_hits()
                     if (recorder := recording.recorder) is not None:
                         recorder.allocated(allocation)
-                    return allocation
-        return self._allocate(nbytes, name)
+                    return allocation if self._streams is None else self._ordered(allocation, self._streams)
+        allocation = self._allocate(nbytes, name)
+        return allocation if self._streams is None else self._ordered(allocation, self._streams)
+
+    def _ordered(self, allocation: Allocation, streams: StreamOrder) -> Allocation:
+        """An allocation whose bytes are used after what streams still do with them."""
+        if streams and allocation.nbytes:
+            streams.order(address_of(allocation.raw), allocation.nbytes)
+        return allocation
 
     def _allocate_written_off(self, entry: Entry, shelf: Shelf, name: object) -> Allocation:
         """As ``allocate``, with memory from a shelf that is not counted as live."""
@@ -241,6 +254,23 @@ class Ledger(Resource):
             shelf.listed = True
             self._shelves.touched.append(shelf)
 
+    def free_behind(self, allocation: Allocation) -> None:
+        stream = current_stream()
+        if stream is None or not allocation.nbytes or not self.keeps(allocation.nbytes):
+            super().free_behind(allocation)
+            return
+        if id(allocation) not in self._live:
+            raise wrong_free(allocation, self)
+        if not self.context.has_streams:
+            free_after(stream.record(), self.context, partial(self.free, allocation))
+            return
+        if self._streams is None:
+            with self._lock:
+                self._streams = self._streams or StreamOrder()
+        # Listed first: once it is free, another thread may get it.
+        self._streams.add(address_of(allocation.raw), allocation.nbytes, stream, stream.record())
+        self.free(allocation)
+
     def _take_back(self, entry: Entry) -> None:
         """As ``free``, where there is no room on a shelf."""
         self._returned.append(entry)
@@ -316,7 +346,9 @@ class Ledger(Resource):
             recorder.grown(self.context, raw)
 
     def count_given(self, raw: Any) -> None:
-        """Count a block that is about to go back to the system."""
+        """Count a block that is about to go back to the system, once no stream works on it."""
+        if self._streams:
+            self._streams.settle(address_of(raw), int(raw.nbytes))
         self._system_frees += 1
         self._reserved -= int(raw.nbytes)
         if (recorder := recording.recorder) is not None:

@@ -276,7 +276,7 @@ def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> Memory
     """Print the plan of an ONNX file with operators that are not run; the plan."""
     sized, width = plan_onnx(OnnxFile(model), parse_shapes(shape_texts)), output_width()
     if as_json:
-        click.echo(json.dumps({"model": model, **plan_output.as_json(sized)}, indent=1))
+        click.echo(json.dumps({"model": model, **plan_output.as_json(sized, kernels=False)}, indent=1))
         return sized
     lines = [f"{model}: inference by sizes alone", "", *plan_output.figures(sized, width)]
     lines += ["", *plan_output.peak(sized, width), "", *paragraph("; ".join(sized.notes), width)]
