@@ -199,8 +199,8 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     if learn and pieces > 1:
         sums, squares = (ctx.take((channels * pieces,), acc) for _ in range(2))
         launch(ctx.xp, _SOURCE, "piece_sums", channels * pieces, threads, (data, sums, *walk), T=data.dtype)
-        args = (data, sums, squares, *walk)
-        launch(ctx.xp, _SOURCE, "piece_squares", channels * pieces, threads, args, T=data.dtype)
+        more = (data, sums, squares, *walk)
+        launch(ctx.xp, _SOURCE, "piece_squares", channels * pieces, threads, more, T=data.dtype)
     args = (
         data, spare, beta if params["fix_gamma"] else gamma, beta, moving_mean, moving_var, mean, inverse, sums,
         squares, *walk, acc.type(params["eps"]), acc.type(params["momentum"]), acc.type(1.0 - params["momentum"]),
@@ -219,8 +219,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     sums = products = mean
     if pieces > 1:
         sums, products = (ctx.take((channels * pieces,), mean.dtype) for _ in range(2))
-        args = (ograd, data, mean, sums, products, *walk)
-        launch(ctx.xp, _SOURCE, "piece_products", channels * pieces, threads, args, T=data.dtype)
+        more = (ograd, data, mean, sums, products, *walk)
+        launch(ctx.xp, _SOURCE, "piece_products", channels * pieces, threads, more, T=data.dtype)
     args = (
         ograd, data, spare, mean if params["fix_gamma"] else gamma, mean, inverse, ggrad, bgrad, sums, products, *walk,
         _flag(params["use_global_stats"]), _flag(not params["fix_gamma"]), _flag(outputs[0] is not None),
