@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.checkout import share_checkout
 from tests.support.seeds import FRESH
+
+share_checkout(Path(__file__).resolve().parents[1], os.environ)
 
 if sys.dont_write_bytecode:
     # Nothing is to be written beside the sources. But the tests start hundreds of processes, and each would compile the
@@ -127,6 +130,15 @@ def folder(tmp_path):
         del registry._devices[place.context]
     else:
         registry.put(before)
+
+
+@pytest.fixture
+def no_links():
+    """No links between devices once the test is over."""
+    from weftplan.device.links import connect
+
+    yield
+    connect(None)
 
 
 @pytest.fixture

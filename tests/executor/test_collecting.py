@@ -14,12 +14,6 @@ from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
 
 
-@pytest.fixture
-def dynamic(monkeypatch):
-    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
-    return monkeypatch
-
-
 @pytest.mark.parametrize("ctx", CONTEXTS, ids=str)
 @pytest.mark.parametrize("gb", ["0", "-1", "1e-5", "5"])
 @pytest.mark.parametrize("fraction", ["1", "0.4", "0"])
@@ -88,6 +82,16 @@ def test_eager_delete_tensor_gb(dynamic):
     at_once, batches, never = peaks
     assert at_once < batches <= never
     assert never >= 20 * 4000
+
+
+def test_threshold_counts_gib(dynamic):
+    """The threshold is in GiB, to the byte: one byte more than five results, and the sixth is held as well."""
+    dynamic.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")  # each node is a segment, after which results go back
+    peaks = []
+    for nbytes in (20_000, 20_001):
+        dynamic.setenv("FLAGS_eager_delete_tensor_gb", repr(nbytes / 2**30))
+        peaks.append(held_by(backward=False, is_train=False)[0])
+    assert peaks == [6 * 4000, 7 * 4000]  # with the one that is being written
 
 
 @pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")

@@ -21,12 +21,6 @@ from weftplan.storage.recording import address_of
 from weftplan.storage.stream_order import StreamOrder, late, settle
 
 
-@pytest.fixture
-def dynamic(monkeypatch):
-    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
-    return monkeypatch
-
-
 @pytest.mark.shows("FLAGS_fast_eager_deletion_mode")
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_fast_eager_deletion_mode(dynamic, order):

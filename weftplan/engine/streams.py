@@ -133,7 +133,7 @@ def _pass_for(core: Runs, op: OprBlock, var: Var, mark: Mark, why: Why) -> Failu
             mark.event.synchronize()
         return None
     failure = _pass(core, var, mark)
-    return failure if failure is not None and (why is Why.READS or failure.blocks(op.seq)) else None
+    return failure if failure is not None and (why is Why.READS or failure.blocks(op.seq, var, op.fn)) else None
 
 
 def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:

@@ -27,9 +27,8 @@ from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes.unfuse import parted
+from weftplan.planner.symbolic.passes.unfuse import unfused
 from weftplan.symbol import Symbol
-from weftplan.symbol.traversal import copy_graph
 
 Callback = Callable[[str, NDArray], None]
 
@@ -454,14 +453,14 @@ class Executor:
         """
         if callback is not None:
             warn_of_joined(self.planned.graph.nodes)
-        self._monitor = None if callback is None else Monitored(callback, monitor_all)
+        self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
 
     def get_optimized_symbol(self) -> Symbol:
         """A copy of the forward part as it runs: equal expressions merged, copies between contexts inserted.
 
         What is computed in one pass, as a layer and its relu, are nodes of their own in it.
         """
-        return Symbol(copy_graph(parted([self.planned.graph.entry(eid) for eid in self.planned.outputs])))
+        return Symbol(unfused(self.planned.graph, self.planned.outputs))
 
     def debug_str(self) -> str:
         """The bound graph and the planned megabytes, in MXNet's text form."""
