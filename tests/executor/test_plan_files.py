@@ -137,9 +137,7 @@ def facts(plan: PlannedGraph) -> dict[str, Any]:
             (
                 node.name, None if node.op is None else node.op.name, dict(node.attrs),
                 {name: repr(value) for name, value in node.params.items()},
-                [(graph.nid[entry[0]], *entry[1:]) for entry in node.inputs],
-                [graph.nid[dep] for dep in node.control_deps],
-                node.created_at, node.version, None if node.mirror_of is None else graph.nid[node.mirror_of],
+                node.created_at, node.version, None if node.mirror_of is None else node.mirror_of.name,
             )
             for node in graph.nodes
         ],

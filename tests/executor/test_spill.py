@@ -186,8 +186,9 @@ def seconds_of_a_run(share, bandwidth):
         trained(executor, runs=1)
         place.synchronize()
         out = sum(
-            executor.planned.memory.entry_nbytes[executor.planned.graph.row[executor.planned.graph.nid[node]]]
-            for node in spills(executor)
+            executor.planned.memory.entry_nbytes[executor.planned.graph.row[nid]]
+            for nid, node in enumerate(executor.planned.graph.nodes)
+            if node in spills(executor)
         )
         return place.clock - before, 2 * float(out) / bandwidth
 

@@ -194,19 +194,39 @@ def test_bits_of_gradients_do_not_depend_on_shared_memory(name, monkeypatch):
     assert found[0] == found[1]
 
 
-def test_plans_do_not_change_bits():
-    """The product of an array with itself in another shape, which a plan gives the same memory, and its gradients."""
+PLANS: list[dict[str, Any]] = [
+    {},
+    {"strategy": "none", "enable_inplace": False},
+    {"strategy": "none"},
+    {"strategy": "arena", "enable_inplace": False},
+    {"strategy": "arena", "alignment": 4096},
+    {"strategy": "match_range"},
+    {"compat": "mxnet"},
+    {"compat": "paddle"},
+    {"recompute": "sqrt"},
+]
+
+
+@pytest.mark.parametrize("shape", [(37, 23), (1000, 7)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("turned", ["transpose_a", "transpose_b"])
+def test_plans_do_not_change_bits(shape, dtype, turned, monkeypatch):
+    """The product of an array with itself in another shape, to which plans give the same memory or another one, and its
+    gradients: whatever the strategy, the alignment and in-place sharing."""
+    monkeypatch.setattr(products, "FEW", 1 << 24)
     data = mx.sym.Variable("data") + 0.5
-    symbol = mx.sym.dot(data, mx.sym.Reshape(mx.sym.Reshape(data, shape=(-1,)), shape=(37, 23)), transpose_a=True)
-    found = []
-    for share in (True, False):
-        options = mx.planner.PlanOptions() if share else mx.planner.PlanOptions(strategy="none", enable_inplace=False)
-        executor = symbol.simple_bind(mx.cpu(), plan_options=options, data=(37, 23))
-        executor.arg_dict["data"][:] = _pair(shared=False)[0]
+    symbol = mx.sym.dot(data, mx.sym.Reshape(mx.sym.Reshape(data, shape=(-1,)), shape=shape), **{turned: True})
+    numbers = np.random.default_rng(3).standard_normal(shape).astype(dtype)
+    found = set()
+    for options in PLANS:
+        executor = symbol.simple_bind(
+            mx.cpu(), plan_options=PlanOptions(**options), data=shape, type_dict={"data": dtype}
+        )
+        executor.arg_dict["data"][:] = numbers
         executor.forward(is_train=True)
-        executor.backward([mx.nd.ones((23, 23))])
-        found.append(executor.outputs[0].asnumpy().tobytes() + executor.grad_dict["data"].asnumpy().tobytes())
-    assert found[0] == found[1]
+        executor.backward([mx.nd.ones(executor.outputs[0].shape, dtype=dtype)])
+        found.add(executor.outputs[0].asnumpy().tobytes() + executor.grad_dict["data"].asnumpy().tobytes())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("columns", [2, 3, 16, 17, 31, 32, 33, 100])

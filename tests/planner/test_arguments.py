@@ -20,7 +20,6 @@ EXEMPT = {
     "sectioned": "the columns of one table, as `pack` takes them",
     "pack": "the columns of one table",
     "compressed_rows": "the columns of one table",
-    "fill": "the columns of one table",
     "insert": "a row of one table",
     "gap": "a row of one table",
     "release": "a buffer and its range of bytes",
@@ -29,9 +28,7 @@ EXEMPT = {
     "allocate": "asked for every entry of a graph",
     "plan_symbol": "shapes and dtypes, as every function takes them that infers",
     "size_symbol": "the same",
-    "symbolic/passes/batch_weight_gradients.py": "a pass over the nodes of a graph, its two maps and the gradients",
-    "symbolic/passes/fuse_depthwise.py": "the same",
-    "symbolic/passes/fuse_relu.py": "the same",
+    "symbolic/passes/gradients.py": "what gradient rules call, and how",
 }
 """Modules and functions that may take more without names, and why."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 import weftplan as mx
 from weftplan.ops.compiled.target import host
+from weftplan.ops.core.schema import Req
 from weftplan.ops.fusion.depthwise_block import BLOCK, BLOCK_GRADIENT
+from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.validation import validate
 
@@ -119,11 +122,14 @@ def test_a_shared_weight_keeps_its_block_apart() -> None:
     assert BLOCK.name not in operators(net)
 
 
-def values(net: Any, monkeypatch: pytest.MonkeyPatch, fusion: bool, grad_req: Any = "write") -> dict[str, bytes]:
+def values(
+    net: Any, monkeypatch: pytest.MonkeyPatch, fusion: bool, grad_req: Any = "write", recompute: str = "off"
+) -> dict[str, bytes]:
     """Outputs, gradients and states after three training steps and a run outside training."""
     monkeypatch.setenv("MXNET_USE_FUSION", str(int(fusion)))
     rng = np.random.default_rng(5)
-    executor = net.simple_bind(mx.cpu(), grad_req=grad_req, data=SHAPE)
+    options = PlanOptions.from_environment(recompute=recompute)
+    executor = net.simple_bind(mx.cpu(), grad_req=grad_req, plan_options=options, data=SHAPE)
     for array in (*executor.arg_dict.values(), *executor.aux_dict.values()):
         array[:] = rng.uniform(0.2, 1, array.shape)
     for array in executor.grad_dict.values():
@@ -156,6 +162,27 @@ def test_some_gradients_may_be_unwanted(monkeypatch: pytest.MonkeyPatch) -> None
     }
     assert BLOCK_GRADIENT.name in operators(net, grad_req=wanted)
     assert values(net, monkeypatch, True, wanted) == values(net, monkeypatch, False, wanted)
+
+
+def stack(count: int) -> Any:
+    """Blocks that follow one another, as in the network that they are for."""
+    net = mx.sym.Variable("data")
+    for number in range(count):
+        net = norm(pointwise(net, f"p{number}"), f"n{number}")
+        net = norm(depthwise(net, f"d{number}"), f"m{number}")
+    return mx.sym.LinearRegressionOutput(mx.sym.sum(net, axis=(2, 3)), mx.sym.Variable("label"))
+
+
+@pytest.mark.parametrize(("recompute", "count"), [("mxnet", 14), ("echo", 14), ("sqrt", 6), ("cheap", 6)])
+def test_same_bits_where_blocks_are_computed_again(recompute: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that run twice lose outputs the first time: training has the bits of the plan without that."""
+    net = stack(count)
+    planned = plan_symbol(net, {"data": SHAPE}, grad_req="write", options=PlanOptions(recompute=recompute))
+    graph = planned.graph
+    blocks = [nid for nid, node in enumerate(graph.nodes) if node.op is BLOCK]
+    assert any(planned.requests[e] == Req.NULL for nid in blocks for e in range(graph.row[nid], graph.row[nid + 1]))
+    assert NORMALIZE in [node.op for node in graph.nodes]
+    assert values(net, monkeypatch, True, recompute=recompute) == values(net, monkeypatch, True)
 
 
 def test_the_optimized_symbol_has_the_nodes_of_a_block(tmp_path: Any) -> None:
@@ -211,3 +238,55 @@ def test_recomputing_takes_the_smaller_of_both_plans(recompute: str) -> None:
         for fusion in (True, False)
     )
     assert joined.peak <= apart.peak
+
+
+def mobilenet(batch: int = 2, **options: Any) -> Any:
+    """A planned training step."""
+    from weftplan import models
+
+    symbol, shapes = models.get("mobilenet"), models.input_shapes("mobilenet", batch)
+    return plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(**options))
+
+
+@pytest.mark.parametrize("recompute", ["mxnet", "echo"])
+def test_rules_keep_the_blocks_of_mobilenet(recompute: str) -> None:
+    """MXNet's rules save a third and more, and the blocks stay fused: their results are made again in one sweep."""
+    usual, planned = mobilenet(), mobilenet(recompute=recompute)
+    validate(planned)
+    operators = [node.op for node in planned.graph.nodes]
+    assert operators.count(BLOCK_GRADIENT) == operators.count(NORMALIZE) == 13
+    assert planned.memory.peak <= 0.7 * usual.memory.peak
+    assert 0.0 < planned.memory.more_time <= 0.05
+    assert any("made 13 results of blocks again" in note for note in planned.memory.notes)
+
+
+def seconds(planned: Any) -> float:
+    """Modelled seconds of a step."""
+    from weftplan.planner.program import Program
+    from weftplan.planner.symbolic.cost import node_seconds
+
+    steps, contexts = planned.order, tuple(dict.fromkeys(planned.devices))
+    program = Program(
+        graph=planned.graph, order=steps, num_forward=planned.num_forward_nodes, shapes=planned.shapes,
+        dtypes=planned.dtypes, contexts=contexts, device=[contexts.index(one) for one in planned.devices],
+        nbytes=[prod(shape) * dtype.itemsize for shape, dtype in zip(planned.shapes, planned.dtypes, strict=True)],
+        gradients=frozenset(planned.gradients.values()), added=frozenset(), workspaces={}, external_bytes={},
+    )  # fmt: skip
+    return sum(node_seconds(program))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+def test_a_budget_takes_the_form_of_least_modelled_time(share: float) -> None:
+    """Fused, fused with results made again, or unfused: whatever fits is no slower than the unfused plan."""
+    budget = int(share * mobilenet().memory.peak)
+    planned, unfused = mobilenet(budget=budget, spill=False), mobilenet(budget=budget, spill=False, fusion=False)
+    validate(planned)
+    assert planned.memory.peak <= budget
+    assert seconds(planned) < seconds(unfused)
+
+
+def test_a_result_of_which_the_shape_is_read_is_not_made_again() -> None:
+    """The backward part reads the last block's result for its shape alone: the gradient of a sum does."""
+    planned = plan_symbol(ends(mx.sym.Variable("data")), {"data": SHAPE}, grad_req="write",
+                          options=PlanOptions(recompute="mxnet"))  # fmt: skip
+    assert NORMALIZE not in [node.op for node in planned.graph.nodes]

@@ -11,7 +11,7 @@ import weftplan as mx
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.symbolic import infer
-from weftplan.planner.symbolic.passes.weight_gradient_batches import MOST_LAYERS, ROWS
+from weftplan.planner.symbolic.passes.batch_weight_gradients import MOST_LAYERS, ROWS
 
 BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
 

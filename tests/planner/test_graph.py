@@ -7,7 +7,8 @@ import pytest
 from weftplan import symbol as sym
 from weftplan.errors import PlanError
 from weftplan.ops.core import registry
-from weftplan.planner import IndexedGraph, plan_symbol
+from weftplan.planner import plan_symbol
+from weftplan.planner.symbolic.indexed_graph import indexed
 from weftplan.symbol.node import Entry, Node
 
 
@@ -31,7 +32,7 @@ def test_inputs_come_first_then_control_dependencies() -> None:
     d = _node("d", Entry(a), Entry(b))
     f = _node("f", Entry(c), Entry(c))
     e = _node("e", Entry(d), Entry(b), deps=(f,))
-    graph = IndexedGraph([Entry(e), Entry(d)])
+    graph = indexed([Entry(e), Entry(d)])
     assert [node.name for node in graph.nodes] == ["a", "b", "d", "c", "f", "e"]
     assert graph.inputs == [[], [], [0, 1], [], [3, 3], [2, 1]]
     assert graph.controls[5] == [4]
@@ -42,8 +43,8 @@ def test_inputs_come_first_then_control_dependencies() -> None:
 def test_hidden_outputs_have_ids() -> None:
     """BatchNorm has three entries, of which a user sees one; two auxiliary states are written."""
     net = sym.BatchNorm(sym.Variable("x"), name="bn") + sym.Variable("y")
-    graph = IndexedGraph(net.entries)
-    norm = graph.nid[next(node for node in graph.nodes if node.name == "bn")]
+    graph = indexed(net.entries)
+    norm = graph.names.index("bn")
     assert graph.row[norm + 1] - graph.row[norm] == 3
     assert [graph.entry_name(graph.inputs[norm][k]) for k in graph.works[norm].writes] == [
         "bn_moving_mean",
@@ -59,7 +60,7 @@ def test_a_cycle_is_refused_and_named() -> None:
     q = _node("q", Entry(p), Entry(x))
     p.inputs[1] = Entry(q)
     with pytest.raises(PlanError, match="cycle: 'q' <- 'p' <- 'q'"):
-        IndexedGraph([Entry(q)])
+        indexed([Entry(q)])
 
 
 def test_an_output_that_does_not_exist_is_refused() -> None:
@@ -67,16 +68,16 @@ def test_an_output_that_does_not_exist_is_refused() -> None:
     x = Node(None, "x")
     p = _node("p", Entry(x), Entry(x))
     with pytest.raises(PlanError, match="node 'q' refers to output 1 of 'p', which has 1 output"):
-        IndexedGraph([Entry(_node("q", Entry(p, 1), Entry(x)))])
+        indexed([Entry(_node("q", Entry(p, 1), Entry(x)))])
     with pytest.raises(PlanError, match="the list of outputs refers to output 2 of 'p'"):
-        IndexedGraph([Entry(p, 2)])
+        indexed([Entry(p, 2)])
 
 
 def test_a_variable_with_inputs_is_refused() -> None:
     """Nothing computes a variable."""
     bad = Node(None, "bad", inputs=[Entry(Node(None, "x"))])
     with pytest.raises(PlanError, match="variable 'bad' has inputs"):
-        IndexedGraph([Entry(bad)])
+        indexed([Entry(bad)])
 
 
 @pytest.mark.parametrize("deep", [10_000, pytest.param(100_000, marks=pytest.mark.stress)])

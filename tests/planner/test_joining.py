@@ -12,8 +12,6 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.schema import OpContext, TensorSpec
 from weftplan.ops.fusion import relu as joined
 from weftplan.planner import PlanOptions, plan_symbol
-from weftplan.planner.symbolic import differentiate
-from weftplan.symbol.traversal import depth_first_order
 
 
 def operators(net: Any, grad_req: str = "null", **options: Any) -> list[str]:
@@ -62,25 +60,6 @@ def residual(blocks: int) -> Any:
         left = mx.sym.broadcast_add(net, mx.sym.reshape(norm[1], shape=(1, 3, 1, 1))) if k % 3 == 1 else net
         net = mx.sym.relu(left + right) if k % 2 else right + left
     return net
-
-
-@pytest.mark.parametrize("grad_req", ["null", "write", "add"])
-@pytest.mark.parametrize("made", [lambda: layers(activation), lambda: residual(7), lambda: mx.models.get("resnet18")])
-def test_the_order_after_joining_is_the_depth_first_one(made: Any, grad_req: str, monkeypatch: pytest.MonkeyPatch):
-    """Where joining says that it knows the order, a walk from the heads finds the same."""
-    seen = []
-
-    def joining(*given: Any, join: Any = differentiate.join) -> Any:
-        entries, count, order = join(*given)
-        seen.append((count, order is not None))
-        assert order is None or order == depth_first_order(entry.node for entry in entries)
-        return entries, count, order
-
-    monkeypatch.setattr(differentiate, "join", joining)
-    net = made()
-    plan_symbol(net, {net.list_arguments()[0]: (2, 3, 224, 224)}, grad_req=grad_req)
-    assert [known for count, known in seen if count] == [True] or grad_req == "null"
-    assert seen
 
 
 def normalized(**more: Any) -> Any:

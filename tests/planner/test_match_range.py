@@ -206,7 +206,7 @@ def test_of_two_inputs_that_may_be_taken_the_first_is() -> None:
     net = sym.tanh(sym.exp(sym.Variable("x"), name="a") + sym.sin(sym.Variable("y"), name="b"), name="c")
     planned = plan_symbol(net, {"x": (4, 4), "y": (4, 4)}, options=PlanOptions(strategy="none"))
     entry = {planned.graph.entry_name(e): e for e in range(planned.graph.num_entries)}
-    (total,) = planned.graph.inputs[planned.graph.nid[planned.graph.nodes[-1]]]
+    (total,) = planned.graph.inputs[-1]
     memory = planned.memory
     assert memory.entry_storage[entry["a_output"]] == 0
     assert memory.entry_storage[entry["b_output"]] == 1

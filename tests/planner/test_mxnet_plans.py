@@ -16,9 +16,10 @@ import pytest
 
 from weftplan.device.context import cpu
 from weftplan.ops.core.schema import InplacePair, Op
-from weftplan.planner import IndexedGraph, PlanOptions
+from weftplan.planner import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.strategies import plan_graph
+from weftplan.planner.symbolic.indexed_graph import indexed
 from weftplan.symbol.node import Entry, Node
 
 GRAPHS = Path(__file__).parent / "golden" / "mxnet_graphs.json.gz"
@@ -91,7 +92,7 @@ def _program(stored: dict[str, Any]) -> Program:
             )
         )
         elements += sizes
-    graph = IndexedGraph([Entry(nodes[n], k) for n, k in stored["heads"]])
+    graph = indexed([Entry(nodes[n], k) for n, k in stored["heads"]])
     # The stored order is MXNet's numbering: ours must be the same, or plans could not agree.
     assert graph.nodes == nodes
     return Program(

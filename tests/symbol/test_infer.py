@@ -10,8 +10,8 @@ import pytest
 from weftplan import symbol as sym
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops.core import registry
+from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.symbol import Entry, Node
-from weftplan.symbol.gradient import add_gradients
 from weftplan.symbol.inference import rules as infer_rules
 from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.inference.backward_shapes import infer_rest
@@ -170,31 +170,31 @@ def test_a_backward_part_follows_in_one_walk() -> None:
     """What two inferences say of a graph with gradients follows from its forward part; else there is no answer."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc")
     net = sym.sum(sym.exp(x) * x + sym.tanh(x))
-    forward = sym.topological_order(net.entries)
-    weight = next(node for node in forward if node.name == "fc_weight")
-    gradients = add_gradients(net.entries, [weight])
-    nodes = sym.topological_order([*net.entries, *gradients.entries])
-    assert nodes[: len(forward)] == forward
-    assert any(node.op is not None and node.op.name == "add_n" for node in nodes)
-    (head,) = gradients.heads
-    shapes = infer.infer_shapes(nodes, {"data": (5, 4), head: (1,)})
-    dtypes = infer.infer_dtypes(nodes, {"data": np.dtype(np.float64), head: np.dtype(np.float64)})
-    numbers = {node: k for k, node in enumerate(nodes)}
-    rows = infer.entry_rows(nodes)
-    own = rows[len(forward)]
+    given = {"data": (5, 4)}
+    planned = plan_symbol(net, given, {"data": "float64"}, grad_req={"fc_weight": "write"},
+                          options=PlanOptions(fusion=False))  # fmt: skip
+    graph = planned.graph
+    forward = len(sym.topological_order(net.entries))
+    assert any(node.op is not None and node.op.name == "add_n" for node in graph.nodes)
+    head = graph.nodes[planned.head_grads[0]]
+    how = {"rows": graph.row, "inputs": graph.inputs, "controls": graph.controls}
+    float64 = np.dtype(np.float64)
+    shapes = infer.infer_shapes(graph.nodes, {**given, head: (1,)}, **how)
+    dtypes = infer.infer_dtypes(graph.nodes, {"data": float64, head: float64}, **how)
+    own = graph.row[forward]
 
-    def rest(known: dict[Node, Any], nodes: list[Node] = nodes) -> Any:
-        inputs = [[rows[numbers[entry.node]] + entry.index for entry in node.inputs] for node in nodes]
-        return infer_rest(
-            nodes, known, rows=infer.entry_rows(nodes), inputs=inputs, numbers=numbers, shapes=shapes[:own],
-            dtypes=dtypes[:own],
-        )  # fmt: skip
+    def rest(known: dict[Node, Any], *more: tuple[Node, list[int]]) -> Any:
+        nodes = graph.nodes[: forward if more else None]
+        inputs = graph.inputs[: len(nodes)]
+        nodes, inputs = [*nodes, *(node for node, _ in more)], [*inputs, *(reads for _, reads in more)]
+        return infer_rest(nodes, known, rows=infer.entry_rows(nodes), inputs=inputs,
+                          controls=[*graph.controls[:forward], *[[]] * len(more)] if more else graph.controls,
+                          shapes=shapes[:own], dtypes=dtypes[:own])  # fmt: skip
 
-    assert rest({head: ((1,), np.dtype(np.float64))}) == (shapes, dtypes)
+    assert rest({head: ((1,), float64)}) == (shapes, dtypes)
     assert rest({}) is None
-    wrong = Node(registry.get("elemwise_add"), "wrong", inputs=[Entry(forward[0]), Entry(forward[-1])])
-    assert rest({}, [*forward, wrong]) is None
-    open_ended = Node(registry.get("elemwise_add"), "open", inputs=[Entry(forward[0]), Entry(head)])
+    add = registry.get("elemwise_add")
+    assert rest({}, (Node(add, "wrong"), [0, own - 1])) is None
     for batch, answers in ((5, True), (0, False)):
-        known = {head: ((batch, 4), np.dtype(np.float64))}
-        assert (rest(known, [*forward, head, open_ended]) is not None) == answers
+        known = {head: ((batch, 4), float64)}
+        assert (rest(known, (head, []), (Node(add, "open"), [0, own])) is not None) == answers

@@ -15,11 +15,15 @@ def debug_str(planned: PlannedGraph) -> str:
     whole ones.
     """
     graph = planned.graph
+
+    def named(eid: int) -> str:
+        maker = graph.entry_node[eid]
+        return f"{graph.names[maker]}({eid - graph.row[maker]})"
+
     lines = ["Symbol Outputs:"]
     heads = list(dict.fromkeys([*planned.outputs, *planned.gradients.values()]))
     for i, eid in enumerate(heads):
-        entry = graph.entry(eid)
-        lines.append(f"\toutput[{i}]={entry.node.name}({entry.index})")
+        lines.append(f"\toutput[{i}]={named(eid)}")
     for nid, node_object in enumerate(graph.nodes):
         if node_object.op is None:
             lines.append(f"Variable:{node_object.name}")
@@ -27,15 +31,15 @@ def debug_str(planned: PlannedGraph) -> str:
         lines.append("-" * 20)
         lines.append(f"Op:{node_object.op.name}, Name={node_object.name}")
         lines.append("Inputs:")
-        for i, entry in enumerate(node_object.inputs):
-            version = f" version={entry.version}" if entry.node.is_variable else ""
-            lines.append(f"\targ[{i}]={entry.node.name}({entry.index}){version}")
+        for i, eid in enumerate(graph.inputs[nid]):
+            version = f" version={graph.version(nid, i)}" if graph.is_variable[graph.entry_node[eid]] else ""
+            lines.append(f"\targ[{i}]={named(eid)}{version}")
         if node_object.attrs:
             lines.append("Attrs:")
             lines += [f"\t{key}={value}" for key, value in sorted(node_object.attrs.items())]
-        if node_object.control_deps:
+        if graph.controls[nid]:
             lines.append("Control deps:")
-            lines += [f"\tcdep[{i}]={dep.name}" for i, dep in enumerate(node_object.control_deps)]
+            lines += [f"\tcdep[{i}]={graph.names[dep]}" for i, dep in enumerate(graph.controls[nid])]
         chosen = planned.kernels.get(nid)
         if chosen is not None and chosen.several:
             lines.append(f"Kernel: {chosen.text}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from weftplan import engine
 from weftplan.device.context import Context
+from weftplan.engine.streams import compute_streams
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
 from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
 from weftplan.executor.debug import debug_str
@@ -26,9 +27,8 @@ from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes.unfuse import parted
+from weftplan.planner.symbolic.passes.unfuse import unfused
 from weftplan.symbol import Symbol
-from weftplan.symbol.traversal import copy_graph
 
 Callback = Callable[[str, NDArray], None]
 
@@ -153,6 +153,7 @@ class Executor:
         self._forward_steps, self._backward_steps = steps[:split], steps[split:]
         gradients = {id(array.var): array.nbytes for array in self.grad_arrays if array is not None}
         leave, enter = crossings(planned)
+        branches = builder.seconds if compute_streams(self._engine, planned.devices) > 1 else None
 
         def ready(step: Step) -> int:
             return sum(gradients.get(id(var), 0) for var in step.writes)
@@ -164,6 +165,7 @@ class Executor:
             ends_after=leave,
             begins_at=enter,
             graphs=self._memory.graphs,
+            branches=branches,
         )
         self._backward_segments = make_segments(
             self._backward_steps,
@@ -173,6 +175,7 @@ class Executor:
             ready=ready,
             begins_at=enter,
             graphs=self._memory.graphs,
+            branches=branches,
         )
         self._fences_itself = self._overlaps and may_fence(self._forward_segments, self._memory.pool.var)
         if self._fences_itself:
@@ -450,14 +453,14 @@ class Executor:
         """
         if callback is not None:
             warn_of_joined(self.planned.graph.nodes)
-        self._monitor = None if callback is None else Monitored(callback, monitor_all)
+        self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
 
     def get_optimized_symbol(self) -> Symbol:
         """A copy of the forward part as it runs: equal expressions merged, copies between contexts inserted.
 
         What is computed in one pass, as a layer and its relu, are nodes of their own in it.
         """
-        return Symbol(copy_graph(parted([self.planned.graph.entry(eid) for eid in self.planned.outputs])))
+        return Symbol(unfused(self.planned.graph, self.planned.outputs))
 
     def debug_str(self) -> str:
         """The bound graph and the planned megabytes, in MXNet's text form."""

@@ -16,7 +16,8 @@ from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op, Params
-from weftplan.planner.symbolic.passes.unfuse import joined_layers
+from weftplan.planner.graph import Graph
+from weftplan.planner.symbolic.passes.unfuse import hidden_members
 from weftplan.symbol.node import Node
 
 _NAMED = frozenset({
@@ -54,7 +55,7 @@ def _output_names(op: Op, params: Params) -> tuple[str, ...]:
 
 def warn_of_joined(nodes: Iterable[Node]) -> None:
     """Say once what a monitor of these nodes cannot show."""
-    names = joined_layers(nodes)
+    names = hidden_members(nodes)
     if names:
         warnings.warn(
             f"a monitor sees no outputs of {listed(names)}, each of which is computed in one pass with the node behind "
@@ -70,22 +71,25 @@ class Monitored:
     The callback runs on the pushing thread, right after the push; reading the array waits for it.
     """
 
-    def __init__(self, callback: Callable[[str, NDArray], None], monitor_all: bool) -> None:
+    def __init__(self, callback: Callable[[str, NDArray], None], monitor_all: bool, graph: Graph) -> None:
         self._callback = callback
+        self._graph = graph
         self._all = monitor_all
 
     def push(self, steps: Sequence[Step], run: RunState) -> None:
         """Push ``steps`` for one run."""
+        graph = self._graph
         for step in steps:
             node = step.node
             assert node.op is not None
             if self._all:
                 names = _input_names(node.op, node.params)
-                for i, (entry, array) in enumerate(zip(node.inputs, step.inputs, strict=False)):
+                for i, (eid, array) in enumerate(zip(graph.inputs[step.nid], step.inputs, strict=True)):
                     if array is None:
                         continue
-                    if entry.node.is_variable:
-                        self._callback(entry.node.name, array)
+                    maker = graph.entry_node[eid]
+                    if graph.is_variable[maker]:
+                        self._callback(graph.names[maker], array)
                     label = names[i] if i < len(names) else f"input{i}"
                     self._callback(f"{node.name}_{label}", array)
             Segment([step]).push(run)

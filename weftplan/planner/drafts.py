@@ -22,13 +22,19 @@ class Drafts:
         self._program = program
         self._plain: dict[PlanOptions, Draft] = {}
 
-    def plan(self, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
-        """The graph with the plan that ``options`` ask for; ``cost`` says what it costs to compute nodes again."""
+    def plan(self, options: PlanOptions, *, cost: recompute.Cost, most_time: float | None = None) -> Draft:
+        """The graph with the plan that ``options`` ask for; ``cost`` says what it costs to compute nodes again.
+
+        ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
+        """
         draft = self.plain(options)
         if not recompute.wanted(options, self._program):
             return draft
-        step = spill.apply if spill.wanted(options, draft) else recompute.apply
-        fitted = step(replace(draft, notes=()), options, cost=cost)
+        start = replace(draft, notes=())
+        if spill.wanted(options, draft):
+            fitted = spill.apply(start, options, cost=cost)
+        else:
+            fitted = recompute.apply(start, options, cost=cost, most_time=most_time)
         return replace(fitted, notes=(*draft.notes, *fitted.notes))
 
     def plain(self, options: PlanOptions) -> Draft:

@@ -1,38 +1,19 @@
 """Walking a graph from its heads: the one order of its nodes, and copies of it.
 
 The walks do not recurse, because chains of 10^6 nodes are ordinary input. Nothing here keeps state or changes a node,
-so every function may be called from any thread. Passes that make a graph read something else copy the nodes concerned,
-and keep the copies in a dictionary *moved*: the given node, the node in its place. Only nodes that the same bind has
-made, which nobody else has, may change where they are (:func:`redirect`): or what follows them had to be copied, too.
+so every function may be called from any thread. What lets a node read something else copies it, and keeps the copies in
+a dictionary *moved*: the given node, the node in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from weftplan.errors import FormatError, MXNetError
 from weftplan.symbol.node import Entry, Node, entry_of
 
 Order = tuple[list[Node], dict[Node, int]]
 """Nodes, each after what it needs, and the position of each."""
-
-
-Key = tuple[Node, int]
-"""An output of a node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A graph in which some nodes stand for several of another one."""
-
-    entries: list[Entry]
-    copies: dict[Node, Node]
-    """Of each node that was made again, the given one."""
-    made: dict[Node, list[Key]]
-    """Of each node that stands for several, the given entries whose shapes and dtypes its outputs have."""
-    count: int
-    """How often this was done; the pass says what it counts."""
 
 
 def topological_order(entries: Iterable[Entry]) -> list[Node]:
@@ -100,11 +81,6 @@ def depth_first_order(
     return order, state
 
 
-def positions(nodes: list[Node]) -> Order:
-    """Nodes that are in order with their positions."""
-    return nodes, dict(zip(nodes, range(len(nodes)), strict=True))
-
-
 def split_variables(order: Iterable[Node]) -> tuple[list[Node], list[Node]]:
     """(arguments, auxiliary states) among ``order``: a state is a variable that some operator writes to."""
     written: set[Node] = set()
@@ -153,12 +129,6 @@ def followed(entry: Entry, moved: Mapping[Node, Node]) -> Entry:
     return entry if node is None else entry_of((node, entry[1], entry[2]))
 
 
-def all_followed(entries: Iterable[Entry], moved: Mapping[Node, Node]) -> list[Entry]:
-    """:func:`followed` of each."""
-    place = moved.get
-    return [entry if (node := place(entry[0])) is None else entry_of((node, entry[1], entry[2])) for entry in entries]
-
-
 def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node:
     """``node`` with these inputs and whatever moved into the place of its control dependencies.
 
@@ -177,22 +147,6 @@ def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node
         created_at=node.created_at,
         mirror_of=None if node.mirror_of is None else moved.get(node.mirror_of, node.mirror_of),
     )
-
-
-def redirect(node: Node, inputs: list[Entry], moved: dict[Node, Node], given: Container[Node]) -> None:
-    """Have ``node`` read ``inputs`` and wait for whatever moved into the place of its control dependencies.
-
-    A node in ``given`` belongs to others: a copy does so in its place, and ``moved`` says which.
-    """
-    if node in given:
-        made = rewired(node, inputs, moved)
-        if made is not node:
-            moved[node] = made
-        return
-    node.inputs = inputs
-    node.control_deps = [moved.get(dep, dep) for dep in node.control_deps]
-    if node.mirror_of is not None:
-        node.mirror_of = moved.get(node.mirror_of, node.mirror_of)
 
 
 def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:

@@ -16,6 +16,7 @@ from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core import implementations, registry
 from weftplan.ops.core.schema import OpContext, TensorSpec
 from weftplan.ops.fusion import relu as joined
+from weftplan.ops.fusion.normalize import NORMALIZE
 
 HOST = host()
 pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
@@ -234,3 +235,32 @@ def test_what_is_fetched_meanwhile_is_as_many_lines_as_its_planes_need(channel: 
 def test_of_no_array_nothing_is_fetched() -> None:
     """A result that is not wanted has the address 0, and no line of it is touched."""
     assert batch_norm.fetching(batch_norm_kernels.EARLY, 0, 64, 64, 64)["early_lines"] == 0
+
+
+@pytest.mark.parametrize("mode", ["numpy", "native"])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_known_statistics_give_the_same_bits(mode: str, relu: bool, fixed: bool, dtype: Any) -> None:
+    """What a batch norm made in training, made again from its data and the statistics that it kept; in place, too."""
+    rng = np.random.default_rng(4)
+    params = registry.parse_params(registry.get("BatchNorm"), {"fix_gamma": fixed, "eps": 1e-3})
+    data = rng.normal(0.5, 2, (3, 5, 7, 9)).astype(dtype)
+    gamma, beta, mean, var = (rng.uniform(0.5, 2, 5).astype(dtype) for _ in range(4))
+    kept, out, repeated = [np.empty(5, dtype) for _ in range(2)], np.empty_like(data), np.empty_like(data)
+
+    def run(op: Any, params: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        ins, outs = ([TensorSpec(a.shape, a.dtype) for a in arrays] for arrays in (inputs, outputs))
+        found = implementations.choose(op, params, ins, outs, mode).implementation
+        assert found.name == mode
+        workspace = np.full(found.workspace(params, ins, outs), 0xFF, np.uint8)
+        ignored = op.ignored(params)
+        given = [None if i in ignored else a for i, a in enumerate(inputs)]
+        found.kernel(OpContext(np, is_train=True, workspace=workspace), params, given, outputs)
+
+    run(joined.norm_of(joined.RELU * relu), params, [data, gamma, beta, mean, var], [out, *kept])
+    again = {"fix_gamma": fixed, "relu": relu}
+    run(NORMALIZE, again, [data, gamma, beta, *kept], [repeated])
+    assert repeated.tobytes() == out.tobytes()
+    run(NORMALIZE, again, [data, gamma, beta, *kept], [data])
+    assert data.tobytes() == out.tobytes()

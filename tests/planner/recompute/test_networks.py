@@ -131,7 +131,6 @@ def test_a_thousand_layers(training: Any, nets: Any, kind: str) -> None:
     validate(on)
     assert on.memory.peak < off.planned.memory.peak * 4 / math.sqrt(1000)
     costs = node_seconds(off.program)
-    number = off.program.graph.nid
-    names = {node.name: costs[nid] for node, nid in number.items()}
+    names = dict(zip(off.program.graph.names, costs, strict=True))
     extra = sum(names[m.name] for nid in on.order if (m := on.graph.nodes[nid].mirror_of) is not None)
     assert extra < 0.35 * sum(costs)  # one more forward pass, about

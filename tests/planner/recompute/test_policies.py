@@ -16,6 +16,7 @@ from weftplan.ops.fusion.relu import RELU
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
 from weftplan.planner.recompute.echo import chosen_echo
+from weftplan.planner.symbolic.pipeline import WORTH_A_FORM
 
 SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
 
@@ -204,13 +205,13 @@ def test_wrong_options_are_refused() -> None:
 
 
 def test_inference_has_nothing_to_repeat(nets: Any) -> None:
-    """Without gradients policies change nothing, and a budget either fits or is an error. What asks for the smaller of
-    the plans with joined nodes and without gets that: where arrays are small, what a joined node keeps counts."""
+    """Without gradients policies change nothing, and a budget either fits or is an error. Nodes are fused unless that
+    costs a hundredth of the plan."""
     plain, apart = (plan_symbol(nets.conv(), SHAPES, options=PlanOptions(fusion=fusion)) for fusion in (True, False))
     least = min(plain.memory.peak, apart.memory.peak)
     for policy in RECOMPUTE:
         plan = plan_symbol(nets.conv(), SHAPES, options=PlanOptions(recompute=policy))
-        assert plan.memory.peak == (plain.memory.peak if policy == "off" else least)
+        assert plan.memory.peak == plain.memory.peak <= least / WORTH_A_FORM
         assert not twins(plan)
     plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=least))
     with pytest.raises(BudgetError, match=f"the smallest budget that works is {least}"):
@@ -230,9 +231,9 @@ def test_two_devices(nets: Any) -> None:
         assert homes[f"{name}_mirror"] == homes[name]
 
 
-def test_nodes_stay_apart_where_one_of_them_may_be_repeated(nets: Any) -> None:
-    """The policy cheap takes the smaller of the plans with and without joined nodes; a budget that needs repetition is
-    met as without them, down to the smaller of both least budgets, and one that everything fits keeps them."""
+def test_the_better_of_the_fused_and_the_unfused_graph_is_taken(nets: Any) -> None:
+    """The policy cheap takes the smaller plan, unless fusion costs less than a hundredth; a budget takes the plan of
+    less modelled time, down to the smaller of both least budgets."""
     symbol = nets.conv(2, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
 
@@ -245,9 +246,11 @@ def test_nodes_stay_apart_where_one_of_them_may_be_repeated(nets: Any) -> None:
     plain = plan()
     assert any(name.endswith(RELU) for name in names(plain))
     cheap, apart = plan(recompute="cheap"), plan(recompute="cheap", fusion=False)
-    assert cheap.memory.peak <= min(apart.memory.peak, plain.memory.peak)
-    tight = plan(fusion=False).memory.peak * 3 // 4  # less than the plan with joined nodes, whose batch norm keeps less
-    assert names(plan(budget=tight)) == names(plan(budget=tight, fusion=False))
+    assert cheap.memory.peak <= min(apart.memory.peak / WORTH_A_FORM, plain.memory.peak)
+    tight = plan(fusion=False).memory.peak * 3 // 4  # less than the fused plan, whose batch norm keeps less
+    fused, apart = plan(budget=tight), plan(budget=tight, fusion=False)
+    assert any(name.endswith(RELU) for name in names(fused))  # in less time than the unfused graph
+    assert max(fused.memory.peak, apart.memory.peak) <= tight
     assert names(plan(budget=plain.memory.peak)) == names(plain)
     with pytest.raises(BudgetError) as refused:
         plan(budget=1)

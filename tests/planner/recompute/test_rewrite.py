@@ -66,9 +66,9 @@ def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(trainin
     assert order[: after.num_forward] == names(made.program)[: made.program.num_forward]
     twin = after.order[order.index("act0_mirror")]
     reader = after.order[order.index("act0_mirror") + 1]
-    node = realised(graph, after.graph).nodes[twin]
-    assert node.mirror_of is graph.nodes[act0]
-    assert [entry.node.name for entry in node.inputs] == ["fc0"]
+    made_again = realised(graph, after.graph)
+    assert made_again.nodes[twin].mirror_of is graph.nodes[act0]
+    assert [made_again.entry_name(e) for e in made_again.inputs[twin]] == ["fc0_output"]
     assert twin in [after.graph.entry_node[e] for e in after.graph.inputs[reader]]
     # FullyConnected is not repeated, but its backward node reads its repeated input: the original dies early.
     assert after.graph.names[reader] == "fc1_backward"

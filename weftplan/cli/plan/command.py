@@ -103,7 +103,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--order", type=click.Choice(["given", "best"]), help="Whether the planner may choose the execution order."
 )
-@click.option("--strategy", type=click.Choice(STRATEGIES), help="How buffers share memory.")
+@click.option("--strategy", type=click.Choice(tuple(STRATEGIES)), help="How buffers share memory.")
 @click.option(
     "--recompute",
     type=click.Choice([*RECOMPUTE, "budget"]),
@@ -265,7 +265,7 @@ def command(
             if not as_json:
                 click.echo("\n".join(["", *shown(several[name], width)]))
     if as_json:
-        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan), **several}, indent=1))
+        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan, kernels=want_kernels), **several}, indent=1))
     _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json)
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
@@ -276,7 +276,7 @@ def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> Memory
     """Print the plan of an ONNX file with operators that are not run; the plan."""
     sized, width = plan_onnx(OnnxFile(model), parse_shapes(shape_texts)), output_width()
     if as_json:
-        click.echo(json.dumps({"model": model, **plan_output.as_json(sized)}, indent=1))
+        click.echo(json.dumps({"model": model, **plan_output.as_json(sized, kernels=False)}, indent=1))
         return sized
     lines = [f"{model}: inference by sizes alone", "", *plan_output.figures(sized, width)]
     lines += ["", *plan_output.peak(sized, width), "", *paragraph("; ".join(sized.notes), width)]

@@ -10,8 +10,11 @@ An operator is data plus a few pure functions. It knows nothing of graphs, engin
 Kernel contract
 ---------------
 Authors write functions of single arrays (:mod:`weftplan.ops.core.forms`); callers see
-``kernel(ctx, params, inputs, outputs)``. It writes every ``outputs[k]`` that is not None (None: nobody wants it). The
-caller leaves a call out that nobody wants anything of (:meth:`Op.has_work`), so the output of a kernel with one is
+``kernel(ctx, params, inputs, outputs)``. It writes every ``outputs[k]`` that is not None. Any subset of the outputs may
+be None: a plan drops outputs that no reader needs, and recomputation can make that any of them. The others keep their
+bits, and states change as if all were wanted (only a step of an optimizer leaves the states of an unwanted weight
+alone). A kernel that computes an output from another one in its memory asks :meth:`OpContext.memory_of`. The caller
+leaves out a call that changes nothing (:meth:`Op.has_work`), so the output of a kernel with one output and no state is
 there.
 Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
 declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
@@ -199,6 +202,14 @@ class OpContext(Workspace):
         self.output_shapes = output_shapes
         """Shapes of all outputs, the unwanted ones (None) included; empty when every output is wanted."""
 
+    def memory_of(self, outputs: Arrays, index: int, dtype: DType) -> Any:
+        """Return an output; if it is unwanted but others are computed from it, new memory of its shape.
+
+        No plan counts that memory: a kernel asks only if it has no other place for the values.
+        """
+        array = outputs[index]
+        return self.xp.empty(self.output_shapes[index], dtype) if array is None else array
+
     def generator(self) -> Any:
         """A random generator that depends on ``random_key`` alone, so a recomputed node draws the same numbers."""
         seed, counter = self.random_key
@@ -265,6 +276,8 @@ class Op:
     """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     aliases: tuple[str, ...] = ()
+    in_mxnet: bool = True
+    """MXNet 1.9.1 has an operator of this name with these parameters. False for an operator of weftplan alone."""
     single: bool = False
     """One node's own operator (``Custom``), which others of its name have nothing to do with: not in the registry, and
     nothing is remembered under its name."""

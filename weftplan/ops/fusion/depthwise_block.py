@@ -17,8 +17,8 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.registry import register_planner_op
 from weftplan.ops.core.rules import pass_dtype, pass_shape
 from weftplan.ops.core.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec, aligned
-from weftplan.ops.elementwise.unary import relu_step
 from weftplan.ops.fusion import relu as joined
+from weftplan.ops.fusion.normalize import normalized
 
 NAME = "BatchNorm+depthwise+BatchNorm"
 BEFORE, LAYER, BEHIND, RELU = "before", "layer", "behind", "relu"
@@ -59,6 +59,12 @@ def _spec(array: Any) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
+def memory_of_inner(ctx: OpContext, data: Any, outputs: Arrays) -> Any:
+    """Return memory for the result of the convolution, over which the second batch norm may write the block's."""
+    out, inner = outputs[:2]
+    return out if inner is None and out is not None else ctx.memory_of(outputs, 1, data.dtype)
+
+
 def _forward_room(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpec) -> int:
     data, gamma, beta, mean, var, weight, *second = inputs
     return max(
@@ -70,7 +76,8 @@ def _forward_room(params: Params, inputs: Sequence[TensorSpec], inner: TensorSpe
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data, weight, beta = inputs[0], inputs[5], inputs[2]
-    out, inner, *kept = outputs
+    out, _, *kept = outputs
+    inner = memory_of_inner(ctx, inputs[0], outputs)
     between = ctx.take(data.shape, data.dtype)
     # A gamma that counts as 1 is not there, and has the form of beta.
     specs = [_spec(beta if array is None else array) for array in inputs]
@@ -99,7 +106,8 @@ def _backward_room(params: Params, inputs: Sequence[TensorSpec]) -> int:
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, inner, data, weight, *vectors = inputs
     first, second = vectors[:4], vectors[4:]
-    dgrad, *of_first, wgrad, second_ggrad, second_bgrad = outputs
+    _, *of_first, wgrad, second_ggrad, second_bgrad = outputs
+    dgrad = ctx.memory_of(outputs, 0, data.dtype)
     relu = params[RELU]
     between, igrad = ctx.take(data.shape, data.dtype), ctx.take(inner.shape, inner.dtype)
     scale, shift = (ctx.take(first[1].shape, data.dtype) for _ in range(2))
@@ -107,26 +115,10 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     room = _room(ctx, _backward_room(params, specs))
     given = _of_norm(relu, ograd, inner, second)
     _run(ctx, norm_gradient(relu), params[BEHIND], given, [igrad, second_ggrad, second_bgrad], room=room)
-    _normalize_again(ctx.xp, params, data, first, scale, shift, between)
+    fixed = params[BEFORE]["fix_gamma"]
+    normalized(ctx.xp, data, first, between, scale, shift, fixed=fixed, relu=True)
     _run(ctx, _CONVOLUTION_GRADIENT, params[LAYER], [igrad, between, weight], [dgrad, wgrad], room=room)
     _run(ctx, norm_gradient(True), params[BEFORE], _of_norm(True, dgrad, data, first), [dgrad, *of_first], room=room)
-
-
-def _normalize_again(
-    xp: Any, params: Params, data: Any, vectors: Sequence[Any], scale: Any, shift: Any, out: Any
-) -> None:
-    """What the first batch norm and its relu made, to the last bit."""
-    gamma, beta, mean, inverse = vectors
-    if params[BEFORE]["fix_gamma"]:
-        scale[...] = inverse
-    else:
-        xp.multiply(inverse, gamma, out=scale)
-    xp.multiply(mean, scale, out=shift)
-    xp.subtract(beta, shift, out=shift)
-    along = (-1, *[1] * (data.ndim - 2))
-    xp.multiply(data, scale.reshape(along), out=out)
-    xp.add(out, shift.reshape(along), out=out)
-    relu_step(xp, params, out, out)
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -76,6 +76,7 @@ def _normalized(relu: str) -> Op:
 
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         own, given = _apart(inputs)
+        outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
         conv.forward(ctx, params, own, outputs)
         # In the same scratch: the one is done with it before the other begins.
         again = partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *given], [outputs[0], None, None])

@@ -66,7 +66,7 @@ def _gathered(xp: Any, p: Params, *arrays: Any) -> None:
     each = len(rows[0])
     for number, array in enumerate(columns):
         datas[number * each : (number + 1) * each] = array
-    parts = max(1, min(len(ograds) * weight_grad.size // FEW, MOST) // 2 * 2)
+    parts = max(1, min(ograds.size * datas.shape[1] // FEW, MOST) // 2 * 2)
     step = -(-hidden // (parts * STEP)) * STEP
     parts = -(-hidden // step)
 
@@ -74,7 +74,8 @@ def _gathered(xp: Any, p: Params, *arrays: Any) -> None:
         some = slice(turn * step, (turn + 1) * step)
         for number, array in enumerate(rows):
             ograds[number * each : (number + 1) * each, some] = array[:, some]
-        multiply(np, ograds[:, some].T, datas, weight_grad[some])
+        if weight_grad is not None:
+            multiply(np, ograds[:, some].T, datas, weight_grad[some])
         if bias_grad is not None:
             np.add.reduce(ograds[:, some], axis=0, out=bias_grad[some])
         for number in range(turn, len(data_grads), parts):

@@ -38,8 +38,10 @@ def wanted(options: PlanOptions, program: Program) -> bool:
     return asked or any(work.asked_twice for work in program.graph.works)
 
 
-def apply(start: Draft, options: PlanOptions, *, cost: Cost) -> Draft:
+def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | None = None) -> Draft:
     """Apply the policy of ``options``, or its budget, which wins over it, to a training graph ``start``.
+
+    ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
 
     Raises:
         BudgetError: no choice fits the budget; the message names the smallest budget found that works.
@@ -59,8 +61,8 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost) -> Draft:
     if options.budget is not None:
         return _within(start, starts, options, options.budget)
     policy = options.recompute
-    if policy == "cheap":
-        return _cheapest(start, starts, options)
+    if policy == "cheap" or most_time is not None:
+        return _cheapest(start, starts, options, most_time=CHEAP_SHARE if most_time is None else most_time)
     if policy == "sqrt":
         proposals = _roots(starts)
     else:
@@ -134,14 +136,14 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
     return replace(best.slowed(more), notes=(*best.notes, note))
 
 
-def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions) -> Draft:
-    """The smallest plan whose repetition takes at most :data:`CHEAP_SHARE` of a step."""
+def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions, *, most_time: float) -> Draft:
+    """The smallest plan whose repetition takes at most this part of a step."""
     tape = _better_order(tapes)
-    limit = CHEAP_SHARE * tape.step_seconds
+    limit = most_time * tape.step_seconds
     points = [point for point in curve(tape, most_seconds=limit) if point.seconds <= limit]
     # The smallest lower bounds first; a few, because offsets may cost one of them what another does not pay.
     best = sorted(points, key=lambda point: point.peak)[:3]
-    return _try(start, options, [(tape, point) for point in best], "cheap")
+    return _try(start, options, [(tape, point) for point in best], options.recompute)
 
 
 def _better_order(tapes: Sequence[Tape]) -> Tape:

@@ -29,57 +29,35 @@ _settled = Settled[tuple[Work, int]]()
 
 
 class IndexedGraph(Graph):
-    """The nodes reachable from ``entries``, numbered; a snapshot that later changes of the nodes do not touch.
+    """Nodes in numbers, each with the object that says what it computes.
 
-    ``order`` is the depth-first order of ``entries``, when the caller has it; it becomes this graph's. ``like`` is a
-    graph of which most nodes are as here, and the number there of each node in the order, -1 where there is none: only
-    of the others it is asked what they do.
-
-    Raises:
-        PlanError: the graph has a cycle, an entry names an output that its node lacks, a variable has inputs, or the
-            attribute that forces a node to be repeated has an illegal value.
+    The object of a node of the symbol is that node itself. What a node reads and waits for is in this graph alone.
     """
 
     nodes: list[Node]
-    nid: dict[Node, int]
-    entries: list[Entry]
-    """The heads."""
 
     def __init__(
         self,
-        entries: Iterable[Entry],
-        order: Order | None = None,
+        nodes: list[Node],
         *,
-        like: tuple[IndexedGraph, Sequence[int]] | None = None,
+        works: Sequence[Work],
+        inputs: list[list[int]],
+        controls: list[list[int]],
+        counts: Sequence[int],
+        heads: Iterable[int],
+        names: Sequence[str] | None = None,
+        again: frozenset[int] = frozenset(),
     ) -> None:
-        self.entries = heads = list(entries)
-        if order is None:
-            order = depth_first_order((entry[0] for entry in heads), PlanError)
-        self.nodes, self.nid = nodes, nid = order
-        works, counts = _works(nodes) if like is None else _works_like(nodes, *like)
-        row = dict(zip(nodes, accumulate(counts, initial=0), strict=False))
-        inputs = [[row[maker] + index for maker, index, _ in node.inputs] if node.inputs else [] for node in nodes]
-        least = min(counts, default=0)
-        for reader, entry in [(node, e) for node in nodes for e in node.inputs if not 0 <= e[1] < least]:
-            if not 0 <= entry.index < counts[nid[entry.node]]:
-                raise PlanError(_no_such_output(entry, f"node {reader.name!r}"))
-        for entry in heads:
-            if not 0 <= entry.index < counts[nid[entry.node]]:
-                raise PlanError(_no_such_output(entry, "the list of outputs"))
-        none: list[int] = []
+        self.nodes = nodes
         super().__init__(
-            names=[node.name for node in nodes],
+            names=[node.name for node in nodes] if names is None else names,
             works=works,
             inputs=inputs,
-            controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],
+            controls=controls,
             counts=counts,
-            heads=[row[entry.node] + entry.index for entry in heads],
+            heads=heads,
+            again=again,
         )
-
-    def entry(self, eid: int) -> Entry:
-        """The entry whose id is ``eid``."""
-        nid = self.entry_node[eid]
-        return Entry(self.nodes[nid], eid - self.row[nid])
 
     def output_name(self, nid: int, index: int) -> str:
         """What the operator calls it, as ``list_outputs`` writes it."""
@@ -87,8 +65,43 @@ class IndexedGraph(Graph):
         assert node.op is not None
         return node.op.output_names(node.params)[index]
 
+    def version(self, nid: int, slot: int) -> int:
+        """How many writes to a variable come before a node of the symbol reads it; 0 for other nodes."""
+        own = self.nodes[nid].inputs
+        return own[slot].version if len(own) == len(self.inputs[nid]) else 0
 
-def _works(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
+
+def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGraph:
+    """Return the graph of the nodes that ``entries`` need; ``order`` is their depth-first order, if the caller has it.
+
+    Raises:
+        PlanError: the graph has a cycle, an entry names an output that its node lacks, a variable has inputs, or the
+            attribute that forces a node to be repeated has an illegal value.
+    """
+    heads = list(entries)
+    nodes, nid = depth_first_order((entry[0] for entry in heads), PlanError) if order is None else order
+    works, counts = works_of(nodes)
+    row = dict(zip(nodes, accumulate(counts, initial=0), strict=False))
+    inputs = [[row[maker] + index for maker, index, _ in node.inputs] if node.inputs else [] for node in nodes]
+    least = min(counts, default=0)
+    for reader, entry in [(node, e) for node in nodes for e in node.inputs if not 0 <= e[1] < least]:
+        if not 0 <= entry.index < counts[nid[entry.node]]:
+            raise PlanError(_no_such_output(entry, f"node {reader.name!r}"))
+    for entry in heads:
+        if not 0 <= entry.index < counts[nid[entry.node]]:
+            raise PlanError(_no_such_output(entry, "the list of outputs"))
+    none: list[int] = []
+    return IndexedGraph(
+        nodes,
+        works=works,
+        inputs=inputs,
+        controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],
+        counts=counts,
+        heads=[row[entry.node] + entry.index for entry in heads],
+    )
+
+
+def works_of(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
     """What each node does, and how many outputs it has. Nodes of one kind share one object: repeated layers ask once,
     since the parser gives equal parameters one dictionary, and later graphs are told what the first was told."""
     known: dict[tuple[int, int, bool | None], tuple[Work, int]] = {}
@@ -113,15 +126,10 @@ def _works(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
     return works, counts
 
 
-def _works_like(nodes: Sequence[Node], like: IndexedGraph, numbers: Sequence[int]) -> tuple[list[Work], list[int]]:
-    """As :func:`_works`, of nodes that are like those of these numbers; -1: like none."""
-    row = like.row
-    works = [like.works[number] for number in numbers]
-    counts = [row[number + 1] - row[number] for number in numbers]
-    new = [place for place, number in enumerate(numbers) if number < 0]
-    for place, work, count in zip(new, *_works([nodes[place] for place in new]), strict=True):
-        works[place], counts[place] = work, count
-    return works, counts
+def work_of(node: Node) -> tuple[Work, int]:
+    """What one node does, and how many outputs it has."""
+    (work,), (count,) = works_of([node])
+    return work, count
 
 
 def _work(op: Op, params: Params, force: bool | None) -> tuple[Work, int]:

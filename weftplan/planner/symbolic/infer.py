@@ -15,45 +15,51 @@ import numpy as np
 from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.network import Network
 from weftplan.symbol.inference.backward_shapes import infer_rest
 from weftplan.symbol.inference.solver import infer_dtypes, infer_shapes
-from weftplan.symbol.node import Node
 
 MAX_BYTES = (1 << 63) - 1
 FLOAT32 = np.dtype(np.float32)
 
 
-def complete_graph(
-    graph: IndexedGraph,
-    heads: Sequence[int],
-    *,
-    head_grads: Sequence[Node],
-    shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, Any],
-    begun: tuple[list[Shape], list[DType]] | None = None,
+def infer_forward(
+    network: Network, *, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any]
 ) -> tuple[list[Shape], list[DType]]:
-    """Shapes and dtypes of all entries: those of the forward part, whose ``heads`` are given, then those of the rest.
+    """Return shapes and dtypes of the entries of the forward part, which needs no others.
 
-    Head gradients are like their outputs. Variables of whose dtype nothing is known are float32. ``begun`` is what this
-    says of the forward part, when the caller has it.
+    Variables of whose dtype nothing is known are float32.
 
     Raises:
         ShapeError: a given shape is malformed, shapes conflict, or one stays unknown; the message names the argument
             and an operator that needs it.
         DTypeError: dtypes conflict, or one cannot be inferred.
     """
-    if begun is None:
-        for name, shape in shapes.items():
-            _check_given(name, shape)
-    # Nodes are numbered from the heads on, so the forward part is the first nodes.
-    forward = max(graph.entry_node[e] for e in heads) + 1
-    found = _complete(graph, forward, shapes, dtypes) if begun is None else begun
-    if forward == graph.num_nodes:
+    for name, shape in shapes.items():
+        _check_given(name, shape)
+    return _complete(network.graph, network.num_forward, shapes, dtypes)
+
+
+def infer_all(
+    network: Network, *, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any]
+) -> tuple[Sequence[Shape], Sequence[DType]]:
+    """Return shapes and dtypes of all entries: those of the forward part, then those of the rest.
+
+    Head gradients are like their outputs. Raises as :func:`infer_forward` does.
+    """
+    graph, stop = network.graph, network.num_forward
+    found = (network.shapes, network.dtypes) if network.shapes else infer_forward(network, shapes=shapes, dtypes=dtypes)
+    if stop == graph.num_nodes:
         return found
-    like = {node: (found[0][e], found[1][e]) for node, e in zip(head_grads, heads, strict=True)}
+    like = {
+        graph.nodes[nid]: (found[0][e], found[1][e])
+        for nid, e in zip(network.head_grads, network.outputs, strict=False)
+        if nid >= 0
+    }
     rest = infer_rest(
-        graph.nodes, like, rows=graph.row, inputs=graph.inputs, numbers=graph.nid, shapes=found[0], dtypes=found[1]
-    )
+        graph.nodes, like, rows=graph.row, inputs=graph.inputs, controls=graph.controls, shapes=found[0],
+        dtypes=found[1],
+    )  # fmt: skip
     if rest is not None:
         return rest
     known, types = ({node: facts[k] for node, facts in like.items()} for k in (0, 1))
@@ -66,7 +72,11 @@ def _complete(
     """Shapes and dtypes of every entry of the first ``stop`` nodes, which need no others, from those of variables, by
     name or by node; an error where one stays unknown."""
     nodes = graph.nodes[:stop]
-    how: dict[str, Any] = {"rows": graph.row[: stop + 1], "inputs": graph.inputs[:stop], "numbers": graph.nid}
+    how: dict[str, Any] = {
+        "rows": graph.row[: stop + 1],
+        "inputs": graph.inputs[:stop],
+        "controls": graph.controls[:stop],
+    }
     found = infer_shapes(nodes, shapes, **how)
     for eid, shape in enumerate(found):
         if shape is None or 0 in shape:
@@ -114,7 +124,7 @@ def _unknown(graph: IndexedGraph, eid: int, facts: list[Any], what: str) -> str:
     row = graph.row
     arguments = [nid for nid in graph.variables() if row[nid] < len(facts) and _is_open(facts[row[nid]])]
     if not arguments:
-        node = graph.entry(eid).node
+        node = graph.nodes[graph.entry_node[eid]]
         op = "variable" if node.op is None else f"operator {node.op.name}"
         return f"{what} of {graph.entry_name(eid)!r} ({op}) cannot be inferred: {facts[eid]}"
     nid = arguments[0]

@@ -7,7 +7,7 @@ is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
@@ -17,20 +17,32 @@ from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
+from weftplan.ops.fusion.depthwise_block import BLOCK
 from weftplan.planner.drafts import Drafts
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
+from weftplan.planner.recompute import Cost
+from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
-from weftplan.planner.symbolic.depthwise_blocks import with_depthwise_blocks
-from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
+from weftplan.planner.symbolic.infer import byte_sizes
 from weftplan.planner.symbolic.kernels import operator_choices
-from weftplan.planner.symbolic.passes.report import dropped, notes_of
+from weftplan.planner.symbolic.network import Network
+from weftplan.planner.symbolic.passes import dead_outputs, notes_of, run_passes
+from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
 from weftplan.planner.symbolic.realise import realised
+from weftplan.planner.symbolic.translate import translated
 from weftplan.symbol.traversal import Order
+
+RULES = ("mxnet", "echo")
+"""Values of :attr:`PlanOptions.recompute` that name operators to repeat."""
+RULE_SHARE = 0.025
+"""In a graph with fused blocks such a rule spends at most this part of a step's modelled time on repeating, beside the
+results that are made again: MobileNet then keeps 0.95 of its speed and more."""
+WORTH_A_FORM = 0.99
+"""Another form of a graph is used if its plan is below this part of the smallest plan so far."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -112,43 +124,49 @@ def size_symbol(
     ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's, ``order`` is the depth-first
     order of the symbol, when the caller has it.
     """
-    differentiated = partial(
-        differentiate, symbol, shapes=shapes, dtypes=dtypes or {}, grad_req=grad_req, grad_dtypes=grad_dtypes or {},
-        context=context or Context("cpu", 0), group2ctx=group2ctx or {}, variable_contexts=variable_contexts or {},
-        order=order,
-    )  # fmt: skip
-    return _size(differentiated, PlanOptions.from_environment() if options is None else options, shapes, dtypes or {})
+    settings = Settings(
+        options=PlanOptions.from_environment() if options is None else options,
+        context=context or Context("cpu", 0),
+        shapes=shapes,
+        dtypes=dtypes or {},
+        grad_dtypes=grad_dtypes or {},
+        group2ctx=group2ctx or {},
+        variable_contexts=variable_contexts or {},
+    )
+    network = translated(symbol, grad_req=grad_req, context=settings.context, order=order)
+    sized = _size(network, settings)
+    if any(node.op is BLOCK for node in sized.network.graph.nodes):
+        sized.variants.append(partial(_size, network, replace(settings, rematerializes=True)))
+    if any(one.switch == FUSION and one.changed for one in sized.network.reports):
+        unfused = replace(settings, options=settings.options.replace(fusion=False))
+        sized.variants.append(partial(_size, network, unfused))
+    return sized
 
 
-def _size(
-    differentiated: Callable[[PlanOptions], Differentiated],
-    options: PlanOptions,
-    shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, Any],
-) -> SizedGraph:
-    found, program, choices = _sized(differentiated(options), shapes, dtypes, options=options)
-    if options.compat == "paddle":
+def _size(network: Network, settings: Settings) -> SizedGraph:
+    """Run the passes and ask operators what they declare."""
+    network = run_passes(network, settings)
+    program, choices = _program(network, settings.options)
+    if settings.options.compat == "paddle":
         program = program.in_order(breadth_first(program))
-
-    def apart() -> SizedGraph:
-        return _size(differentiated, options.replace(fusion=False), shapes, dtypes)
-
-    return SizedGraph(found, program, options, choices, apart if found.joined else None)
+    return SizedGraph(network, program, settings, choices)
 
 
 @dataclass(eq=False)
 class SizedGraph:
     """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget."""
 
-    differentiated: Differentiated
+    network: Network
+    """The graph after all passes."""
     program: Program
     """The graph with sizes, in the order in which it is written."""
-    options: PlanOptions
-    """How to plan."""
+    settings: Settings
+    """What the caller asked."""
     choices: dict[int, Choice]
     """Who computes each node."""
-    size_apart: Callable[[], SizedGraph] | None
-    """Makes the same without joined nodes (:attr:`PlanOptions.fusion`); None where none are."""
+    variants: list[Callable[[], SizedGraph]] = field(default_factory=list)
+    """Each sizes the same symbol in another form, from which recomputation may start: with results of fused blocks
+    made again, and without fused nodes, of which a part can then be repeated."""
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
         """The graph with its plan; ``seconds`` as for :func:`plan_symbol`.
@@ -156,54 +174,55 @@ class SizedGraph:
         The options are by default those with which the graph was sized. What shapes the graph itself
         (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must be as it was there.
         """
-        chosen = self.options if options is None else options
+        chosen = self.settings.options if options is None else options
         if chosen.peers:  # what computes is no home
             here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
-        if self.size_apart is None or not self._searches(chosen):
-            return self._planned(chosen, seconds)
-        if chosen.budget is None:
-            both = self._planned(chosen, seconds), self._apart.plan(chosen, seconds=seconds)
-            return min(both, key=lambda planned: planned.memory.peak)
-        try:
-            return self._apart.plan(chosen, seconds=seconds)
-        except BudgetError as error:
-            try:
-                return self._planned(chosen, seconds)
-            except BudgetError as other:
-                raise min(error, other, key=lambda raised: raised.smallest or inf) from None
+        cost = partial(node_seconds, measured=seconds)
+        if not self.variants or not self._searches(chosen):
+            return self._planned(self._draft(chosen, cost), chosen)
+        forms = [self, *self._variants]
+        best = _smallest if chosen.budget is None else _fastest
+        form, draft = best(forms, chosen, cost)
+        if form is not self:
+            usual = sum(cost(self.program))
+            draft = draft.slowed(sum(cost(draft.program)) / usual - 1.0 if usual else 0.0)
+        return form._planned(draft, chosen)
 
-    def _planned(self, chosen: PlanOptions, seconds: Mapping[str, float] | None) -> PlannedGraph:
-        """The plan of this graph, with the pairs of nodes that it has joined."""
-        draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
-        found = self.differentiated
-        graph = realised(found.graph, draft.program.graph)
-        outputs = graph.outputs[: found.num_outputs]
-        wanted = zip(found.wanted, graph.outputs[found.num_outputs :], strict=True)
-        steps = planned_steps(draft, outputs, gradients={name: (eid, found.requests[name]) for name, eid in wanted})
-        kernels, options = self.choices, self.options
-        if graph is not found.graph or (chosen.kernels, chosen.autotune) != (options.kernels, options.autotune):
+    def _draft(self, chosen: PlanOptions, cost: Cost) -> Draft:
+        """The plan of this form of the graph."""
+        # Rules name operators, not parts of fused ones: what they would repeat of a block is made again already.
+        most_time = RULE_SHARE if self.settings.rematerializes and chosen.recompute in RULES else None
+        return self._drafts.plan(chosen, cost=cost, most_time=most_time)
+
+    def _planned(self, draft: Draft, chosen: PlanOptions) -> PlannedGraph:
+        """A draft of this form of the graph, with everything that an executor needs."""
+        network = self.network
+        graph = realised(network.graph, draft.program.graph)
+        outputs = graph.outputs[: network.num_outputs]
+        wanted = zip(network.wanted, graph.outputs[network.num_outputs :], strict=True)
+        steps = planned_steps(draft, outputs, gradients={name: (eid, network.requests[name]) for name, eid in wanted})
+        kernels, options = self.choices, self.settings.options
+        if graph is not network.graph or (chosen.kernels, chosen.autotune) != (options.kernels, options.autotune):
             kernels, _ = operator_choices(
                 graph, shapes=steps.shapes, dtypes=steps.dtypes, devices=steps.devices, options=chosen
             )
-        passes = tuple(found.passes)
-        if chosen.drop_dead_outputs and chosen.compat != "mxnet":
-            passes = (*passes, dropped(steps.memory, draft.program.nbytes))
         memory = replace(
             steps.memory,
             options=chosen,
             outputs=tuple(outputs),
             num_forward=draft.program.num_forward,
-            notes=(*notes_of(found.passes), *draft.notes),
-            passes=passes,
+            notes=(*notes_of(network.reports), *draft.notes),
+            passes=(*network.reports, *dead_outputs.report(steps.memory, nbytes=draft.program.nbytes, options=chosen)),
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
+        number = {origin: nid for nid, origin in enumerate(draft.program.graph.origin) if nid not in graph.again}
         return PlannedGraph(
             **{**vars(steps), "graph": graph, "memory": memory},
-            grad_req=found.requests,
-            head_grads=[graph.nid.get(variable, -1) for variable in found.head_grads] or [-1] * len(outputs),
-            arguments={name: graph.nid.get(node, -1) for name, node in found.arguments.items()},
-            aux={name: graph.nid.get(node, -1) for name, node in found.states.items()},
+            grad_req=network.requests,
+            head_grads=[number.get(nid, -1) if nid >= 0 else -1 for nid in network.head_grads] or [-1] * len(outputs),
+            arguments={name: number[nid] if nid >= 0 else -1 for name, nid in network.arguments.items()},
+            aux={name: number[nid] if nid >= 0 else -1 for name, nid in network.states.items()},
             kernels=kernels,
         )
 
@@ -218,44 +237,72 @@ class SizedGraph:
         return Drafts(self.program)
 
     @cached_property
-    def _apart(self) -> SizedGraph:
-        assert self.size_apart is not None
-        return self.size_apart()
+    def _variants(self) -> list[SizedGraph]:
+        return [size() for size in self.variants]
 
 
-def _sized(
-    found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, options: PlanOptions
-) -> tuple[Differentiated, Program, dict[int, Choice]]:
-    """Return the graph with depthwise blocks fused, its sizes and workspaces, and the implementation of each node."""
-    inferred, types = complete_graph(
-        found.graph, found.outputs, head_grads=found.head_grads, shapes=shapes, dtypes=dtypes, begun=found.forward
+def _smallest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> tuple[SizedGraph, Draft]:
+    """The form with the smallest plan. One further down the list, which costs more time, must be worth it."""
+    drafts = [form._draft(options, cost) for form in forms]
+    best = 0
+    for place, draft in enumerate(drafts):
+        if draft.memory.peak < WORTH_A_FORM * drafts[best].memory.peak:
+            best = place
+    return forms[best], drafts[best]
+
+
+def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> tuple[SizedGraph, Draft]:
+    """The form whose plan fits the budget in the least modelled time.
+
+    Raises:
+        BudgetError: none fits; the message names the smallest budget found that works.
+    """
+    assert options.budget is not None
+    found: list[tuple[float, int, Draft]] = []
+    errors: list[BudgetError] = []
+    for place, form in enumerate(forms):
+        if form.settings.rematerializes and form._drafts.plain(options).memory.peak <= options.budget:
+            return form, form._draft(options, cost)  # one sweep for each block, less than any search finds
+        try:
+            draft = form._draft(options, cost)
+        except BudgetError as error:
+            errors.append(error)
+        else:
+            found.append((sum(cost(draft.program)), place, draft))
+    if not found:
+        raise min(errors, key=lambda error: error.smallest or inf)
+    _, place, draft = min(found, key=lambda one: one[:2])
+    return forms[place], draft
+
+
+def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, Choice]]:
+    """The graph with what operators declare, for the planner's core, and who computes each node."""
+    graph, shapes, dtypes = network.graph, list(network.shapes), list(network.dtypes)
+    nbytes = byte_sizes(graph, shapes=shapes, dtypes=dtypes)
+    choices, workspaces = operator_choices(
+        graph, shapes=shapes, dtypes=dtypes, devices=network.devices, options=options
     )
-    if options.fusion and options.compat == "none":
-        found, inferred, types = with_depthwise_blocks(found, shapes=inferred, dtypes=types, mode=options.kernels)
-    graph, devices = found.graph, found.devices
-    outputs, gradients = found.outputs, found.gradients
-    nbytes = byte_sizes(graph, shapes=inferred, dtypes=types)
-    choices, workspaces = operator_choices(graph, shapes=inferred, dtypes=types, devices=devices, options=options)
     steps = [nid for nid, given in enumerate(graph.is_variable) if not given]
-    contexts = tuple(dict.fromkeys(devices))
+    contexts = tuple(dict.fromkeys(network.devices))
     brought = {
-        "arguments": [graph.row[graph.nid[n]] for n in found.arguments.values() if n in graph.nid],
-        "gradients": gradients,
-        "aux": [graph.row[graph.nid[n]] for n in found.states.values() if n in graph.nid],
-        "head_grads": [graph.row[graph.nid[n]] for n in found.head_grads if n in graph.nid],
+        "arguments": [graph.row[nid] for nid in network.arguments.values() if nid >= 0],
+        "gradients": network.gradients,
+        "aux": [graph.row[nid] for nid in network.states.values() if nid >= 0],
+        "head_grads": [graph.row[nid] for nid in network.head_grads if nid >= 0],
     }
+    gradients = dict(zip(network.gradients, network.wanted, strict=True))
     program = Program(
         graph=graph,
         order=steps,
-        num_forward=bisect_left(steps, max(graph.entry_node[e] for e in outputs) + 1),
-        shapes=inferred,
-        dtypes=types,
+        num_forward=bisect_left(steps, network.num_forward),
+        shapes=shapes,
+        dtypes=dtypes,
         nbytes=nbytes,
         contexts=contexts,
-        device=[contexts.index(ctx) for ctx in devices],
+        device=[contexts.index(ctx) for ctx in network.devices],
         gradients=frozenset(gradients),
-        added=frozenset(e for e, name in zip(gradients, found.wanted, strict=True) if found.requests[name] == Req.ADD),
+        added=frozenset(e for e, name in gradients.items() if network.requests[name] == Req.ADD),
         workspaces=workspaces,
         external_bytes={purpose: sum(nbytes[e] for e in entries) for purpose, entries in brought.items()},
     )
-    return found, program, choices
+    return program, choices

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from weftplan.ops.core.schema import Op, Req
 from weftplan.planner.labels import Labels, Pass
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph, works_of
 from weftplan.planner.symbolic.pipeline import PlannedGraph
-from weftplan.symbol.node import Entry, Node, entry_of
+from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
@@ -45,8 +45,19 @@ def described(order: Order, entries: Sequence[Entry]) -> dict[str, Any]:
     """
     nodes, number = order
     tables = _Tables()
-    listed = _columns(nodes, number, tables)
-    return {**tables.plain(), "nodes": listed, "entries": [(number[entry[0]], entry[1]) for entry in entries]}
+    edges = [(number[entry[0]], entry[1], entry[2]) for node in nodes for entry in node.inputs]
+    listed = [
+        *_columns(nodes, tables),
+        [len(node.inputs) for node in nodes],
+        [len(node.control_deps) for node in nodes],
+        [number[dep] for node in nodes for dep in node.control_deps],
+    ]
+    return {
+        **tables.plain(),
+        "nodes": listed,
+        "edges": edges,
+        "entries": [(number[entry[0]], entry[1]) for entry in entries],
+    }
 
 
 def flat(planned: PlannedGraph, *, order: Order, options: PlanOptions) -> dict[str, Any]:
@@ -58,10 +69,11 @@ def flat(planned: PlannedGraph, *, order: Order, options: PlanOptions) -> dict[s
     graph, memory, tables = planned.graph, planned.memory, _Tables()
     nodes, own = order
     made = [node for node in graph.nodes if node not in own]
-    mirrors = [(node, node.mirror_of) for node in made if node.mirror_of is not None]
-    for node, repeated in mirrors:
-        if repeated not in graph.nid:
-            raise NotPlainError(f"node {node.name!r}")
+    number = {node: nid for nid, node in enumerate(graph.nodes)}
+    mirrors = [(number[node], node.mirror_of) for node in made if node.mirror_of is not None]
+    for nid, repeated in mirrors:
+        if repeated not in number:
+            raise NotPlainError(f"node {graph.names[nid]!r}")
     lines = {node.created_at: k for k, node in enumerate(nodes)}
     arrays: dict[str, Any] = {}
     others: dict[str, Any] = {}
@@ -74,10 +86,12 @@ def flat(planned: PlannedGraph, *, order: Order, options: PlanOptions) -> dict[s
     changed = {name: getattr(memory.options, name) for name in _OPTIONS}
     found = {
         "own": [own.get(node, -1) for node in graph.nodes],
-        "made": _columns(made, graph.nid, tables),
+        "made": _columns(made, tables),
+        "inputs": _flattened(graph.inputs),
+        "controls": _flattened(graph.controls),
         "lines": [lines.get(node.created_at) for node in made],
-        "mirrors": [(graph.nid[node], graph.nid[repeated]) for node, repeated in mirrors],
-        "heads": [(graph.entry_node[e], e - graph.row[graph.entry_node[e]]) for e in graph.outputs],
+        "mirrors": [(nid, number[repeated]) for nid, repeated in mirrors],
+        "heads": graph.outputs,
         "order": planned.order,
         "num_forward_nodes": planned.num_forward_nodes,
         "shapes": _numbered(planned.shapes, _checked),
@@ -104,31 +118,32 @@ def flat(planned: PlannedGraph, *, order: Order, options: PlanOptions) -> dict[s
 def restored(content: Mapping[str, Any], *, nodes: Sequence[Node], options: PlanOptions) -> PlannedGraph:
     """The planned graph whose plain values :func:`flat` made, of a symbol whose depth-first ``nodes`` are these."""
     ops, params = _read_tables(content)
-    *columns, makers, indices, counts, controls = content["made"]
-    new = zip(*columns, content["lines"], strict=True)
-    edges, deps = zip(makers, indices, counts, strict=True), iter(controls)
+    new = zip(*content["made"], content["lines"], strict=True)
     made: list[Node] = []
     for own in content["own"]:
         if own >= 0:
             made.append(nodes[own])
             continue
-        op, name, attrs, place, version, inputs, before, line = next(new)
+        op, name, attrs, place, version, line = next(new)
         node = Node(
             None if op is None else ops[op],
             name,
             attrs=attrs,
             params=params[place],
-            inputs=[entry_of((made[maker], index, count)) for maker, index, count in islice(edges, inputs)],
-            control_deps=[made[dep] for dep in islice(deps, before)] if before else None,
             created_at=None if line is None else nodes[line].created_at,
         )
         node.version = version
         made.append(node)
     for nid, mirror in content["mirrors"]:
         made[nid].mirror_of = made[mirror]
+    works, counts = works_of(made)
     graph = IndexedGraph(
-        [Entry(made[maker], index) for maker, index in content["heads"]],
-        (made, {node: nid for nid, node in enumerate(made)}),
+        made,
+        works=works,
+        inputs=_nested(content["inputs"]),
+        controls=_nested(content["controls"]),
+        counts=counts,
+        heads=content["heads"],
     )
     devices = _listed(content["devices"], lambda name: Context(*name))
     keys, *numbered = content["kernels"]
@@ -169,24 +184,27 @@ def restored(content: Mapping[str, Any], *, nodes: Sequence[Node], options: Plan
     )
 
 
-def _columns(nodes: Sequence[Node], number: Mapping[Node, int], tables: _Tables) -> list[Sequence[Any]]:
-    """What there is to say of nodes: a list for each fact, and behind them four of all inputs and control dependencies,
-    where nodes stand as their ``number``."""
-    edges = [entry for node in nodes for entry in node.inputs]
-    makers, indices, counts = zip(*edges, strict=True) if edges else ((), (), ())
+def _columns(nodes: Sequence[Node], tables: _Tables) -> list[Sequence[Any]]:
+    """What there is to say of nodes but for what they are connected to: a list for each fact."""
     return [
         [None if node.op is None else tables.op(node.op) for node in nodes],
         [node.name for node in nodes],
         [node.attrs for node in nodes],
         [tables.params(node.params) for node in nodes],
         [node.version for node in nodes],
-        [len(node.inputs) for node in nodes],
-        [len(node.control_deps) for node in nodes],
-        list(map(number.__getitem__, makers)),
-        indices,
-        counts,
-        [number[dep] for node in nodes for dep in node.control_deps],
     ]
+
+
+def _flattened(lists: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """(the length of each list, all their numbers)."""
+    return list(map(len, lists)), list(chain.from_iterable(lists))
+
+
+def _nested(flat: tuple[Sequence[int], Sequence[int]]) -> list[list[int]]:
+    """What :func:`_flattened` was given."""
+    lengths, numbers = flat
+    rest = iter(numbers)
+    return [list(islice(rest, length)) for length in lengths]
 
 
 def _choices(planned: PlannedGraph, tables: _Tables) -> tuple[list[int], list[Hashable], list[int]]:

@@ -21,7 +21,7 @@ def infer_rest(
     *,
     rows: Sequence[int],
     inputs: Sequence[Sequence[int]],
-    numbers: dict[Node, int],
+    controls: Sequence[Sequence[int]],
     shapes: Sequence[Shape],
     dtypes: Sequence[DType],
 ) -> tuple[list[Shape], list[DType]] | None:
@@ -32,7 +32,7 @@ def infer_rest(
 
     Args:
         known: shape and dtype of each variable behind the first nodes.
-        rows, inputs, numbers: as for :func:`weftplan.symbol.inference.solver.infer_shapes`.
+        rows, inputs, controls: as for :func:`weftplan.symbol.inference.solver.infer_shapes`.
         shapes, dtypes: what is known, completely, of the entries of the first nodes.
     """
     found, types = list(shapes), list(dtypes)
@@ -44,8 +44,8 @@ def infer_rest(
                 return None
             found.append(known[node][0])
             types.append(known[node][1])
-        elif op.backward_of is not None and node.control_deps:
-            reads, positions = inputs[numbers[node.control_deps[0]]], op.grad_inputs
+        elif op.backward_of is not None and controls[i]:
+            reads, positions = inputs[controls[i][0]], op.grad_inputs
             for position in positions(node.params) if callable(positions) else positions:
                 e = reads[position]
                 found.append(found[e])

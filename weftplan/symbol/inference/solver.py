@@ -42,7 +42,7 @@ def infer_shapes(
     *,
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
-    numbers: dict[Node, int] | None = None,
+    controls: Sequence[Sequence[int]] | None = None,
 ) -> list[Shape | None]:
     """The shape of every entry; None, or 0 for a dimension, where it stays unknown.
 
@@ -52,12 +52,12 @@ def infer_shapes(
             ``__shape__`` of a variable may say.
         rows: :func:`entry_rows` of ``nodes``, when the caller has them.
         inputs: entry ids that each node reads, when the caller has them.
-        numbers: positions of the nodes in ``nodes``, when the caller has them.
+        controls: positions of the nodes that each node must follow besides, when the caller has them.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, numbers, SHAPES).solve(known)
+    return _Solver(nodes, rows, inputs, controls, SHAPES).solve(known)
 
 
 def infer_dtypes(
@@ -66,7 +66,7 @@ def infer_dtypes(
     *,
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
-    numbers: dict[Node, int] | None = None,
+    controls: Sequence[Sequence[int]] | None = None,
     default: DType | None = None,
 ) -> list[DType | None]:
     """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
@@ -76,7 +76,7 @@ def infer_dtypes(
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, numbers, DTYPES).solve(known, default)
+    return _Solver(nodes, rows, inputs, controls, DTYPES).solve(known, default)
 
 
 class _Solver:
@@ -87,20 +87,18 @@ class _Solver:
         nodes: Sequence[Node],
         rows: Sequence[int] | None,
         inputs: Sequence[Sequence[int]] | None,
-        numbers: dict[Node, int] | None,
+        controls: Sequence[Sequence[int]] | None,
         kind: Kind,
     ) -> None:
         self.nodes = nodes
         self.kind = kind
         self.rows = entry_rows(nodes) if rows is None else rows
-        self.nid: dict[Node, int] = numbers or {}
-        if not self.nid and (
-            inputs is None or any(node.op is not None and node.op.backward_of is not None for node in nodes)
-        ):
-            self.nid = {node: i for i, node in enumerate(nodes)}
-        if inputs is None:
-            first = {node: self.rows[i] for node, i in self.nid.items()}
+        if inputs is None or controls is None:
+            number = {node: i for i, node in enumerate(nodes)}
+            first = {node: self.rows[i] for node, i in number.items()}
             inputs = [[first[entry[0]] + entry[1] for entry in node.inputs] for node in nodes]
+            controls = [[number.get(dep, -1) for dep in node.control_deps] for node in nodes]
+        self.controls = controls
         self.inputs = inputs
         self.values: list[Any] = [None] * self.rows[-1]
         self.memo: dict[tuple[Any, ...], Learnt] = {}
@@ -194,7 +192,7 @@ class _Solver:
         Returns the entries whose users must be visited again, since they have changed behind the back of one of them.
         """
         nodes, rows, inputs, values, memo = self.nodes, self.rows, self.inputs, self.values, self.memo
-        numbers, told = self.nid, self.kind.told
+        controls, told = self.controls, self.kind.told
         # Invariant: seen[e] is 1 when a node already visited in this walk uses entry e and has left it open (what is
         # complete never changes); when nodes are passed over, all are taken for seen.
         seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
@@ -206,10 +204,10 @@ class _Solver:
                 continue
             reads = inputs[i]
             start, end = rows[i], rows[i + 1]
-            backward = op.backward_of is not None and bool(node.control_deps)
+            backward = op.backward_of is not None and bool(controls[i])
             if backward:  # its outputs are like the inputs of its forward node whose gradients they are
-                forward = numbers.get(node.control_deps[0])
-                if forward is None:
+                forward = controls[i][0]
+                if forward < 0:
                     raise FormatError(f"backward node {node.name!r}: its forward node is not in the graph")
                 reads = inputs[forward]
             if stale is not None and stale.isdisjoint(reads) and stale.isdisjoint(range(start, end)):

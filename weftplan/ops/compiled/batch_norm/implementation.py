@@ -19,6 +19,7 @@ from weftplan.ops.compiled.batch_norm.kernels import (
     BACKWARD,
     EARLY,
     FORWARD,
+    KNOWN,
     LATE,
     LINE,
     SCALES,
@@ -35,6 +36,7 @@ from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec
+from weftplan.ops.fusion.normalize import NORMALIZE
 
 FEW = 1 << 17
 """Elements of one part, in which channels are handed to idle cores."""
@@ -107,13 +109,18 @@ class Pass:
     behind: Call
 
 
+def moves_statistics(ctx: OpContext, params: Params) -> bool:
+    """Return whether a call changes the moving statistics."""
+    return ctx.is_train and not params["use_global_stats"] and not ctx.recompute
+
+
 def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Pass:
     """What computes a BatchNorm, with ``relu`` the same with a relu behind it; ``outputs[0]`` may be the data."""
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
     given = not ctx.is_train or params["use_global_stats"]
-    moves = not given and not ctx.recompute
+    moves = moves_statistics(ctx, params)
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
     nbytes = plane * data.itemsize
     words = {
@@ -141,6 +148,23 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
                 np.add(moving, inverse, out=moving)
 
     return Pass(words, constants, before, holding(behind, data, outputs, gamma, beta))
+
+
+def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
+    """What writes the result of a batch norm again, whose statistics are known."""
+    data, gamma, beta, mean, inverse = inputs
+    images, channels, plane = _extents({"axis": 1}, data.shape)
+    nbytes = plane * data.itemsize
+    constants = np.zeros(2, data.dtype)
+    words = {
+        "x": address(data), "y": address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
+        "beta": address(beta), "mean": address(mean), "inverse": address(inverse), "images": images,
+        "channels": channels, "plane": plane, "given": KNOWN, "relu": int(params["relu"]),
+        "constants": address(constants),
+        **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
+    }  # fmt: skip
+    call = _on_channels("forward", FORWARD, data, Pass(words, constants, nothing, nothing))
+    return holding(call, data, gamma, beta, mean, inverse, outputs)
 
 
 def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
@@ -206,6 +230,15 @@ def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
     provide(op, Implementation(name="native", kernel=RepeatedKernel(make), workspace=workspace, refusal=refused))
 
 
+provide(
+    NORMALIZE.name,
+    Implementation(
+        name="native",
+        kernel=RepeatedKernel(_normalize),
+        workspace=lambda params, inputs, outputs: 0,
+        refusal=lambda params, inputs, outputs: refusal({"axis": 1}, inputs[0], inputs[2].dtype),
+    ),
+)
 _provide("BatchNorm", normalization, data=0, vector=2, count=3)
 _provide("_backward_BatchNorm", _backward, data=1, vector=3, count=2)
 _provide("BatchNorm+relu", partial(normalization, relu=True), data=0, vector=2, count=3)

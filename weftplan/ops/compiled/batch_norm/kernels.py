@@ -31,6 +31,8 @@ bytes between images of ``dx``, and between its channels."""
 SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
 """Words of the function that makes of given statistics what each channel is multiplied by, and what is added then."""
 
+KNOWN = 2
+"""The word ``given`` of a forward pass whose ``inverse`` is given, too: that of a batch norm that ran before."""
 LANES = {"float": 16, "double": 8}
 """Elements of a vector, of 64 bytes."""
 CHAINS = 4
@@ -204,8 +206,10 @@ def forward(scalar: str) -> Function:
             walk.each(channel, square, fetches=EARLY)
             f.put_scalar(op("fmul", total.total(), share), f.at(of["var"], place))
         mean = f.scalar_at(f.at(of["mean"], place))
-        inverse = op("fdiv", "1.0", f.root(op("fadd", f.scalar_at(f.at(of["var"], place)), eps)))
-        f.put_scalar(inverse, f.at(of["inverse"], place))
+        with f.when(f.compare("ne", of["given"], KNOWN)):
+            root = f.root(op("fadd", f.scalar_at(f.at(of["var"], place)), eps))
+            f.put_scalar(op("fdiv", "1.0", root), f.at(of["inverse"], place))
+        inverse = f.scalar_at(f.at(of["inverse"], place))
         scales, shifts = map(f.splat, scale_and_shift(f, of, place, mean, inverse))
 
         def write(offset: Value, chain: int, mask: str | None) -> None:

@@ -194,9 +194,10 @@ def _normalized(
 ) -> Call:
     """A convolution and the batch norm behind it: in one pass where the statistics are given."""
     norm, own, statistics = _apart(params, inputs)
-    out = outputs[0]
-    if out is None:
+    if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
+    outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
+    out = outputs[0]
     given = not ctx.is_train or norm["use_global_stats"]
     if not given or batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
         return _and_norm(_forward(ctx, params, own, outputs, fast=fast), ctx, norm, out, statistics, relu=relu)
@@ -235,9 +236,10 @@ def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu:
 def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
     """NumPy's convolution and the batch norm behind it."""
     norm, own, statistics = _apart(params, inputs)
-    out = outputs[0]
-    if out is None:
+    if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
+    outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
+    out = outputs[0]
     convolve = ctx.repeated(bound(registry.get("Convolution").forward, ctx, params, own, outputs))
     return _and_norm(convolve, ctx, norm, out, statistics, relu=relu)
 

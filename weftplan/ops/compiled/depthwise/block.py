@@ -32,7 +32,7 @@ from weftplan.ops.compiled.target import Target
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, TensorSpec, aligned
-from weftplan.ops.fusion.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU
+from weftplan.ops.fusion.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU, memory_of_inner
 from weftplan.ops.nn import convolution
 
 Blocks = Mapping[str, Sequence[str]]
@@ -196,7 +196,8 @@ class _Words:
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     data, weight = inputs[0], inputs[5]
-    out, inner, *kept = outputs
+    out, _, *kept = outputs
+    inner = memory_of_inner(ctx, data, outputs)
     s = _sizes(params, TensorSpec(data.shape, data.dtype), TensorSpec(inner.shape, inner.dtype))
     room = ctx.take((_room(s),), np.uint8)
     first = batch_norm.forward_pass(ctx, params[BEFORE], inputs[:5], [None, *kept[:2]])
@@ -207,20 +208,21 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     # and then the next channel.
     (image, channel), (small_image, small_channel) = data.strides[:2], inner.strides[:2]
     to_inner = batch_norm.fetching(EARLY, address(inner), small_image, small_channel, channel)
-    to_out = batch_norm.fetching(EARLY, address(out), small_image, small_channel, small_channel)
+    to_out = batch_norm.fetching(EARLY, 0 if out is None else address(out), small_image, small_channel, small_channel)
     to_data = batch_norm.fetching(LATE, address(data), image, channel, small_channel, behind=1)
     words.norm("first", first, **to_inner)
     words.layer("layer", plan, x=address(data), w=address(weight), y=address(inner))
     words.norm("second", second, **to_out, **to_data)
     run = words.call(entries(data.dtype, s.stride[2])["forward"], s, room, {"layer": plan}, weighs=False)
-    run = holding(run, data, weight, inner, room)
+    run = holding(run, data, weight, inner, out, room)
     return one_after_other(first.before, second.before, run, first.behind, second.behind)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
     ograd, inner, data, weight, *vectors = inputs
     first, second = vectors[:4], vectors[4:]
-    dgrad, *of_first, wgrad, second_ggrad, second_bgrad = outputs
+    _, *of_first, wgrad, second_ggrad, second_bgrad = outputs
+    dgrad = ctx.memory_of(outputs, 0, data.dtype)
     s = _sizes(params, TensorSpec(data.shape, data.dtype), TensorSpec(inner.shape, inner.dtype))
     room = ctx.take((_room(s),), np.uint8)
 
@@ -248,7 +250,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     words.norm("first", before, **to_ograd, **to_inner)
     plans = {"weight": weights, "data": gradient}
     run = words.call(entries(data.dtype, s.stride[2])["backward"], s, room, plans, weighs=wgrad is not None)
-    run = holding(run, data, weight, wgrad, room)
+    run = holding(run, data, weight, wgrad, dgrad, room)
     return one_after_other(run, behind.behind, before.behind)
 
 

@@ -1,1 +1,80 @@
-"""Graph passes: each rewrites the graph of a symbol before it is planned."""
+"""The passes that a symbol's graph goes through on its way to a plan: one list, in the order in which they run.
+
+Each is a record (:class:`~weftplan.planner.symbolic.passes.graph_pass.GraphPass`) in a file of its own, which has all
+of it: the pattern, how the graph changes, and for a fusion how it is undone. :func:`run_passes` runs the passes that
+the caller wants, checks that each has what it needs, and in debug mode checks the graph after each. ``weftplan plan
+--kernels`` and the page of a plan show what it reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from weftplan.errors import PlanError
+from weftplan.planner.labels import Pass
+from weftplan.planner.symbolic.network import Network
+from weftplan.planner.symbolic.passes import (
+    batch_weight_gradients,
+    common_subexpressions,
+    fuse_depthwise,
+    fuse_relu,
+    gradients,
+    placement,
+    sizes,
+)
+from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
+
+PASSES: list[GraphPass] = [
+    common_subexpressions.PASS,
+    gradients.PASS,
+    fuse_relu.PASS,
+    placement.PASS,
+    batch_weight_gradients.PASS,
+    sizes.PASS,
+    fuse_depthwise.PASS,
+    fuse_depthwise.REMATERIALIZE,
+]
+"""In the order in which they run."""
+
+
+def run_passes(
+    network: Network, settings: Settings, *, checked: bool = False, seconds: dict[str, float] | None = None
+) -> Network:
+    """Run the passes that the caller wants.
+
+    Args:
+        network: the graph of a symbol.
+        settings: what the caller asks.
+        checked: check the graph after each pass.
+        seconds: gets how long each pass took, by name.
+
+    Raises:
+        PlanError: a pass comes before what it needs, or has made a graph that contradicts itself; or as the passes do.
+    """
+    if checked:
+        network.check()
+    for one in PASSES:
+        if not one.enabled(settings):
+            continue
+        missing = one.needs - network.facts
+        if missing:
+            raise PlanError(
+                f"pass {one.name!r} needs {', '.join(sorted(missing))}: put it behind the pass that gives it"
+            )
+        begin = time.perf_counter()
+        network, changed = one.run(network, settings)
+        network = network.after(one.gives, Pass(one.name, changed, one.switch) if one.shown else None)
+        if seconds is not None:
+            seconds[one.name] = time.perf_counter() - begin
+        if checked:
+            try:
+                network.check()
+            except PlanError as error:
+                raise PlanError(f"after pass {one.name!r}: {error}") from None
+    return network
+
+
+def notes_of(passes: Iterable[Pass]) -> list[str]:
+    """What changed nodes, for readers of a plan's notes."""
+    return [f"{one.changed} ({one.switch})" for one in passes if one.changed]

@@ -8,54 +8,56 @@ order stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from weftplan.device.amounts import counted
 from weftplan.ops.core import registry
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, rewired
+from weftplan.planner.symbolic.network import Edit, Network
+from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
 
 
-def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], int]:
-    """(entries of a graph without repeated work, number of nodes removed); unchanged entries when there is none.
-
-    ``order`` is the depth-first order of ``entries``.
-
-    Nodes are never changed in place: users of a removed node are copied. Two outputs that become one entry stay
-    distinct through a ``_copy`` node.
-    """
-    twin: dict[Node, Node] = {}
-    table: dict[tuple[object, ...], Node] = {}
-    removed = 0
-    for node in order:
+def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, str]:
+    """Merge nodes that compute the same. Two outputs that become one entry stay distinct through a ``_copy`` node."""
+    graph = network.graph
+    makers, row = graph.entry_node, graph.row
+    kept: dict[int, int] = {}  # node -> the node that stays
+    table: dict[tuple[object, ...], int] = {}
+    for nid, node in enumerate(graph.nodes):
         op = node.op
-        if op is None:
+        if op is None or not graph.inputs[nid] or op.random or op.aux or op.loss:
             continue
-        kept = node
-        if twin:
-            kept = rewired(node, [followed(entry, twin) for entry in node.inputs], twin)
-            if kept is not node:
-                twin[node] = kept
-        if not node.inputs or op.random or op.aux or op.loss:
-            continue
-        key: tuple[object, ...] = (op.name, *[(e[0], e[1]) for e in kept.inputs])
-        other = table.setdefault(key, kept)
+        reads = graph.inputs[nid]
+        if kept:
+            reads = [e if makers[e] not in kept else e - row[makers[e]] + row[kept[makers[e]]] for e in reads]
+        key: tuple[object, ...] = (op.name, *reads)
+        other = table.setdefault(key, nid)
         # Few nodes read what another one of their kind reads: only they are asked for the rest.
-        if other is not kept and (other.attrs != kept.attrs or set(other.control_deps) != set(kept.control_deps)):
-            key = (*key, frozenset(kept.attrs.items()), frozenset(kept.control_deps))
-            other = table.setdefault(key, kept)
-        if other is not kept:
-            twin[node] = other
-            removed += 1
-    if not removed:
-        return list(entries), 0
-    result: list[Entry] = []
-    owner: dict[tuple[Node, int], tuple[Node, int]] = {}
-    for k, entry in enumerate(entries):
-        moved = followed(entry, twin)
-        source = (entry.node, entry.index)
+        if other != nid:
+            waits = frozenset(kept.get(dep, dep) for dep in graph.controls[nid])
+            others = frozenset(kept.get(dep, dep) for dep in graph.controls[other])
+            if graph.nodes[other].attrs != node.attrs or waits != others:
+                key = (*key, frozenset(node.attrs.items()), waits)
+                other = table.setdefault(key, nid)
+        if other != nid:
+            kept[nid] = other
+    if not kept:
+        return network, ""
+    edit = Edit(network)
+    for nid, other in kept.items():
+        edit.fuse((nid,), {row[nid] + k: row[other] + k for k in range(row[nid + 1] - row[nid])})
+    owner: dict[int, int] = {}
+    copy = registry.get("_copy")
+    for k, entry in enumerate(edit.heads):
+        moved = edit.at(entry)
         # The same entry listed twice was one array before and may stay one; two entries that became one may not.
-        if owner.setdefault((moved.node, moved.index), source) != source:
-            op = registry.get("_copy")
-            moved = Entry(Node(op, f"{moved.node.name}_{k}_copy", params=registry.parse_params(op, {}), inputs=[moved]))
-        result.append(moved)
-    return result, removed
+        if owner.setdefault(moved, entry) != entry:
+            maker = edit.makers[moved]
+            params = registry.parse_params(copy, {})
+            edit.heads[k] = edit.add(copy, f"{graph.names[maker]}_{k}_copy", inputs=[moved], main=maker, params=params)
+    return edit.done(), f"merged {counted(len(kept), 'node')} into others that compute the same"
+
+
+PASS = GraphPass(
+    name="equal expressions merged",
+    switch="MXNET_ELIMINATE_COMMON_EXPR",
+    enabled=lambda settings: settings.options.eliminate_common_expr,
+    run=merge_equal_nodes,
+)

@@ -1,253 +1,299 @@
-"""A depthwise convolution between two batch norms becomes one node, and so do the gradients of the three.
+"""Fuse a depthwise convolution with the batch norms around it, and the gradients of the three.
 
-Nothing else may read what passes between them. Then the array between the first batch norm and the convolution is made
-by nobody, and no gradient between the three is written. ``ops/fusion/depthwise_block.py`` has the operators.
+Nothing else may read the values between them. Then the array between the first batch norm and the convolution is never
+made, and no gradient between the three is written. ``ops/fusion/depthwise_block.py`` has the operators. The pass runs
+when sizes are known, and only where a kernel takes the three as one.
 
-Why no cycle comes of it: the forward node makes what the second batch norm made, and beside it only what the gradients
-read, so whoever reads it read one of the three. A gradient reads nothing that another gradient of the three does not
-make but what comes from before all of them, or from the forward graph. Nothing is kept, and no node of others is
-changed; any thread may call this.
+Why no cycle comes of it: the forward node makes what the second batch norm made, and besides it only what the gradients
+read, so whatever reads it read one of the three. A gradient reads nothing that another gradient of the three does not
+make but what comes from before all of them, or from the forward graph.
+
+Under recomputation (:attr:`Settings.rematerializes`) the backward part reads the result of a block from a node of its
+own: :data:`NORMALIZE` makes it again, in one sweep, from the result of the convolution and the statistics, which the
+gradient of the block keeps anyway.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weftplan.device.amounts import counted
 from weftplan.ops.core import registry
+from weftplan.ops.core.implementations import choose
+from weftplan.ops.core.schema import TensorSpec
 from weftplan.ops.fusion.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU, norm, norm_gradient
-from weftplan.planner.symbolic.passes.fuse_relu import ALIKE, alike
+from weftplan.ops.fusion.normalize import NORMALIZE
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.network import Edit, Network, alike, shared
+from weftplan.planner.symbolic.passes import fuse_relu
+from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import Key, Rewritten, followed, redirect, rewired, topological_order
 
-Readers = dict[Key, list[Key]]
-"""Of what a node makes: who reads it, as which input."""
-HEAD = -1
-"""The place at which it is an output of the graph."""
 MEMBERS = "__block__"
 """The attribute of a node that stands for three: their names and attributes as JSON, in the order in which they ran."""
-There = Callable[[Entry], Entry]
-"""What stands for a given entry."""
+Readers = dict[int, list[tuple[int, int]]]
+"""By entry: the nodes that read it, and as which input."""
+HEAD = -1
+"""The place at which an entry is an output of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """The six nodes that two can stand for, in the order in which they run."""
 
-    before: Node
-    layer: Node
-    behind: Node
-    behind_gradient: Node
-    layer_gradient: Node
-    before_gradient: Node
+    graph: IndexedGraph
+    before: int
+    layer: int
+    behind: int
+    behind_gradient: int
+    layer_gradient: int
+    before_gradient: int
 
     @property
-    def forward(self) -> tuple[Node, Node, Node]:
+    def forward(self) -> tuple[int, int, int]:
         """The nodes of the forward pass."""
         return self.before, self.layer, self.behind
 
     @property
-    def backward(self) -> tuple[Node, Node, Node]:
+    def backward(self) -> tuple[int, int, int]:
         """The nodes of their gradients."""
         return self.behind_gradient, self.layer_gradient, self.before_gradient
 
     @property
     def has_relu(self) -> bool:
-        """Whether there is a relu behind the second batch norm."""
-        return self.behind.op is norm(True)
+        """Whether there is a relu after the second batch norm."""
+        return self.graph.nodes[self.behind].op is norm(True)
 
     @property
     def params(self) -> dict[str, Any]:
         """Those of the nodes that stand for it."""
-        before, layer, behind = (node.params for node in self.forward)
+        before, layer, behind = (self.graph.nodes[nid].params for nid in self.forward)
         return {BEFORE: before, LAYER: layer, BEHIND: behind, RELU: self.has_relu}
 
+    def entry(self, nid: int, index: int = 0) -> int:
+        """An output of one of the nodes."""
+        return self.graph.row[nid] + index
 
-def with_blocks(
-    entries: Sequence[Entry], order: Sequence[Node], fits: Callable[[Block], bool], given: Container[Node]
-) -> Rewritten:
-    """The graph with such nodes joined.
+    @property
+    def inputs(self) -> list[int]:
+        """What the fused forward node reads."""
+        before, layer, behind = (self.graph.inputs[nid] for nid in self.forward)
+        return [*before, layer[1], *behind[1:]]
 
-    Args:
-        order: the depth-first order of ``entries``.
-        fits: whether nodes that may become one are worth it.
-        given: nodes that must not change.
-    """
-    found = [block for block in _blocks(entries, order) if fits(block)]
-    if not found:
-        return Rewritten(list(entries), {}, {}, 0)
-    last = {block.behind: block for block in found} | {block.before_gradient: block for block in found}
-    inner = {node for block in found for node in (*block.forward, *block.backward)}
-    moved: dict[Node, Node] = {}
-    at: dict[Key, Entry] = {}
-    made: dict[Node, list[Key]] = {}
+    @property
+    def outputs(self) -> list[int]:
+        """The entries that it makes."""
+        before, layer, behind = self.forward
+        entry = self.entry
+        return [entry(behind), entry(layer), entry(before, 1), entry(before, 2), entry(behind, 1), entry(behind, 2)]
+
+    @property
+    def gradient_inputs(self) -> list[int]:
+        """What the fused gradient reads."""
+        inputs = self.graph.inputs
+        before, layer, behind = self.forward
+        found = [inputs[self.behind_gradient][0], self.entry(layer), inputs[before][0], inputs[layer][1]]
+        for nid in (before, behind):
+            found += [*inputs[nid][1:3], self.entry(nid, 1), self.entry(nid, 2)]
+        return found
+
+    @property
+    def gradients(self) -> list[int]:
+        """The entries that it makes."""
+        last, gradient, first = self.backward
+        entry = self.entry
+        return [entry(first), entry(first, 1), entry(first, 2), entry(gradient, 1), entry(last, 1), entry(last, 2)]
+
+
+def fuse_depthwise(network: Network, settings: Settings) -> tuple[Network, str]:
+    """Fuse such blocks on a host that have a kernel of their own."""
+    blocks = [block for block in _blocks(network.graph) if _has_kernel(network, block, settings.options.kernels)]
+    if not blocks:
+        return network, ""
+    edit = Edit(network)
     known: dict[tuple[object, ...], dict[str, Any]] = {}  # equal blocks have one dictionary
-
-    def there(entry: Entry) -> Entry:
-        now = at.get((entry[0], entry[1]))
-        return followed(entry, moved) if now is None else now
-
-    for node in order:
-        block = last.get(node)
-        if block is not None:
-            key = (*(id(one.params) for one in block.forward), block.has_relu)
-            params = known.setdefault(key, block.params)
-            is_forward = node is block.behind
-            one, like = (_forward if is_forward else _backward)(block, params, there, moved)
-            made[one] = like
-            at.update((old, Entry(one, number)) for number, old in enumerate(like))
-            moved.update(dict.fromkeys(block.forward if is_forward else block.backward, one))
-        elif node not in inner and node.op is not None:
-            inputs = [there(entry) for entry in node.inputs]
-            if inputs != node.inputs or not moved.keys().isdisjoint(node.control_deps):
-                redirect(node, inputs, moved, given)
-    copies = {new: old for old, new in moved.items() if new not in made}
-    return Rewritten([there(entry) for entry in entries], copies, made, len(found))
+    nodes = network.graph.nodes
+    for block in blocks:
+        key = (*(id(nodes[nid].params) for nid in block.forward), block.has_relu)
+        params = known.setdefault(key, block.params)
+        behind, first = nodes[block.behind], nodes[block.before_gradient]
+        named = json.dumps([(nodes[nid].name, nodes[nid].attrs) for nid in block.forward])
+        made = edit.add(BLOCK, behind.name, inputs=block.inputs, main=block.layer, params=params, like=block.outputs,
+                        attrs={**shared(behind), MEMBERS: named},
+                        controls=_controls(network.graph, block.forward))  # fmt: skip
+        edit.fuse(block.forward, {e: made + k for k, e in enumerate(block.outputs)})
+        made = edit.add(BLOCK_GRADIENT, first.name, inputs=block.gradient_inputs, main=block.layer_gradient,
+                        params=params, like=block.gradients, attrs=first.attrs,
+                        controls=_controls(network.graph, block.backward))  # fmt: skip
+        edit.fuse(block.backward, {e: made + k for k, e in enumerate(block.gradients)})
+    return edit.done(), f"joined {counted(len(blocks), 'depthwise convolution')} with the batch norms around"
 
 
-def _blocks(entries: Sequence[Entry], order: Sequence[Node]) -> list[Block]:
-    layers = [node for node in order if node.op is not None and node.op.name == "_backward_Convolution"]
-    layers = [node for node in layers if node.params["num_group"] > 1 and node.params["no_bias"]]
+def rematerialize(network: Network, settings: Settings) -> tuple[Network, str]:
+    """Let the backward part make the results of fused blocks again."""
+    graph, edit = network.graph, Edit(network)
+    made: dict[int, int] = {}
+    known: dict[int, dict[str, Any]] = {}
+
+    def again(entry: int) -> int:
+        block = graph.entry_node[entry]
+        node = graph.nodes[block]
+        if node.op is not BLOCK or entry != graph.row[block]:
+            return entry
+        if entry not in made:
+            given = {"fix_gamma": node.params[BEHIND]["fix_gamma"], "relu": node.params[RELU]}
+            reads = [entry + 1, *graph.inputs[block][6:8], entry + 4, entry + 5]
+            params = known.setdefault(id(node.params), given)
+            made[entry] = edit.add(NORMALIZE, f"{node.name}_again", inputs=reads, main=block, params=params,
+                                   attrs=shared(node), like=[entry])  # fmt: skip
+        return made[entry]
+
+    for nid in range(network.num_forward, graph.num_nodes):
+        ignored = graph.works[nid].ignored
+        edit.inputs[nid] = [e if slot in ignored else again(e) for slot, e in enumerate(graph.inputs[nid])]
+    return edit.done(), f"made {counted(len(made), 'result')} of blocks again from what their gradients keep"
+
+
+def _has_kernel(network: Network, block: Block, mode: str) -> bool:
+    """Whether a kernel takes the block as one, under ``mode`` (:attr:`PlanOptions.kernels`)."""
+    devices = {network.devices[nid] for nid in (*block.forward, *block.backward)}
+    if len(devices) > 1 or not devices.pop().is_host:
+        return False
+    ins, outs = (
+        [TensorSpec(network.shapes[e], network.dtypes[e]) for e in entries] for entries in (block.inputs, block.outputs)
+    )
+    return choose(BLOCK, block.params, ins, outs, mode).implementation.name != "numpy"
+
+
+def _blocks(graph: IndexedGraph) -> list[Block]:
+    nodes = graph.nodes
+    layers = [nid for nid, node in enumerate(nodes) if node.op is not None and node.op.name == "_backward_Convolution"]
+    layers = [nid for nid in layers if nodes[nid].params["num_group"] > 1 and nodes[nid].params["no_bias"]]
     if not layers:
         return []
-    near = {*layers}.union(*([entry[0] for entry in node.inputs] + node.control_deps for node in layers))
-    near.update(node for node in order if node.op is norm_gradient(True))
+    makers = graph.entry_node
+    near = {*layers}.union(*([makers[e] for e in graph.inputs[nid]] + graph.controls[nid] for nid in layers))
+    near.update(nid for nid, node in enumerate(nodes) if node.op is norm_gradient(True))
     readers: Readers = {}
-    waiting: dict[Node, list[Node]] = {}
-    for node in order:
-        for place, entry in enumerate(node.inputs):
-            if entry[0] in near:
-                readers.setdefault((entry[0], entry[1]), []).append((node, place))
-        for dep in node.control_deps:
-            waiting.setdefault(dep, []).append(node)
-    for entry in entries:
-        readers.setdefault((entry[0], entry[1]), []).append((entry[0], HEAD))
-    found = [_around(node, readers) for node in layers]
+    waiting: dict[int, list[int]] = {}
+    for nid, inputs in enumerate(graph.inputs):
+        for place, e in enumerate(inputs):
+            if makers[e] in near:
+                readers.setdefault(e, []).append((nid, place))
+        for dep in graph.controls[nid]:
+            waiting.setdefault(dep, []).append(nid)
+    for e in graph.outputs:
+        readers.setdefault(e, []).append((makers[e], HEAD))
+    found = [_around(graph, nid, readers) for nid in layers]
     return [block for block in found if block is not None and _is_closed(block, readers, waiting)]
 
 
-def _around(gradient: Node, readers: Readers) -> Block | None:
+def _around(graph: IndexedGraph, gradient: int, readers: Readers) -> Block | None:
     """The nodes around ``gradient``, which is that of the convolution; None where they are of other kinds."""
-    behind_gradient, (before, index, _), weight = gradient.inputs[0][0], gradient.inputs[1], gradient.inputs[2]
-    layer = next((dep for dep in gradient.control_deps if dep.op is registry.get("Convolution")), None)
-    if layer is None or index or before.op is not norm(True) or layer.inputs != [Entry(before), weight]:
+    nodes, makers, row = graph.nodes, graph.entry_node, graph.row
+    ograd, data, weight = graph.inputs[gradient][:3]
+    behind_gradient, before = makers[ograd], makers[data]
+    convolution = registry.get("Convolution")
+    layer = next((dep for dep in graph.controls[gradient] if nodes[dep].op is convolution), None)
+    if layer is None or data != row[before] or nodes[before].op is not norm(True):
         return None
-    if gradient.inputs[0] != Entry(behind_gradient):
+    if graph.inputs[layer] != [data, weight] or ograd != row[behind_gradient]:
         return None
-    behind = next((node for node, place in readers.get((layer, 0), ()) if place == 0 and _is_norm(node)), None)
-    after = [node for node, place in readers.get((gradient, 0), ()) if place == 0]
-    if behind is None or len(after) != 1 or after[0].op is not norm_gradient(True):
+    norms = (norm(False), norm(True))
+    behind = next((nid for nid, place in readers.get(row[layer], ()) if place == 0 and nodes[nid].op in norms), None)
+    after = [nid for nid, place in readers.get(row[gradient], ()) if place == 0]
+    if behind is None or len(after) != 1 or nodes[after[0]].op is not norm_gradient(True):
         return None
-    return Block(before, layer, behind, behind_gradient, gradient, after[0])
+    return Block(graph, before, layer, behind, behind_gradient, gradient, after[0])
 
 
-def _is_norm(node: Node) -> bool:
-    return node.op is norm(False) or node.op is norm(True)
+def _is_closed(block: Block, readers: Readers, waiting: dict[int, list[int]]) -> bool:
+    """Return whether the block can be fused.
 
-
-def _is_closed(block: Block, readers: Readers, waiting: dict[Node, list[Node]]) -> bool:
-    """Whether the gradients are those of the forward nodes, nobody else reads what passes between the nodes or waits
-    for one of them, somebody reads the gradient of the data, in whose memory another one lies for a while, and what the
-    gradients make besides is read by nobody in the graph."""
+    1. The gradients are those of the forward nodes.
+    2. No other node reads a value between the nodes, or waits for one of them.
+    3. The gradient of the data is read: another gradient lies in its memory for a while.
+    4. No node of the graph reads what the gradients make besides.
+    """
+    graph = block.graph
     before, layer, behind = block.forward
     last, gradient, first = block.backward
+    entry = block.entry
 
-    def of_norm(node: Node, data: Entry, ograd: Entry, *, relu: bool) -> list[Entry]:
-        gamma, beta = node.inputs[1:3]
-        return [ograd, data, gamma, *((beta,) if relu else ()), Entry(node, 1), Entry(node, 2)]
+    def of_norm(nid: int, *, data: int, ograd: int, relu: bool) -> list[int]:
+        gamma, beta = graph.inputs[nid][1:3]
+        return [ograd, data, gamma, *((beta,) if relu else ()), entry(nid, 1), entry(nid, 2)]
 
-    if last.op is not norm_gradient(block.has_relu):
+    if graph.nodes[last].op is not norm_gradient(block.has_relu):
         return False
-    if last.inputs != of_norm(behind, Entry(layer), last.inputs[0], relu=block.has_relu):
+    if graph.inputs[last] != of_norm(behind, data=entry(layer), ograd=graph.inputs[last][0], relu=block.has_relu):
         return False
-    if first.inputs != of_norm(before, before.inputs[0], Entry(gradient), relu=True):
+    if graph.inputs[first] != of_norm(before, data=graph.inputs[before][0], ograd=entry(gradient), relu=True):
         return False
     inside = {*block.forward, *block.backward}
-    if any(node not in inside for one in inside for node in waiting.get(one, ())):
+    if any(nid not in inside for one in inside for nid in waiting.get(one, ())):
         return False
-    passed = ((before, 0), (before, 1), (before, 2), (layer, 0), (last, 0), (gradient, 0))
-    if any(place == HEAD or node not in inside for key in passed for node, place in readers.get(key, ())):
+    passed = (entry(before), entry(before, 1), entry(before, 2), entry(layer), entry(last), entry(gradient))
+    if any(place == HEAD or nid not in inside for e in passed for nid, place in readers.get(e, ())):
         return False
-    if not any(_reads(*reader) for reader in readers.get((first, 0), ())):
+    if not any(_reads(graph, *reader) for reader in readers.get(entry(first), ())):
         return False
-    made = ((last, 1), (last, 2), (gradient, 1))
-    if any(place != HEAD for key in made for _, place in readers.get(key, ())):
+    made = (entry(last, 1), entry(last, 2), entry(gradient, 1))
+    if any(place != HEAD for e in made for _, place in readers.get(e, ())):
         return False
-    return all(alike(gradient, node) for node in inside if node is not gradient)
+    return all(alike(graph.nodes[gradient], graph.nodes[nid]) for nid in inside if nid != gradient)
 
 
-def _reads(node: Node, place: int) -> bool:
+def _reads(graph: IndexedGraph, nid: int, place: int) -> bool:
     """Whether the values of an input matter, not its shape alone."""
-    return place == HEAD or node.op is None or place not in node.op.ignored(node.params)
+    return place == HEAD or graph.is_variable[nid] or place not in graph.works[nid].ignored
 
 
-def _controls(nodes: Sequence[Node], moved: dict[Node, Node]) -> list[Node]:
+def _controls(graph: IndexedGraph, nids: Sequence[int]) -> list[int]:
     """What these nodes wait for besides each other."""
-    return list(dict.fromkeys(moved.get(dep, dep) for node in nodes for dep in node.control_deps if dep not in nodes))
+    return [dep for nid in nids for dep in graph.controls[nid] if dep not in nids]
 
 
-def _forward(block: Block, params: dict[str, Any], there: There, moved: dict[Node, Node]) -> tuple[Node, list[Key]]:
-    before, layer, behind = block.forward
-    shared = {key: behind.attrs[key] for key in ALIKE if key in behind.attrs}
-    node = Node(
-        BLOCK,
-        behind.name,
-        attrs={**shared, MEMBERS: json.dumps([(node.name, node.attrs) for node in block.forward])},
-        params=params,
-        inputs=[there(e) for e in (*before.inputs, layer.inputs[1], *behind.inputs[1:])],
-        control_deps=_controls(block.forward, moved),
-        created_at=layer.created_at,
-    )
-    return node, [(behind, 0), (layer, 0), (before, 1), (before, 2), (behind, 1), (behind, 2)]
+def _members(node: Node) -> list[tuple[str, dict[str, str]]]:
+    return [(name, attrs) for name, attrs in json.loads(node.attrs[MEMBERS])]
 
 
-def _backward(block: Block, params: dict[str, Any], there: There, moved: dict[Node, Node]) -> tuple[Node, list[Key]]:
-    before, layer, behind = block.forward
-    last, gradient, first = block.backward
-    inputs = [last.inputs[0], Entry(layer), before.inputs[0], layer.inputs[1]]
-    for one in (before, behind):
-        inputs += [*one.inputs[1:3], Entry(one, 1), Entry(one, 2)]
-    node = Node(
-        BLOCK_GRADIENT,
-        first.name,
-        attrs=first.attrs,
-        params=params,
-        inputs=[there(e) for e in inputs],
-        control_deps=_controls(block.backward, moved),
-        created_at=gradient.created_at,
-    )
-    return node, [(first, 0), (first, 1), (first, 2), (gradient, 1), (last, 1), (last, 2)]
+def members(node: Node) -> list[str]:
+    """Return the names of the forward nodes whose outputs a block does not make, those within them included."""
+    found = _members(node)
+    layers = [attrs[fuse_relu.LAYER] for _, attrs in found if fuse_relu.LAYER in attrs]
+    return [*(name for name, _ in found[:-1]), *layers]
 
 
-def members(node: Node) -> list[tuple[str, dict[str, str]]]:
-    """Names and attributes of the forward nodes for which this one stands; none for another node."""
-    return [(name, attrs) for name, attrs in json.loads(node.attrs[MEMBERS])] if node.op is BLOCK else []
-
-
-def apart(entries: Sequence[Entry]) -> list[Entry]:
-    """The same forward graph with the nodes for which others stand."""
-    moved: dict[Node, Node] = {}
-    for node in topological_order(entries):
-        inputs = [followed(entry, moved) for entry in node.inputs]
-        if node.op is BLOCK:
-            moved[node] = _behind(node, inputs)
-        else:
-            kept = rewired(node, inputs, moved)
-            if kept is not node:
-                moved[node] = kept
-    return [followed(entry, moved) for entry in entries]
-
-
-def _behind(node: Node, inputs: Sequence[Entry]) -> Node:
-    """The last of the nodes for which this one stands, reading ``inputs``."""
+def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
+    """Return the result of the last of the nodes for which this one stands."""
     ops = norm(True), registry.get("Convolution"), norm(node.params[RELU])
-    made: Node | None = None
+    made = inputs[0]
     for op, (name, attrs), of, own in zip(
-        ops, members(node), (BEFORE, LAYER, BEHIND), (inputs[1:5], inputs[5:6], inputs[6:]), strict=True
+        ops, _members(node), (BEFORE, LAYER, BEHIND), (inputs[1:5], inputs[5:6], inputs[6:]), strict=True
     ):
-        data = inputs[0] if made is None else Entry(made)
-        made = Node(op, name, attrs=attrs, params=node.params[of], inputs=[data, *own], created_at=node.created_at)
-    assert made is not None
-    return made
+        one = Node(op, name, attrs=attrs, params=node.params[of], inputs=[made, *own], created_at=node.created_at)
+        made = fuse_relu.unfuse(one, one.inputs)[0] if fuse_relu.LAYER in attrs else Entry(one)
+    return [made]
+
+
+PASS = GraphPass(
+    name="depthwise blocks joined",
+    switch=FUSION,
+    enabled=lambda settings: settings.fuses,
+    run=fuse_depthwise,
+    needs=frozenset((GRADIENTS, SIZES)),
+    fused=(BLOCK,),
+    unfuse=unfuse,
+    members=members,
+)
+REMATERIALIZE = GraphPass(
+    name="block results rematerialized",
+    switch="MXNET_BACKWARD_DO_MIRROR",
+    enabled=lambda settings: settings.fuses and settings.rematerializes,
+    run=rematerialize,
+    needs=frozenset((GRADIENTS, SIZES)),
+)

@@ -1,174 +1,230 @@
-"""Nodes that follow one another become one: a layer and its relu, the gradient of a relu and that of its layer, and a
-convolution and its batch norm where nobody wants their gradients.
+"""Fuse a layer and its relu, the gradient of a relu and that of its layer, and a convolution and its batch norm.
 
-The array between the two is then never written, and every element is read once less; bits stay as they are. Two nodes
-are joined when nobody else reads what passes between them, and when their attributes give both to the same device and
-recompute both or neither. A joined node has the name of the last, whose output it makes.
-:func:`join` runs on the graph with its gradients, before anything has a size; ``parting.py`` undoes it. Nothing is
-kept, and no node of others is changed; any thread may call it.
+The last is fused only where no reader wants gradients. The array between two fused nodes is never written, and every
+element is read once less; bits stay as they are. Two nodes are fused when nothing else reads the values between them,
+and when their attributes give both to the same device and recompute both or neither. A fused node has the name of the
+last, whose output it makes. The pass runs on the graph with its gradients, before anything has a size.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
-from weftplan.ops.core.schema import Op
-from weftplan.ops.fusion import relu as joined
+from weftplan.device.amounts import counted
+from weftplan.ops.core import registry
+from weftplan.ops.fusion import relu as fused
 from weftplan.ops.nn.batch_norm import NORM
-from weftplan.symbol.gradient import INHERITED
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.network import ALIKE, Edit, Network, alike
+from weftplan.planner.symbolic.passes.graph_pass import FUSION, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import Order, all_followed, positions, redirect
 
-ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
-"""Attributes in which two nodes must agree to become one."""
-_ALIKE = frozenset(ALIKE)
 LAYER = "__layer__"
-"""The attribute of a joined node that is the name of its layer."""
+"""The attribute of a fused node that is the name of its layer."""
 NORMALIZED = "__norm__"
 """The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
 
 
-def join(
-    entries: Sequence[Entry], order: Sequence[Node], given: Container[Node]
-) -> tuple[list[Entry], int, Order | None]:
-    """(entries of a graph in which such pairs are one node, number of pairs, its depth-first order where it is known).
-
-    A joined node has the place of its layer, or of its gradient, in that order: it needs first what they needed first,
-    and all else that gradients read is in the forward part, which comes before. Only a convolution with a batch norm
-    behind it needs its bias later than before.
-
-    Args:
-        order: the depth-first order of ``entries``.
-        given: nodes that must not change, all that there are gradients of among them.
-    """
-    candidates = [node for node in order if _may_follow(node)]
+def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
+    """Fuse such pairs."""
+    graph = network.graph
+    nodes, makers, row = graph.nodes, graph.entry_node, graph.row
+    candidates = [nid for nid in range(graph.num_nodes) if _may_follow(graph, nid)]
     if not candidates:
-        return list(entries), 0, None
-    norms = [node for node in candidates if node.op is not None and node.op.name == "BatchNorm"]
-    uses = _uses(entries, order, {*(node.inputs[0][0] for node in candidates), *norms})
-    behind: dict[Node, list[Node]] = {}  # node -> those that it must precede: its gradients
-    for node in order:
-        for dep in node.control_deps:
-            behind.setdefault(dep, []).append(node)
-    layers: dict[Node, Node] = {}  # layer -> its relu
-    inner: dict[Node, Node] = {}  # gradient of a layer -> gradient of the relu before it
-    before_norm: dict[Node, Node] = {}  # batch norm -> the convolution before it
-    for node in candidates:
-        before = node.inputs[0]
-        first = before[0]
-        if first.op is None or uses[first, before[1]] != 1 or not alike(first, node):
+        return network, ""
+    first_of = {nid: makers[graph.inputs[nid][0]] for nid in candidates}
+    norms = [nid for nid in candidates if _is(nodes[nid], "BatchNorm")]
+    uses = _uses(graph, {*first_of.values(), *norms})
+    after: dict[int, list[int]] = {}  # node -> those that it must precede: its gradients
+    for nid, deps in enumerate(graph.controls):
+        for dep in deps:
+            after.setdefault(dep, []).append(nid)
+    layers: dict[int, int] = {}  # layer -> its relu
+    inner: dict[int, int] = {}  # gradient of a layer -> gradient of the relu before it
+    before_norm: dict[int, int] = {}  # batch norm -> the convolution before it
+    for nid in candidates:
+        node, entry, first = nodes[nid], graph.inputs[nid][0], first_of[nid]
+        op = nodes[first].op
+        if op is None or uses[entry] != 1 or not alike(nodes[first], node):
             continue
         if _is_relu(node):
-            if first.op.name in joined.LAYERS and before[1] == 0 and not first.control_deps and not node.control_deps:
-                layers[first] = node
-        elif node.op is not None and node.op.name == "BatchNorm":
-            free = not any(one.control_deps or one in behind for one in (first, node))
-            alone = free and not uses[node, 1] and not uses[node, 2]
-            if alone and first.op.name == "Convolution" and node.params["axis"] == 1:
-                before_norm[node] = first
-        elif first not in behind and _is_gradient_of_relu(first) and _normalization(node, first) is not None:
-            inner[node] = first
+            if (
+                op.name in fused.LAYERS
+                and entry == row[first]
+                and not graph.controls[first]
+                and not graph.controls[nid]
+            ):
+                layers[first] = nid
+        elif _is(node, "BatchNorm"):
+            free = not any(graph.controls[one] or one in after for one in (first, nid))
+            alone = free and not uses[row[nid] + 1] and not uses[row[nid] + 2]
+            if alone and op.name == "Convolution" and node.params["axis"] == 1:
+                before_norm[nid] = first
+        elif first not in after and _is_gradient_of_relu(nodes[first]) and _norm_of(graph, nid, first) is not None:
+            inner[nid] = first
     # The shapes of a gradient are those of its forward node's inputs, so that of a relu needs the relu as it is.
     gone = set(inner.values())
-    layers = {layer: relu for layer, relu in layers.items() if gone.issuperset(behind.get(relu, ()))}
+    layers = {layer: relu for layer, relu in layers.items() if gone.issuperset(after.get(relu, ()))}
     count = len(layers) + len(inner) + len(before_norm)
     if not count:
-        return list(entries), 0, None
-    made, places = _rebuilt(entries, order, given, layers=layers, inner=inner, before_norm=before_norm)
-    return made, count, None if before_norm else positions(places)
+        return network, ""
+    edit = Edit(network)
+    _fuse_norms(edit, before_norm, layers)
+    for layer, relu in layers.items():
+        if layer not in before_norm:
+            _fuse_layer(edit, layer, relu)
+    for gradient, before in inner.items():
+        _fuse_gradients(edit, gradient, before)
+    return edit.done(), f"joined {counted(count, 'pair')} of nodes that follow one another"
 
 
-def _may_follow(node: Node) -> bool:
-    """Whether a node is one of a kind that is joined to what it reads first."""
+def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int]) -> None:
+    """Fuse each convolution with its batch norm, and with the relu after that where there is one."""
+    graph = edit.network.graph
+    params: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share their parameters
+    for norm, first in before_norm.items():
+        relu = layers.get(norm)
+        conv, node, last = graph.nodes[first], graph.nodes[norm], graph.nodes[norm if relu is None else relu]
+        inputs = graph.inputs[first]
+        made = edit.add(
+            fused.NORMALIZED["" if relu is None else fused.RELU],
+            last.name,
+            inputs=[*inputs[:2], *graph.inputs[norm][1:], *inputs[2:]],
+            main=first,
+            params=params.setdefault((id(conv.params), id(node.params)), {**conv.params, NORM: node.params}),
+            attrs={**conv.attrs, LAYER: conv.name, NORMALIZED: json.dumps([node.name, node.attrs])},
+        )
+        gone = (norm,) if relu is None else (norm, relu)
+        edit.fuse(gone, {graph.row[nid]: made for nid in gone})
+
+
+def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
+    graph = edit.network.graph
+    node, row = graph.nodes[layer], graph.row
+    assert node.op is not None
+    made = edit.add(
+        fused.LAYERS[node.op.name],
+        graph.names[relu],
+        inputs=graph.inputs[layer],
+        main=layer,
+        params=node.params,
+        attrs={**node.attrs, LAYER: node.name},
+        controls=[*graph.controls[layer], *graph.controls[relu]],
+    )
+    outputs = {row[layer] + k: made + k for k in range(row[layer + 1] - row[layer])}
+    edit.fuse((layer, relu), {**outputs, row[relu]: made})
+
+
+def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
+    graph = edit.network.graph
+    node, row = graph.nodes[gradient], graph.row
+    norm = _norm_of(graph, gradient, before)
+    assert norm is not None
+    assert node.op is not None
+    inputs = graph.inputs[gradient]
+    made = edit.add(
+        fused.GRADIENTS[node.op.name],
+        node.name,
+        inputs=[graph.inputs[before][0], *inputs[1:3], graph.inputs[norm][2], *inputs[3:]],
+        main=gradient,
+        params=node.params,
+        attrs=dict(node.attrs),
+        controls=[*graph.controls[gradient], *graph.controls[before]],
+    )
+    edit.fuse((gradient,), {row[gradient] + k: made + k for k in range(row[gradient + 1] - row[gradient])})
+
+
+def _may_follow(graph: IndexedGraph, nid: int) -> bool:
+    """Whether a node is one of a kind that is fused with the node that it reads first."""
+    node = graph.nodes[nid]
     op = node.op
-    if op is None or not node.inputs:
+    if op is None or not graph.inputs[nid]:
         return False
-    return op.name in joined.GRADIENTS or op.name == "BatchNorm" or joined.is_relu(op, node.params)
+    return op.name in fused.GRADIENTS or op.name == "BatchNorm" or fused.is_relu(op, node.params)
 
 
-def _uses(entries: Sequence[Entry], order: Sequence[Node], makers: set[Node]) -> Counter[tuple[Node, int]]:
+def _uses(graph: IndexedGraph, makers: set[int]) -> Counter[int]:
     """How often each output of ``makers`` is read or is an output of the graph."""
-    uses = Counter([(entry[0], entry[1]) for node in order for entry in node.inputs if entry[0] in makers])
-    uses.update((entry[0], entry[1]) for entry in entries if entry[0] in makers)
+    entry_node = graph.entry_node
+    uses = Counter([e for inputs in graph.inputs for e in inputs if entry_node[e] in makers])
+    uses.update(e for e in graph.outputs if entry_node[e] in makers)
     return uses
 
 
+def _is(node: Node, name: str) -> bool:
+    return node.op is not None and node.op.name == name
+
+
 def _is_relu(node: Node) -> bool:
-    return node.op is not None and joined.is_relu(node.op, node.params)
+    return node.op is not None and fused.is_relu(node.op, node.params)
 
 
 def _is_gradient_of_relu(node: Node) -> bool:
-    return node.op is not None and joined.is_gradient_of_relu(node.op, node.params)
+    return node.op is not None and fused.is_gradient_of_relu(node.op, node.params)
 
 
-def _normalization(node: Node, before: Node) -> Node | None:
-    """The batch norm of which ``node`` is the gradient, if ``before`` is that of the relu behind it."""
-    norm = before.inputs[1][0].inputs[0][0]
-    return norm if norm in node.control_deps else None
+def _norm_of(graph: IndexedGraph, gradient: int, before: int) -> int | None:
+    """The batch norm whose gradient a node is, if ``before`` is that of the relu after it."""
+    relu = graph.entry_node[graph.inputs[before][1]]
+    norm = graph.entry_node[graph.inputs[relu][0]] if graph.inputs[relu] else None
+    return norm if norm in graph.controls[gradient] else None
 
 
-def alike(a: Node, b: Node) -> bool:
-    """Whether two nodes have the attributes of one."""
-    if a.mirror_of is not None or b.mirror_of is not None:
-        return False
-    plain = _ALIKE.isdisjoint(a.attrs) and _ALIKE.isdisjoint(b.attrs)  # most are
-    return plain or all(a.attrs.get(key) == b.attrs.get(key) for key in ALIKE)
-
-
-def _rebuilt(
-    entries: Sequence[Entry], order: Sequence[Node], given: Container[Node], *, layers: dict[Node, Node],
-    inner: dict[Node, Node], before_norm: dict[Node, Node],
-) -> tuple[list[Entry], list[Node]]:  # fmt: skip
-    """(the entries, the nodes in the order of those in whose place they are)."""
-    gone = {*layers.values(), *inner.values(), *before_norm.values()}
-    moved: dict[Node, Node] = {}
-    known: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share their parameters
-    places: list[Node] = []
-
-    def one(op: Op, name: str, main: Node, *, inputs: list[Entry], other: Node, more: dict[str, str]) -> Node:
-        controls = dict.fromkeys(moved.get(dep, dep) for dep in (*main.control_deps, *other.control_deps))
-        return Node(
-            op,
+def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
+    """Return the visible outputs of the layer, the batch norm and the relu that a node stands for."""
+    assert node.op is not None
+    attrs = {key: text for key, text in node.attrs.items() if key not in (LAYER, NORMALIZED)}
+    normalized = NORMALIZED in node.attrs
+    layer = Node(
+        registry.get(fused.layer_of(node.op.name)),
+        node.attrs[LAYER],
+        attrs=attrs,
+        params={key: value for key, value in node.params.items() if key != NORM},
+        inputs=[*inputs[:2], *inputs[6:]] if normalized else list(inputs),
+        created_at=node.created_at,
+    )
+    if normalized:
+        name, given = json.loads(node.attrs[NORMALIZED])
+        layer = Node(
+            registry.get("BatchNorm"),
             name,
-            attrs={**main.attrs, **more},
-            params=main.params,
-            inputs=all_followed(inputs, moved),
-            control_deps=list(controls),
-            created_at=main.created_at,
+            attrs=given,
+            params=node.params[NORM],
+            inputs=[Entry(layer), *inputs[2:6]],
+            created_at=node.created_at,
         )
+    outputs = [Entry(layer, k) for k in range(layer.num_outputs)]
+    if node.op.name.endswith(fused.RELU):
+        op = registry.get("Activation")
+        relu = Node(
+            op,
+            node.name,
+            attrs={"act_type": "relu", **{key: node.attrs[key] for key in ALIKE if key in node.attrs}},
+            params=registry.parse_params(op, {"act_type": "relu"}),
+            inputs=outputs[:1],
+            created_at=node.created_at,
+        )
+        outputs[0] = Entry(relu)
+    return outputs
 
-    for node in order:
-        op = node.op
-        if node in gone:
-            continue  # a relu was met with its layer; others will be with what they feed
-        if op is None:
-            places.append(node)
-            continue
-        relu, before, first = layers.get(node), inner.get(node), before_norm.get(node)
-        if first is not None:
-            params = known.setdefault((id(first.params), id(node.params)), {**first.params, NORM: node.params})
-            moved[node] = Node(
-                joined.NORMALIZED[joined.RELU if relu is not None else ""],
-                (relu or node).name,
-                attrs={**first.attrs, LAYER: first.name, NORMALIZED: json.dumps([node.name, node.attrs])},
-                params=params,
-                inputs=all_followed((*first.inputs[:2], *node.inputs[1:], *first.inputs[2:]), moved),
-                created_at=first.created_at,
-            )
-            if relu is not None:
-                moved[relu] = moved[node]
-        elif relu is not None:
-            made = joined.LAYERS[op.name]
-            named = {LAYER: node.name}
-            moved[node] = moved[relu] = one(made, relu.name, node, inputs=node.inputs, other=relu, more=named)
-        elif before is not None:
-            norm = _normalization(node, before)
-            assert norm is not None
-            inputs = [before.inputs[0], *node.inputs[1:3], norm.inputs[2], *node.inputs[3:]]
-            moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
-        elif not moved.keys().isdisjoint([entry[0] for entry in node.inputs] + node.control_deps):
-            redirect(node, all_followed(node.inputs, moved), moved, given)
-        places.append(moved.get(node, node))
-    return all_followed(entries, moved), places
+
+def members(node: Node) -> list[str]:
+    """Return the names of the nodes whose outputs a fused node does not make."""
+    assert node.op is not None
+    names = [node.attrs[LAYER]]
+    if NORMALIZED in node.attrs and node.op.name.endswith(fused.RELU):
+        names.append(json.loads(node.attrs[NORMALIZED])[0])
+    return names
+
+
+PASS = GraphPass(
+    name="layers joined",
+    switch=FUSION,
+    enabled=lambda settings: settings.fuses and settings.context.is_host and not settings.group2ctx,
+    run=fuse_relu,
+    fused=(*fused.LAYERS.values(), *fused.NORMALIZED.values()),
+    unfuse=unfuse,
+    members=members,
+)

@@ -12,101 +12,76 @@ added to its array: a copy between devices overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-
 from weftplan.device.context import Context
-from weftplan.errors import BindError, PlanError
+from weftplan.errors import BindError
 from weftplan.ops.core import registry
-from weftplan.symbol.gradient import INHERITED
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import depth_first_order, rewired
+from weftplan.ops.core.schema import Req
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.network import Edit, Network
+from weftplan.planner.symbolic.passes.graph_pass import PLACED, GraphPass, Settings
+from weftplan.symbol.grad_req import INHERITED
+from weftplan.symbol.node import Node
 
 
-def place(
-    entries: Sequence[Entry],
-    default: Context,
-    *,
-    group2ctx: Mapping[str, Context],
-    variable_contexts: Mapping[str, Context],
-    wanted: Mapping[int, Context],
-    added: Collection[int] = (),
-) -> tuple[list[Entry], dict[Node, Context]]:
+def place(network: Network, settings: Settings) -> tuple[Network, str]:
     """Place every node and insert copies.
-
-    Args:
-        entries: heads of the graph.
-        default: device of whatever nothing else places.
-        group2ctx: device of each ``ctx_group``; empty: groups are ignored.
-        variable_contexts: where the arrays of variables are, by name; wins over groups.
-        wanted: position in ``entries`` -> device on which that head must arrive.
-        added: positions of heads that are added to their arrays, not written.
-
-    Returns:
-        The heads of the placed graph, and the device of each of its nodes.
 
     Raises:
         BindError: a group has no device, or a state that an operator writes is on another device.
     """
-    order, nid = depth_first_order((entry.node for entry in entries), PlanError)
-    where = _assign(order, nid, default, group2ctx, variable_contexts)
-    copies: dict[tuple[Node, int, Context], Node] = {}
-    twin: dict[Node, Node] = {}
-    placed: dict[Node, Context] = {}
-    copy_op = registry.get("_CrossDeviceCopy")
-    copy_params = registry.parse_params(copy_op, {})
-    local_op = registry.get("_copy")
-    local_params = registry.parse_params(local_op, {})
+    if not settings.group2ctx and not settings.variable_contexts:
+        return network, ""
+    graph, edit = network.graph, Edit(network)
+    where = edit.devices = _assign(graph, settings)
+    copy_op, local_op = registry.get("_CrossDeviceCopy"), registry.get("_copy")
+    copy_params, local_params = registry.parse_params(copy_op, {}), registry.parse_params(local_op, {})
+    copies: dict[tuple[int, Context], int] = {}
 
-    def carried(entry: Entry, to: Context, *, private: bool = False) -> Entry:
-        source = twin[entry.node]
-        if placed[source] == to:
-            return Entry(source, entry.index, entry.version)
-        key = (source, entry.index, to)
-        copy = None if private else copies.get(key)
+    def carried(entry: int, to: Context, *, private: bool = False) -> int:
+        maker = graph.entry_node[entry]
+        if where[maker] == to:
+            return entry
+        copy = None if private else copies.get((entry, to))
         if copy is None:
-            copy = Node(
-                copy_op,
-                f"{source.name}_{entry.index}_copy",
-                params=copy_params,
-                inputs=[Entry(source, entry.index, entry.version)],
-            )
-            placed[copy] = to
+            name = f"{graph.names[maker]}_{entry - graph.row[maker]}_copy"
+            copy = edit.add(copy_op, name, inputs=[entry], params=copy_params)
+            edit.devices[edit.makers[copy]] = to
             if not private:
-                copies[key] = copy
-        return Entry(copy)
+                copies[entry, to] = copy
+        return copy
 
-    for node, here in zip(order, where, strict=True):
-        new = node
-        if node.op is not None:
-            _check_states(node, here, where, nid)
-            inputs = [carried(entry, here) for entry in node.inputs]
-            new = rewired(node, inputs, twin)
-        twin[node] = new
-        placed[new] = here
-    heads = []
-    for i, entry in enumerate(entries):
-        to = wanted.get(i)
-        head = carried(entry, placed[twin[entry.node]] if to is None else to, private=True)
-        if i in added and head.node.op is copy_op:
-            adder = Node(local_op, f"{head.node.name}_added", params=local_params, inputs=[head])
-            placed[adder] = placed[head.node]
-            head = Entry(adder)
-        heads.append(head)
-    return heads, placed
+    for nid, inputs in enumerate(graph.inputs):
+        if graph.nodes[nid].op is not None:
+            _check_states(graph, nid, where)
+            edit.inputs[nid] = [carried(e, where[nid]) for e in inputs]
+    homes = {
+        position: _home(graph.nodes[network.arguments[name]], settings)
+        for position, name in enumerate(network.wanted, network.num_outputs)
+    }
+    added = {
+        position
+        for position, name in enumerate(network.wanted, network.num_outputs)
+        if network.requests[name] == Req.ADD
+    }
+    for k, entry in enumerate(graph.outputs):
+        head = carried(entry, homes.get(k, where[graph.entry_node[entry]]), private=True)
+        maker = edit.makers[head]
+        if k in added and edit.nodes[maker].op is copy_op:
+            adder = edit.add(local_op, f"{edit.nodes[maker].name}_added", inputs=[head], params=local_params)
+            edit.devices[edit.makers[adder]] = edit.devices[maker]
+            head = adder
+        edit.heads[k] = head
+    return edit.done(), ""
 
 
-def _assign(
-    order: Sequence[Node],
-    nid: Mapping[Node, int],
-    default: Context,
-    group2ctx: Mapping[str, Context],
-    variable_contexts: Mapping[str, Context],
-) -> list[Context]:
-    where: list[Context | None] = [None] * len(order)
-    for i, node in enumerate(order):
+def _assign(graph: IndexedGraph, settings: Settings) -> list[Context]:
+    """The device of each node."""
+    makers, group2ctx = graph.entry_node, settings.group2ctx
+    where: list[Context | None] = [None] * graph.num_nodes
+    for i, node in enumerate(graph.nodes):
         group = next((node.attrs[key] for key in INHERITED if key in node.attrs), None)
-        if node.op is None and node.name in variable_contexts:
-            where[i] = variable_contexts[node.name]
+        if node.op is None and node.name in settings.variable_contexts:
+            where[i] = settings.variable_contexts[node.name]
         elif group is not None and group2ctx:
             if group not in group2ctx:
                 raise BindError(
@@ -115,27 +90,45 @@ def _assign(
             where[i] = group2ctx[group]
         elif node.op is None:
             # Head gradients go where they are consumed: every other variable has an array somewhere.
-            where[i] = None if node.name.startswith("_head_grad_") else default
-        elif node.control_deps:
-            where[i] = where[nid[node.control_deps[0]]]
+            where[i] = None if node.name.startswith("_head_grad_") else settings.context
+        elif graph.controls[i]:
+            where[i] = where[graph.controls[i][0]]
         if where[i] is None and node.op is not None:
-            where[i] = next((w for e in node.inputs if (w := where[nid[e.node]]) is not None), None)
-    for i in range(len(order) - 1, -1, -1):
+            where[i] = next((w for e in graph.inputs[i] if (w := where[makers[e]]) is not None), None)
+    for i in range(graph.num_nodes - 1, -1, -1):
         here = where[i]
         if here is not None:
-            for entry in order[i].inputs:
-                if where[nid[entry.node]] is None:
-                    where[nid[entry.node]] = here
-    return [default if w is None else w for w in where]
+            for e in graph.inputs[i]:
+                if where[makers[e]] is None:
+                    where[makers[e]] = here
+    return [settings.context if w is None else w for w in where]
 
 
-def _check_states(node: Node, here: Context, where: Sequence[Context], nid: Mapping[Node, int]) -> None:
+def _home(variable: Node, settings: Settings) -> Context:
+    """Where the array of an argument's gradient is."""
+    if variable.name in settings.variable_contexts:
+        return settings.variable_contexts[variable.name]
+    group = next((variable.attrs[key] for key in INHERITED if key in variable.attrs), None)
+    return settings.context if group is None else settings.group2ctx.get(group, settings.context)
+
+
+def _check_states(graph: IndexedGraph, nid: int, where: list[Context]) -> None:
+    node = graph.nodes[nid]
     assert node.op is not None
     for i in node.op.mutated(node.params):
-        state = node.inputs[i].node
-        there = where[nid[state]]
+        state = graph.entry_node[graph.inputs[nid][i]]
+        here, there = where[nid], where[state]
         if there != here:
             raise BindError(
-                f"operator {node.op.name} ({node.name!r}) on {here} writes to {state.name!r}, which is on {there}: "
-                f"put the state on {here} (its ctx_group or its array)"
+                f"operator {node.op.name} ({node.name!r}) on {here} writes to {graph.names[state]!r}, which is on "
+                f"{there}: put the state on {here} (its ctx_group or its array)"
             )
+
+
+PASS = GraphPass(
+    name="nodes placed",
+    switch="group2ctx",
+    run=place,
+    gives=frozenset((PLACED,)),
+    shown=False,
+)

@@ -1,89 +1,52 @@
-"""Nodes that have become one, as the nodes that they were: for readers, and for files, which know no joined operators.
-
-Nothing is kept, and no given node is changed; any thread may call these.
-"""
+"""Fused nodes as the nodes that they stand for: for readers, and for files, which know no fused operators."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
-from weftplan.ops.core import registry
-from weftplan.ops.fusion import relu as joined
-from weftplan.ops.nn.batch_norm import NORM
-from weftplan.planner.symbolic.passes import fuse_depthwise
-from weftplan.planner.symbolic.passes.fuse_relu import ALIKE, LAYER, NORMALIZED
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.passes import PASSES
+from weftplan.planner.symbolic.passes.graph_pass import GraphPass
+from weftplan.support.post_order import post_order
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import followed, rewired, topological_order
 
 
-def joined_layers(nodes: Iterable[Node]) -> list[str]:
-    """Names of the nodes that have become one with what is behind them: layers with a relu."""
-    found: list[str] = []
-    for node in nodes:
-        block = fuse_depthwise.members(node)
-        found += [name for name, _ in block[:-1]]
-        found += [attrs[LAYER] for _, attrs in block if LAYER in attrs]
-        if node.op is not None and LAYER in node.attrs:
-            found.append(node.attrs[LAYER])
-            if NORMALIZED in node.attrs and node.op.name.endswith(joined.RELU):
-                found.append(json.loads(node.attrs[NORMALIZED])[0])
-    return found
+def _pass_of(node: Node) -> GraphPass | None:
+    """The fusion that made a node."""
+    return next((one for one in PASSES if any(node.op is op for op in one.fused)), None)
 
 
-def parted(entries: Sequence[Entry]) -> list[Entry]:
-    """The same forward graph with joined nodes as the layer and the relu that they were."""
-    layers: dict[Node, Node] = {}
-    moved: dict[Node, Node] = {}
-
-    def at(entry: Entry) -> Entry:
-        layer = layers.get(entry[0])
-        return followed(entry, moved) if layer is None or entry[1] == 0 else Entry(layer, entry[1], entry[2])
-
-    whole = fuse_depthwise.apart(entries)
-    for node in topological_order(whole):
-        inputs = [at(entry) for entry in node.inputs]
-        if node.op is not None and LAYER in node.attrs and joined.layer_of(node.op.name) in joined.LAYERS:
-            name = joined.layer_of(node.op.name)
-            attrs = {key: text for key, text in node.attrs.items() if key not in (LAYER, NORMALIZED)}
-            own = inputs if NORMALIZED not in node.attrs else [*inputs[:2], *inputs[6:]]
-            layer = Node(
-                registry.get(name),
-                node.attrs[LAYER],
-                attrs=attrs,
-                params={key: value for key, value in node.params.items() if key != NORM},
-                inputs=own,
-                control_deps=[moved.get(dep, dep) for dep in node.control_deps],
-                created_at=node.created_at,
-            )
-            if NORMALIZED in node.attrs:
-                second, given = json.loads(node.attrs[NORMALIZED])
-                layer = Node(
-                    registry.get("BatchNorm"),
-                    second,
-                    attrs=given,
-                    params=node.params[NORM],
-                    inputs=[Entry(layer), *inputs[2:6]],
-                    created_at=node.created_at,
-                )
-            moved[node] = layers[node] = layer
-            if node.op.name.endswith(joined.RELU):
-                moved[node] = _relu_behind(layer, node)
-        else:
-            kept = rewired(node, inputs, moved)
-            if kept is not node:
-                moved[node] = kept
-    return [at(entry) for entry in whole]
+def hidden_members(nodes: Iterable[Node]) -> list[str]:
+    """Return the names of nodes that became part of others, which do not make their outputs."""
+    return [name for node in nodes if (one := _pass_of(node)) is not None for name in one.members(node)]
 
 
-def _relu_behind(layer: Node, node: Node) -> Node:
-    """The relu of a joined node."""
-    relu = registry.get("Activation")
-    return Node(
-        relu,
-        node.name,
-        attrs={"act_type": "relu", **{key: node.attrs[key] for key in ALIKE if key in node.attrs}},
-        params=registry.parse_params(relu, {"act_type": "relu"}),
-        inputs=[Entry(layer)],
-        created_at=node.created_at,
-    )
+def unfused(graph: IndexedGraph, heads: Sequence[int]) -> list[Entry]:
+    """Return new symbol nodes for everything that these entries of a forward part need, without fused nodes."""
+    makers, row = graph.entry_node, graph.row
+    made: dict[int, Sequence[Entry]] = {}
+
+    def at(entry: int, version: int = 0) -> Entry:
+        outputs = made[makers[entry]]
+        return outputs[entry - row[makers[entry]]]._replace(version=version)
+
+    needs = [[makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)]
+    for nid in post_order([makers[e] for e in heads], needs):
+        node = graph.nodes[nid]
+        inputs = [at(e, graph.version(nid, slot)) for slot, e in enumerate(graph.inputs[nid])]
+        fusion = _pass_of(node)
+        if fusion is not None and fusion.unfuse is not None:
+            made[nid] = fusion.unfuse(node, inputs)
+            continue
+        copy = Node(
+            node.op,
+            node.name,
+            attrs=dict(node.attrs),
+            params=node.params,
+            inputs=inputs,
+            control_deps=[made[dep][0].node for dep in graph.controls[nid]],
+            created_at=node.created_at,
+        )
+        copy.version = node.version
+        made[nid] = [Entry(copy, k) for k in range(row[nid + 1] - row[nid])]
+    return [at(e) for e in heads]

@@ -1,0 +1,154 @@
+"""The fusion of the contributing guide, added in one file, and what the list of passes checks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.device.context import Context
+from weftplan.errors import PlanError
+from weftplan.ops.core import registry
+from weftplan.planner import PlanOptions, plan_symbol, validate
+from weftplan.planner.symbolic import passes
+from weftplan.planner.symbolic.network import Edit, Network
+from weftplan.planner.symbolic.passes.graph_pass import GRADIENTS, SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.translate import translated
+
+GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+SHAPE = (2, 3, 8, 9)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the code of the guide defines, its pass in the list after the fusion of layers with their relu."""
+    section = GUIDE.read_text().split("## Add a fusion")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names: dict[str, Any] = {}
+    monkeypatch.setattr(registry, "_PLANNERS", dict(registry._PLANNERS))
+    exec(code, names)
+    place = [one.name for one in passes.PASSES].index("layers joined") + 1
+    monkeypatch.setattr(passes, "PASSES", [*passes.PASSES[:place], names["PASS"], *passes.PASSES[place:]])
+    monkeypatch.setattr("weftplan.planner.symbolic.passes.unfuse.PASSES", passes.PASSES)
+    return names
+
+
+def network(**scale: Any) -> Any:
+    """Two convolutions, each with a scale after it, and a pooling."""
+    net = mx.sym.Variable("data")
+    for k, factor in enumerate((0.5, -3.0)):
+        net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=4, name=f"c{k}")
+        net = mx.sym._mul_scalar(net, scalar=factor, name=f"s{k}", **scale)
+    return mx.sym.Pooling(net, kernel=(2, 2), pool_type="avg", name="end")
+
+
+def operators(net: Any, **options: Any) -> list[str]:
+    """The operators of a planned graph."""
+    planned = plan_symbol(net, {"data": SHAPE}, options=PlanOptions(**options))
+    validate(planned)
+    return [node.op.name for node in planned.graph.nodes if node.op is not None]
+
+
+def values(net: Any, grad_req: str, *, fusion: bool) -> tuple[list[bytes], Any]:
+    """Outputs and gradients, and the executor."""
+    options = PlanOptions(fusion=fusion, kernels="numpy")  # the guide's kernel is NumPy's
+    executor = net.simple_bind(mx.cpu(), grad_req=grad_req, plan_options=options, data=SHAPE)
+    rng = np.random.default_rng(3)
+    for array in executor.arg_arrays:
+        array[:] = rng.normal(size=array.shape)
+    executor.forward(is_train=grad_req != "null")
+    if grad_req != "null":
+        executor.backward(mx.nd.ones(executor.outputs[0].shape))
+    arrays = [*executor.outputs, *(grad for grad in executor.grad_arrays if grad is not None)]
+    return [array.asnumpy().tobytes() for array in arrays], executor
+
+
+def test_a_fusion_is_one_file_and_one_line(added: dict[str, Any]) -> None:
+    """Four nodes become two; the plan shows the pass, the switch turns it off, other readers keep the nodes apart."""
+    assert operators(network()) == ["Convolution+scale"] * 2 + ["Pooling"]
+    assert operators(network(), fusion=False) == ["Convolution", "_mul_scalar"] * 2 + ["Pooling"]
+    text = "\n".join(one.text for one in plan_symbol(network(), {"data": SHAPE}).memory.passes)
+    assert "scales fused: fused 2 convolutions with a scale (MXNET_USE_FUSION)" in text
+    net = network()
+    shared = mx.sym.Group([net, net.get_internals()["c0_output"]])
+    assert operators(shared).count("Convolution+scale") == 1
+    assert operators(network(attr={"__force_mirroring__": "1"})).count("Convolution+scale") == 0
+
+
+@pytest.mark.parametrize("grad_req", ["null", "write", "add"])
+def test_same_bits_and_the_symbol_comes_back(added: dict[str, Any], grad_req: str) -> None:
+    """Inference and training compute what the nodes compute, and an executor gives the nodes back."""
+    fused, executor = values(network(), grad_req, fusion=True)
+    assert fused == values(network(), grad_req, fusion=False)[0]
+    assert any(node.op is added["SCALED"] for node in executor.planned.graph.nodes)
+    names = executor.get_optimized_symbol().get_internals().list_outputs()
+    assert {"c0_output", "s0_output", "c1_output", "s1_output", "end_output"} <= set(names)
+    with pytest.warns(mx.errors.ConfigWarning, match="c0.*c1"):
+        executor.set_monitor_callback(lambda name, array: None)
+
+
+def settings(**options: Any) -> Settings:
+    """What a caller of a plan asks."""
+    return Settings(options=PlanOptions(**options), context=Context("cpu", 0), shapes={"data": SHAPE})
+
+
+def start() -> Network:
+    """The graph before the first pass."""
+    return translated(network(), grad_req="write", context=Context("cpu", 0))
+
+
+def test_each_pass_is_timed_and_gives_its_facts() -> None:
+    """The list runs every pass that is wanted, in its order, and says how long each took."""
+    seconds: dict[str, float] = {}
+    made = passes.run_passes(start(), settings(), checked=True, seconds=seconds)
+    wanted = [one.name for one in passes.PASSES if one.enabled(settings())]
+    assert list(seconds) == wanted
+    assert all(value >= 0 for value in seconds.values())
+    assert {GRADIENTS, SIZES} <= made.facts
+    shown = [one.name for one in passes.PASSES if one.shown and one.enabled(settings())]
+    assert [one.name for one in made.reports] == shown
+    off = passes.run_passes(start(), settings(fusion=False, eliminate_common_expr=False))
+    assert off.reports == ()
+
+
+def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in which a pass asks for shapes that are not known yet is refused, by name."""
+    early = replace(next(one for one in passes.PASSES if one.needs), needs=frozenset((SIZES,)))
+    monkeypatch.setattr(passes, "PASSES", [early, *passes.PASSES])
+    with pytest.raises(PlanError, match=f"pass '{early.name}' needs sizes"):
+        passes.run_passes(start(), settings())
+
+
+def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check after each pass names the pass that made it."""
+
+    def breaks(network: Network, settings: Settings) -> tuple[Network, str]:
+        graph = network.graph
+        graph.inputs[-1] = [graph.row[-1] - 1]
+        return network, ""
+
+    wrong = GraphPass(name="breaks it", switch="none", run=breaks)
+    monkeypatch.setattr(passes, "PASSES", [*passes.PASSES, wrong])
+    with pytest.raises(PlanError, match=r"after pass 'breaks it': node .* needs something that comes after it"):
+        passes.run_passes(start(), settings(), checked=True)
+
+
+def test_an_edit_leaves_the_given_network_as_it_is() -> None:
+    """New nodes, and entries that stand for others, change the copy alone; what nothing needs any more is gone."""
+    given = start()
+    before = ([list(ins) for ins in given.graph.inputs], list(given.graph.names), list(given.graph.outputs))
+    edit = Edit(given)
+    scale = given.graph.names.index("s0")
+    exp = registry.get("exp")
+    made = edit.add(exp, "instead", inputs=given.graph.inputs[scale], main=scale, params=registry.parse_params(exp, {}))
+    edit.fuse((scale,), {given.graph.row[scale]: made})
+    after = edit.done()
+    after.check()
+    assert "s0" not in after.graph.names
+    assert "instead" in after.graph.names
+    assert before == ([list(ins) for ins in given.graph.inputs], list(given.graph.names), list(given.graph.outputs))

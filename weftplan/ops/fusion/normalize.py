@@ -1,0 +1,70 @@
+"""A batch norm whose statistics are known, and the relu after it: what its forward pass made, to the last bit.
+
+The planner makes nodes of this operator alone. Under recomputation they give the backward part the result of a batch
+norm from what the gradient of the batch norm keeps anyway: its data, the mean, and 1 / sqrt(variance + eps). That is
+one pass over the data, where a repetition of the batch norm is two or three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.params import p_bool
+from weftplan.ops.core.registry import register_planner_op
+from weftplan.ops.core.rules import pass_dtype, pass_shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params
+from weftplan.ops.elementwise.unary import relu_step
+
+
+def normalized(
+    xp: Any, data: Any, vectors: Sequence[Any], out: Any, scale: Any, shift: Any, *, fixed: bool, relu: bool
+) -> None:
+    """Write ``data`` (channels on axis 1) normalized by known statistics to ``out``, which may be ``data``.
+
+    ``vectors`` are gamma, beta, mean and 1 / sqrt(variance + eps); ``scale`` and ``shift`` are scratch of one element
+    for each channel; ``fixed``: gamma counts as 1.
+    """
+    gamma, beta, mean, inverse = vectors
+    if fixed:
+        scale[...] = inverse
+    else:
+        xp.multiply(inverse, gamma, out=scale)
+    xp.multiply(mean, scale, out=shift)
+    xp.subtract(beta, shift, out=shift)
+    along = (-1, *[1] * (data.ndim - 2))
+    xp.multiply(data, scale.reshape(along), out=out)
+    xp.add(out, shift.reshape(along), out=out)
+    if relu:
+        relu_step(xp, {}, out, out)
+
+
+def _vectors(params: Params, data: Any, gamma: Any, beta: Any, *others: Any) -> Room:
+    return [(beta.shape, data.dtype)] * 2
+
+
+@kernel(scratch=_vectors)
+def _forward(
+    xp: Any, p: Params, data: Any, gamma: Any, beta: Any, mean: Any, inverse: Any, out: Any, scale: Any, shift: Any
+) -> None:
+    vectors = (gamma, beta, mean, inverse)
+    normalized(xp, data, vectors, out, scale, shift, fixed=p["fix_gamma"], relu=p["relu"])
+
+
+NORMALIZE = register_planner_op(
+    Op(
+        name="normalize",
+        forward=_forward,
+        infer_shape=pass_shape,
+        infer_dtype=pass_dtype,
+        params=(
+            Param("fix_gamma", p_bool, doc="True: gamma counts as 1."),
+            Param("relu", p_bool, doc="Whether there is a relu after it."),
+        ),
+        inputs=("data", "gamma", "beta", "mean", "var"),
+        inplace=(InplacePair(0, 0),),
+        ignored_inputs=lambda params: (1,) if params["fix_gamma"] else (),
+        doc="A batch norm whose statistics are known, and the relu after it.",
+    )
+)

@@ -1,0 +1,65 @@
+"""What a pass over the graph is: a record, which the list in :mod:`weftplan.planner.symbolic.passes` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weftplan.device.context import Context
+from weftplan.ops.core.schema import Op, Shape
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.symbolic.network import Network
+from weftplan.symbol.node import Entry, Node
+
+FUSION = "MXNET_USE_FUSION"
+"""The variable that switches all fusions off."""
+GRADIENTS, PLACED, SIZES = "gradients", "devices", "sizes"
+"""Facts of a network: it has its gradients, every node is on its device, all shapes and dtypes are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the caller asks of a plan, as :func:`weftplan.planner.symbolic.pipeline.size_symbol` takes it."""
+
+    options: PlanOptions
+    context: Context
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    dtypes: Mapping[str, Any] = field(default_factory=dict)
+    grad_dtypes: Mapping[str, Any] = field(default_factory=dict)
+    group2ctx: Mapping[str, Context] = field(default_factory=dict)
+    variable_contexts: Mapping[str, Context] = field(default_factory=dict)
+    rematerializes: bool = False
+    """Whether the backward part makes results of fused blocks again from what their gradients keep."""
+
+    @property
+    def fuses(self) -> bool:
+        """Whether nodes may be fused at all."""
+        return self.options.fusion and self.options.compat == "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphPass:
+    """One pass: a function of a network, with all that the list of passes needs to know of it."""
+
+    name: str
+    """What it does, as plans show it."""
+    switch: str
+    """The variable or argument that turns it off."""
+    run: Callable[[Network, Settings], tuple[Network, str]]
+    """The network after it, and what it changed, in words; empty when it found nothing to change."""
+    enabled: Callable[[Settings], bool] = lambda settings: True
+    """Whether the caller wants it."""
+    needs: frozenset[str] = frozenset()
+    """Facts that must be known before it runs."""
+    gives: frozenset[str] = frozenset()
+    """Facts that are known after it."""
+    shown: bool = True
+    """Whether plans show it; a step that every plan has is not shown."""
+    fused: tuple[Op, ...] = ()
+    """Operators of the nodes that it makes of several forward nodes."""
+    unfuse: Callable[[Node, Sequence[Entry]], list[Entry]] | None = None
+    """Of such a node and the entries that it reads: the entries of the nodes that it stands for, one for each of its
+    outputs that a user sees."""
+    members: Callable[[Node], list[str]] = lambda node: []
+    """Names of the nodes for which such a node stands and whose outputs are never made."""
