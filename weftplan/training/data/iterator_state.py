@@ -1,7 +1,7 @@
 """Where an iterator stands, as plain values: what a checkpoint keeps of it.
 
-The contract is that of :meth:`weftplan.training.data.io.DataIter.state`. This file owns the common form of a state:
-the name of the iterator's class, *facts* that an iterator must share with the one that the state is of, and the
+The contract is that of :meth:`weftplan.training.data.ndarray_iter.DataIter.state`. This file owns the common form of a
+state: the name of the iterator's class, *facts* that an iterator must share with the one that the state is of, and the
 position. The functions keep nothing and may be called from any thread.
 """
 

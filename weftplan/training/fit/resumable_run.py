@@ -12,9 +12,8 @@ from typing import Any
 
 from weftplan.errors import FormatError, ParameterError
 from weftplan.training.data.iterator_state import place_of
-from weftplan.training.fit.checkpointing import Checkpoints, Saved, Snapshot
+from weftplan.training.fit.checkpoint_writer import Checkpoints, Saved, Snapshot
 from weftplan.training.fit.early_stopping import EarlyStopping
-from weftplan.training.fit.plain_state import Packer, restore, unpacked
 from weftplan.training.fit.precision import LossScale
 from weftplan.training.fit.run_state import (
     attributes_behind,
@@ -31,6 +30,7 @@ from weftplan.training.fit.run_state import (
     settings_of,
     wrong_parameters,
 )
+from weftplan.training.fit.state_values import Packer, restore, unpacked
 from weftplan.training.metrics.metric import EvalMetric
 
 
