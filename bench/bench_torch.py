@@ -173,7 +173,10 @@ def theirs(share: float, compiler: Any = eager) -> Callable[[Any], Any]:
 
     def wrap(loss: Any) -> Any:
         chosen = aot_autograd(
-            fw_compiler=compiler, bw_compiler=compiler, partition_fn=min_cut_rematerialization_partition
+            fw_compiler=compiler,
+            bw_compiler=compiler,
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
         )
         compiled = torch.compile(loss, backend=chosen, dynamic=False)
 

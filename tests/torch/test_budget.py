@@ -167,6 +167,38 @@ def test_inference_is_checked_against_the_budget() -> None:
             budget(model, wrapped.plans[0].peak - 1)(*args)
 
 
+class Counting(torch.nn.Module):
+    """Layers that add a buffer, which the forward pass then changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(32, 32) for _ in range(4)])
+        self.register_buffer("scale", torch.ones(32))
+
+    def forward(self, x: Any) -> Any:
+        """The sum of what the layers make."""
+        for layer in self.layers:
+            x = torch.sin(layer(x) + self.scale)
+        self.scale.add_(1.0)
+        return x.sum()
+
+
+def test_readers_of_changed_buffers_are_not_repeated() -> None:
+    """At the smallest budget gradients are those of the buffer before the change."""
+    x, plain = torch.randn(64, 32), Counting()
+    plain(x).backward()
+    loose = budget(Counting(), "1GB")
+    loose(x)
+    torch._dynamo.reset()
+    model = Counting()
+    model.load_state_dict({**plain.state_dict(), "scale": torch.ones(32)})
+    wrapped = budget(model, loose.plans[0].smallest)
+    wrapped(x).backward()
+    assert wrapped.plans[0].repeated
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    assert torch.equal(model.scale, plain.scale)
+
+
 def test_other_shapes_are_planned_again() -> None:
     """A smaller batch is a plan of its own, and so is a step without gradients; neither is a broken graph."""
     wrapped = budget(Decoder(), "1GB")

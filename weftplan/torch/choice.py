@@ -12,7 +12,7 @@ from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.program import Program
-from weftplan.planner.recompute import Price, Tape, curve, repeat
+from weftplan.planner.recompute import Price, Tape, block_sets, curve, repeat
 from weftplan.planner.recompute.orders import lazy_backward
 from weftplan.planner.strategies import assignment
 from weftplan.torch.joint import Joint, line_of
@@ -91,7 +91,7 @@ class Choices:
         self.inputs: int = self.program.external_bytes["arguments"]
         self._assigned = assignment(self.program, OPTIONS)
         self.tape = Tape(self.program, assignment=self._assigned, options=OPTIONS, seconds=joint.seconds())
-        self.points: list[Price] = curve(self.tape)
+        self.points: list[Price] = curve(self.tape, seeds=block_sets(self.tape))
         self.seconds = time.perf_counter() - began
 
     def within(self, budget: int | None, resident: Resident, *, name: str) -> Price:

@@ -96,8 +96,7 @@ class Partition:
         )
         choices = Choices(joint)
         point, plan = self._choose(choices, _title(module.graph))
-        again = choices.steps(point)
-        order = choices.backward_order(point)
+        again, order = choices.steps(point), choices.backward_order(point)
         self.plans.append(plan)
         self.choices.append(choices)
         if self.only_plan:
@@ -182,8 +181,9 @@ def eager(module: torch.fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], A
 def partition(budget: int | str | None, **options: Any) -> Partition:
     """A partition function for a backend of your own, as ``aot_autograd(partition_fn=partition("16GB"), ...)``.
 
-    Bytes are counted as kernels of PyTorch allocate them; a backend that fuses operators needs other bytes, most often
-    fewer. Options are those of :func:`budget`.
+    Pass ``keep_inference_input_mutations=True`` there, too, when the module changes buffers. Bytes are counted as
+    kernels of PyTorch allocate them; a backend that fuses operators needs other bytes. Options are those of
+    :func:`budget`.
     """
     return Partition(budget, **options)
 

@@ -156,6 +156,11 @@ class Joint:
         devices = {t.device.type for node in self.inputs for t in tensors(node) if t.dim()}
         if len(devices) > 1:
             raise PlanError(f"a budget counts the bytes of one device, but tensors are on {sorted(devices)}")
+        # A second run would read what the first has left in a buffer; of batch norms only new averages depend on it.
+        changed = {r for step in forward if step.effect for r in self.results.of(step.node.all_input_nodes[0])}
+        for step in forward:
+            if "batch_norm" not in step.label and not changed.isdisjoint(step.reads):
+                step.repeats = False
         self.num_forward = len(forward)
         self.steps = forward + backward
         self.outputs = [self._results_of(outputs[:num_outputs]), self._results_of(outputs[num_outputs:])]

@@ -7,7 +7,6 @@ and on the device, so each such call is run once per machine and the result is k
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from weftplan.support import user_cache
 from weftplan.torch.private import FakeTensor, without_modes
+from weftplan.torch.seconds import least
 
 REPEATS = 3
 """How often an operator is timed; the least counts."""
@@ -131,15 +131,8 @@ def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
 
 
 def _seconds(target: Any, args: Any, kwargs: Any) -> float:
-    best = float("inf")
     with torch.no_grad():
-        for _ in range(REPEATS):
-            began = time.perf_counter()
-            target(*args, **kwargs)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - began)
-    return best
+        return least(lambda: target(*args, **kwargs), REPEATS)
 
 
 def peak_of(prof: Any, label: str) -> int:

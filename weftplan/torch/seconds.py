@@ -65,11 +65,12 @@ def _measured(device: torch.device, dtype: torch.dtype) -> Rates:
         a = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
         big = torch.ones(COPIED // dtype.itemsize, dtype=dtype, device=device)
         out, small = torch.empty_like(big), torch.ones(1, device=device)
-        product, copy = _least(lambda: a @ a), _least(lambda: out.copy_(big))
-        return Rates(2.0 * SIDE**3 / product, 2.0 * COPIED / copy, _least(lambda: small + small))
+        product, copy = least(lambda: a @ a), least(lambda: out.copy_(big))
+        return Rates(2.0 * SIDE**3 / product, 2.0 * COPIED / copy, least(lambda: small + small))
 
 
-def _least(work: Callable[[], object], repeats: int = 7) -> float:
+def least(work: Callable[[], object], repeats: int = 7) -> float:
+    """The least seconds of several calls."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()

@@ -111,8 +111,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and record it."""
         kwargs = kwargs or {}
-        if func.namespace == "prim":
-            return func(*args, **kwargs)  # questions about tensors, which allocate nothing
+        if func.namespace in ("prim", "profiler"):
+            return func(*args, **kwargs)  # questions about tensors and marks in time, which allocate nothing
         self._check_copied(func, args, kwargs)
         now, name = len(self.trace.calls), str(func)
         reads = [self.storage(t, -1) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]

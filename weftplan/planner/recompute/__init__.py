@@ -6,9 +6,22 @@
 from __future__ import annotations
 
 from weftplan.planner.recompute.archive import undominated
+from weftplan.planner.recompute.blocks import block_sets
 from weftplan.planner.recompute.policies import Cost, apply, gain, nothing_fits, wanted
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.recompute.trade_off import curve
 
-__all__ = ["Cost", "Price", "Tape", "apply", "curve", "gain", "nothing_fits", "repeat", "undominated", "wanted"]
+__all__ = [
+    "Cost",
+    "Price",
+    "Tape",
+    "apply",
+    "block_sets",
+    "curve",
+    "gain",
+    "nothing_fits",
+    "repeat",
+    "undominated",
+    "wanted",
+]

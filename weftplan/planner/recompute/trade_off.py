@@ -14,6 +14,7 @@ Very small graphs are enumerated instead. The work is bounded by a number of pri
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import combinations
 from math import inf
 
@@ -33,10 +34,12 @@ SEEDS = 12
 """How many sizes of rooms are tried with each of them."""
 
 
-def curve(tape: Tape, *, most_seconds: float = inf) -> list[Price]:
+def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[int]] = ()) -> list[Price]:
     """Choices from the fastest (nothing repeated) to the smallest found; peaks fall strictly, seconds rise.
 
-    ``most_seconds``: do not look for choices that take longer (the curve may have some all the same).
+    Args:
+        most_seconds: do not look for choices that take longer (the curve may have some all the same).
+        seeds: choices to begin with, besides its own.
     """
     archive = Archive(tape)
     archive.price(frozenset())
@@ -46,6 +49,8 @@ def curve(tape: Tape, *, most_seconds: float = inf) -> list[Price]:
             archive.price(frozenset(nid for k, nid in enumerate(can) if mask >> k & 1))
         return archive.frontier()
     seed(archive)
+    for chosen in seeds:
+        archive.price(chosen)
     # Seeds come on top: they are few, and the only choices that reach the far end of a deep graph.
     archive.left = 0 if asked() else archive.allowance
     ladder = Ladder(archive)
