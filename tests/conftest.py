@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,6 +21,8 @@ if sys.dont_write_bytecode:
     )
     sys.dont_write_bytecode = False
     os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+
+os.environ.setdefault("WEFTPLAN_PROGRESS", "0")  # on a busy machine a loop of a child could take long enough to tell
 
 settings.register_profile(
     "weftplan", deadline=None, derandomize=not FRESH, suppress_health_check=[HealthCheck.too_slow]
@@ -65,6 +68,12 @@ def short_searches():
     archive.MOST_PRICES, trade_off.EXHAUSTIVE = 100, 6
     yield whole
     archive.MOST_PRICES, trade_off.EXHAUSTIVE = whole
+
+
+@pytest.fixture(autouse=True)
+def numpy_without_a_seed():
+    """A test that seeds NumPy's global generator decides the orders of its own iterators alone."""
+    np.random.set_bit_generator(np.random.MT19937(0))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -109,12 +109,7 @@ def _attribute(name: str) -> Any:
         near = "" if name.startswith("_") else did_you_mean(name, (*__all__, *_LAZY))
         raise AttributeError(f"module 'weftplan' has no attribute {name!r}" + (near and f"; {near.rstrip()}"))
     module_name, _, attribute = f"weftplan.{_LAZY[name]}".partition(":")
-    try:
-        value: Any = late_import(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name:
-            raise  # the module is there, but something that it needs is not
-        raise AttributeError(f"weftplan.{name} is not part of this version: there is no {module_name}") from error
+    value: Any = late_import(module_name)
     globals()[name] = value = getattr(value, attribute) if attribute else _listing(value)
     return value
 
@@ -140,6 +135,7 @@ def _own(module: Any, name: str) -> bool:
     return not name.startswith("_") and getattr(vars(module)[name], "__module__", "") == module.__name__
 
 
-# as in ``from weftplan.io import DataBatch``
-sys.meta_path.append(ImportsOfAttributes(__name__, {name for name in _LAZY if ":" not in _LAZY[name]}, _ABSENT))
+# as in ``from weftplan.io import DataBatch``; names that are files of their own are found without it, or are missing
+_ALIASES = {name for name, place in _LAZY.items() if ":" not in place and place != name}
+sys.meta_path.append(ImportsOfAttributes(__name__, _ALIASES, _ABSENT))
 config.check_environment()

@@ -688,7 +688,19 @@ _KVSTORE = (
     ),
 )
 
-TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE)
+_TRAINING = (
+    Variable(
+        name="WEFTPLAN_PROGRESS",
+        default=True,
+        group="training",
+        when=When.CONSTRUCT,
+        meaning="Show how far a long loop is (fit, score, predict, plan searches, conversions, data scans): a live "
+        "line on a terminal or in a notebook, a line every ten seconds in a pipe.",
+        effect="in force for loops that begin later; progress=True or False of a call wins",
+    ),
+)
+
+TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE, *_TRAINING)
 """Every variable, grouped by the layer that reads it."""
 
 _ELSEWHERE = """

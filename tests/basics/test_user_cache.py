@@ -37,8 +37,8 @@ def test_folders_that_others_can_write_are_refused(tmp_path: Path):
     link.symlink_to(place)
     assert "no folder" in str(user_cache.refusal(link))
     assert user_cache.load(link, "one") is None
-    (place / "linked").symlink_to(place / "one")
-    assert user_cache.load(place, "linked") is None
+    (place / "o" / "other").symlink_to(place / "o" / "one")
+    assert user_cache.load(place, "other") is None
 
 
 @posix
@@ -54,7 +54,8 @@ def test_folders_behind_a_link_are_looked_at(tmp_path: Path):
     assert user_cache.refusal(link / "kernels") == f"{real.parent} can be written by others"
     assert user_cache.load(link / "kernels", "one") is None
     real.parent.chmod(0o755)
-    os.mkfifo(real / "kernels" / "pipe", 0o600)
+    (real / "kernels" / "p").mkdir()
+    os.mkfifo(real / "kernels" / "p" / "pipe", 0o600)
     assert user_cache.load(link / "kernels", "pipe") is None
 
 
@@ -83,9 +84,9 @@ def test_folders_of_other_users_are_refused(tmp_path: Path):
     place = tmp_path.resolve() / "kernels"
     place.mkdir(mode=0o700)
     assert user_cache.keep(place, "one", b"content")
-    os.chown(place / "one", 12345, 12345)
+    os.chown(place / "o" / "one", 12345, 12345)
     assert user_cache.load(place, "one") is None
-    os.chown(place / "one", 0, 0)
+    os.chown(place / "o" / "one", 0, 0)
     os.chown(place, 12345, 12345)
     assert "belongs to another user" in str(user_cache.refusal(place))
     assert user_cache.load(place, "one") is None
@@ -104,14 +105,76 @@ def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
 
 
 @posix
-def test_the_eldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every folder keeps at most so many bytes: the files written last stay."""
-    for kind in ("kernels", "plans"):
+@pytest.mark.parametrize("limit", ["MOST", "MOST_FILES"])
+def test_the_eldest_go(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every sub-folder keeps its share of the bytes and of the files: those written last; and none of the files that
+    lie directly in the folder."""
+    for kind in user_cache.KINDS:
         place = tmp_path.resolve() / kind
         for k in range(6):
-            assert user_cache.keep(place, f"{k}{k}", b"content")
-            os.utime(place / f"{k}{k}", ns=(k, k))
-        monkeypatch.setattr(user_cache, "MOST", 4 * (place / "11").stat().st_size - 1)
-        assert user_cache.keep(place, "00", b"content")  # written anew, so the newest
-        assert sorted(os.listdir(place)) == ["00", "44", "55"]
+            assert user_cache.keep(place, f"0{k + 1}", b"content")
+            os.utime(place / "0" / f"0{k + 1}", ns=(k, k))
+        size = (place / "0" / "01").stat().st_size
+        assert user_cache.usage(place) == (6, 6 * size)
+        (place / "flat").write_bytes(b"of an earlier release")
+        monkeypatch.setattr(user_cache, limit, 16 * (4 if limit == "MOST_FILES" else 4 * size))
+        assert user_cache.keep(place, "00", b"content")
+        assert sorted(os.listdir(place / "0")) == ["00", "04", "05", "06"]
+        assert os.listdir(place) == ["0"]
         monkeypatch.undo()
+        user_cache.clear(place)
+        assert not place.exists()
+        user_cache.clear(place)
+
+
+@posix
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+@pytest.mark.parametrize("present", [None, 0o775, 0o755, 0o700])
+def test_files_are_kept_under_every_umask(umask: int, present: int | None, tmp_path: Path):
+    """New folders are this user's alone; an open folder of ours, as an earlier release made it, is closed."""
+    place = tmp_path.resolve() / "caches" / "weftplan" / "plans"
+    if present is not None:
+        place.parent.parent.mkdir(mode=0o700)
+        place.parent.mkdir()
+        place.parent.chmod(present)
+    before = os.umask(umask)
+    try:
+        assert user_cache.keep(place, "one", b"content")
+    finally:
+        os.umask(before)
+    assert user_cache.refusal(place) is None
+    assert user_cache.load(place, "one") == b"content"
+
+
+@posix
+def test_a_refused_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """When nothing can be kept because others could write there, the log says so once, with the folder."""
+    shared = tmp_path.resolve() / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    place = shared / "weftplan" / "plans"
+    assert not user_cache.keep(place, "one", b"content")
+    assert not user_cache.keep(place, "two", b"content")
+    (message,) = caplog.messages
+    assert message.startswith(f"nothing is kept in {place}")
+    assert message.endswith(f"{shared} can be written by others")
+
+
+@posix
+def test_every_folder_and_link_on_the_way_counts(tmp_path: Path):
+    """A link that lies in a folder which others can write is refused wherever on the way it is: others can lead it
+    elsewhere."""
+    base = tmp_path.resolve()
+    (base / "real").mkdir()
+    (base / "open").mkdir()
+    (base / "open" / "link").symlink_to(base / "real")
+    (base / "closed").mkdir()
+    (base / "closed" / "link").symlink_to("../open/link")
+    for link in ("open/link", "closed/link"):
+        place = base / link / "weftplan" / "plans"
+        assert user_cache.keep(place, "one", b"content")
+        (base / "open").chmod(0o777)
+        assert user_cache.refusal(place) == f"{base}/open can be written by others"
+        assert user_cache.load(place, "one") is None
+        (base / "open").chmod(0o755)
+        assert user_cache.load(place, "one") == b"content"

@@ -1,10 +1,12 @@
-"""What is shipped: the wheel and the sdist are built offline and their contents asserted."""
+"""What is shipped: sdist and wheel are built offline, the sdist's wheel is installed and run."""
 
 from __future__ import annotations
 
 import email
+import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -17,24 +19,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist of the working tree, built by the backend itself: no network."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the working tree."""
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    """The wheel's path."""
-    (path,) = built.glob("*.whl")
+    build("wheel", ROOT, folder)
+    (path,) = folder.glob("*.whl")
     return path
 
 
@@ -96,19 +85,77 @@ def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):
     assert done.stdout.startswith("# Environment variables")
 
 
-def test_sdist_holds_what_builds_and_tests(built: Path):
-    """The sdist has sources, tests and documents; no root link (a link would double the package), no CI."""
-    (path,) = built.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
+def tracked() -> set[str]:
+    """The files of the repository, new ones included, as far as they are files of this working tree."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    if listed.returncode:
+        pytest.skip("this is no checkout, so which files belong to it cannot be said")
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An sdist of the tracked files, among which lie folders and files that do not belong to the project."""
+    tree = tmp_path_factory.mktemp("tree")
+    names = [*tracked(), "engine", "kvstore", "planner"]
+    packed = subprocess.run(
+        ["tar", "-cT-"], cwd=ROOT, input="\n".join(names).encode(), capture_output=True, timeout=100
+    )
+    subprocess.run(["tar", "-x"], cwd=tree, input=packed.stdout, check=True, timeout=100)
+    for name in (".venv2/bin/python", "notes/plan.md", "resnet-0001.params", "mlp-symbol.json"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).touch()
+    folder = tmp_path_factory.mktemp("sdist")
+    build("sdist", tree, folder)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def test_sdist_holds_the_repository(sdist: Path):
+    """The sdist has every tracked file but those of the repository itself, no link, and nothing that lies about."""
+    with tarfile.open(sdist) as archive:
         members = archive.getmembers()
     prefix = f"weftplan-{weftplan.__version__}/"
-    names = {member.name.removeprefix(prefix) for member in members}
-    assert {
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "weftplan/config.py",
-        "tests/repository/test_packaging.py",
-    } <= names
-    assert not {name.split("/")[0] for name in names} & {"engine", "planner", "kvstore", ".ci", ".venv", ".git"}
+    own = {name for name in tracked() if not name.startswith((".ci/", ".github/", ".pre-commit"))}
+    assert {member.name.removeprefix(prefix) for member in members} == own | {"PKG-INFO"}
     assert not [member.name for member in members if member.issym() or member.islnk()]
+
+
+def test_wheel_of_the_sdist_works(sdist: Path, tmp_path: Path):
+    """The wheel is built from the sdist, as packagers do, and installed in a clean environment: all modules are there,
+    each layer does its work, and so does the command."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    build("wheel", source, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    clean = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", clean)
+    python = clean / "bin/python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    # NumPy and the like come from this environment, after the clean one's own folder; its own .pth files do not count.
+    (place,) = clean.glob("lib/python*/site-packages")
+    (place / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    run(python, "-W", "error", source / "tests/repository/installed_check.py")
+    assert "planned" in run(clean / "bin/weftplan", "plan", "lenet", "--budget", "80%")
+    where = run(python, "-c", "import weftplan; print(weftplan.__file__)")
+    assert where.startswith(str(clean))
+
+
+def build(target: str, tree: Path, folder: Path) -> None:
+    """Build a target of a source tree into a folder, by the backend itself: no network."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder, cwd=tree)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """What a command prints, which must succeed and sees no other package than the installed one."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd or "/", env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -88,15 +88,29 @@ def test_imports_of_absent_modules_say_what_to_use(name: str):
         importlib.import_module("weftplan.nonsense")
 
 
-def test_a_lazy_name_without_a_module_is_absent(monkeypatch: pytest.MonkeyPatch):
-    """A name whose module is not there is an AttributeError that says so; a broken module is not hidden."""
-    monkeypatch.setitem(weftplan._LAZY, "later", "not_written_yet")
-    assert not hasattr(weftplan, "later")
-    with pytest.raises(AttributeError, match=r"weftplan\.later is not part of this version"):
-        _ = weftplan.later
-    monkeypatch.setitem(weftplan._LAZY, "broken", "not_written_yet.inner")
-    with pytest.raises(ModuleNotFoundError):
-        _ = weftplan.broken
+ROOMS = {place.partition(":")[0].partition(".")[0] for place in weftplan._LAZY.values()} - {"device"}
+"""Parts of the package that ``import weftplan`` leaves for their first use."""
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_missing_room_is_named(room: str, tmp_path: Path):
+    """In a package that lacks a folder, its attribute and both forms of its import say which folder that is."""
+    broken = tmp_path / "weftplan"
+    broken.mkdir()
+    for part in PACKAGE.iterdir():
+        if part.stem != room:
+            (broken / part.name).symlink_to(part)
+    names = [name for name, place in weftplan._LAZY.items() if place.partition(":")[0].partition(".")[0] == room]
+    lines = [f"weftplan.{names[0]}", f"from weftplan import {names[0]}"]
+    lines += [f"import weftplan.{name}" for name in names if ":" not in weftplan._LAZY[name]]
+    code = (
+        "import weftplan\n"
+        f"for line in {lines!r}:\n"
+        "    try: exec(line)\n"
+        "    except ModuleNotFoundError as error: print(error.name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == [f"weftplan.{room}"] * len(lines), done.stderr[-2000:]
 
 
 def test_import_starts_nothing():

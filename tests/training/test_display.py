@@ -10,7 +10,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import models
-from weftplan.training.fit import display as module
+from weftplan.support import progress
 from weftplan.training.fit.display import Display
 
 
@@ -50,13 +50,13 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_live_line_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever there is to say, it is one line of the terminal; the epoch's line stays."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(module, "PERIOD", 0.0)
+    monkeypatch.setattr(progress, "PERIOD", 0.0)
     stream = Terminal()
     shown = Display(3, 4, memory=lambda: 5 << 20, stream=stream)
     pairs = [("accuracy", 0.5), ("cross-entropy", 1.25), ("top_k_accuracy_5", 0.75)]
     for nbatch in range(4):
         shown.batch(0, nbatch, 8, pairs)
-    live = [piece.removeprefix("\x1b[K") for piece in stream.getvalue().split("\r")[1:]]
+    live = [piece.removeprefix("\x1b[K") for piece in stream.getvalue().split("\r")]
     assert len(live) == 4
     assert all(len(piece) < columns for piece in live)
     assert live[3].startswith("epoch 1/3 [####################] 4/4")
@@ -105,7 +105,7 @@ def test_sound_training_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> No
 def test_a_warning_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The live line is wiped before the text of a warning, which counts epochs and batches as the display does."""
     stream = Terminal()
-    monkeypatch.setattr(module, "PERIOD", 0.0)
+    monkeypatch.setattr(progress, "PERIOD", 0.0)
     monkeypatch.setenv("COLUMNS", "80")
     fitted = mx.mod.Module(models.digits("mlp"))
     fitted.logger = logging.Logger("of this test")

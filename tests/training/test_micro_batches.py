@@ -67,7 +67,6 @@ def test_the_bits_of_the_loop_by_hand(count, norm, devices):
     module.bind([("data", (size, 4))], [("softmax_label", (size,))], grad_req="add")
     module.init_params(mx.init.Xavier())
     module.init_optimizer("device", "sgd", {**OPTIMIZER, "rescale_grad": 1 / 8})
-    batches.reset()
     for _ in range(2):
         for batch in batches:
             for executor in module.group.executors:

@@ -321,14 +321,34 @@ def test_states_that_mxnet_has_written(tmp_path):
 
 
 def test_states_of_another_optimizer(tmp_path):
-    """Momentum for Adam: the next update tells, whatever devices the states came from."""
+    """Momentum for Adam: loading it is refused, whatever devices it came from, and the module goes on as it was."""
     module = ready("sgd", 2, "device", momentum=0.9)
     step(module)
     module.save_optimizer_states(tmp_path / "net.states")
-    other = ready("adam")
-    other.load_optimizer_states(tmp_path / "net.states")
-    with pytest.raises(MXNetError, match="state"):
+    for devices, kvstore in ((1, None), (1, "local"), (2, None), (2, "device")):
+        other = ready("adam", devices, kvstore)
         step(other)
+        before = other._states_holder().get_states()
+        with pytest.raises(FormatError, match=r"is \(3.*\) float32, but Adam needs \[.*\] for a weight \(3"):
+            other.load_optimizer_states(tmp_path / "net.states")
+        assert other._states_holder().get_states() == before
+        step(other)
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_states_of_other_shapes_in_a_store(kind, tmp_path):
+    """A store compares loaded states with its values at once, also before the first push, and keeps what it had."""
+    saving = mx.kv.create(kind)
+    saving.init(["a", "b"], [mx.nd.zeros((2,)), mx.nd.zeros((3,))])
+    saving.set_optimizer(mx.optimizer.create("sgd", momentum=0.9))
+    saving.push(["a", "b"], [mx.nd.ones((2,)), mx.nd.ones((3,))])
+    saving.save_optimizer_states(tmp_path / "states")
+    other = mx.kv.create(kind)
+    other.init(["a", "b"], [mx.nd.zeros((2,)), mx.nd.zeros((4,))])
+    other.set_optimizer(mx.optimizer.create("sgd", momentum=0.9))
+    with pytest.raises(FormatError, match=r"state of 'b' is \(3,\) float32, but SGD needs \(4,\) float32"):
+        other.load_optimizer_states(tmp_path / "states")
+    other.push(["a", "b"], [mx.nd.ones((2,)), mx.nd.ones((4,))])
 
 
 def test_states_of_another_network(tmp_path):

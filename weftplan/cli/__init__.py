@@ -19,8 +19,9 @@ from typing import Any
 import click
 
 from weftplan import __version__
+from weftplan.cli.chatter import chatter_options
 from weftplan.errors import MXNetError, did_you_mean
-from weftplan.training.fit.display import width_of
+from weftplan.support.progress import width_of
 
 _COMMANDS = {
     "train": "Train a network on handwritten digits, through every layer.",
@@ -52,6 +53,8 @@ class LazyGroup(click.Group):
         except ImportError as error:
             return _unavailable(cmd_name, error)
         command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
+        if not any(option.name == "quiet" for option in command.params):  # a module is imported once, asked for often
+            command.params += chatter_options()
         return command
 
     def resolve_command(
@@ -81,7 +84,11 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader has gone: click ends quietly
-            raise _fitted(click.ClickException(str(error))) from error  # a full disk behind stdout, for one
+            reason = error.strerror or error
+            text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
+            if error.errno in _WRITING and error.filename is not None:
+                text = f"cannot write {error.filename}: {reason}"
+            raise _fitted(click.ClickException(text)) from error
 
 
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
@@ -126,6 +133,8 @@ def _fitted(error: click.ClickException) -> click.ClickException:
     return error
 
 
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What the system says only of files that are written."""
 PREFIX = "Error: "
 """What click writes before a message."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from weftplan.training.fit.display import width_of
+from weftplan.support.progress import width_of
 
 GAP = 2
 """Blanks between two columns."""

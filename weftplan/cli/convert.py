@@ -22,6 +22,7 @@ from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.report.input_forms import is_label
 from weftplan.report.inspection import input_names
 from weftplan.support.atomic_files import replacing
+from weftplan.support.progress import watching
 from weftplan.symbol import topological_order
 from weftplan.training.fit.checkpoint import write_params
 
@@ -79,10 +80,13 @@ def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, 
     with shape_advice(model.network, shapes, model.stored_shapes):
         if unknown:
             raise ShapeError(f"{model.name}: an export needs the shape of {listed(unknown)}")
-        made = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
-    content = made.SerializeToString()
+        with watching(f"converting {model.name}"):
+            made = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
+            content = made.SerializeToString()
     if check:
-        click.echo(difference(model, content, {name: shapes[name] for name in inputs}))
+        with watching("checking with onnxruntime"):
+            found = difference(model, content, {name: shapes[name] for name in inputs})
+        click.echo(found)
     with replacing(target) as file:
         file.write(content)
 

@@ -18,7 +18,7 @@ from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
 from weftplan.errors import listed
 from weftplan.report.inspection import Inspection, Layer, inspect
-from weftplan.support.atomic_files import replacing
+from weftplan.support.atomic_files import write_text
 
 WIDTH = 160
 COLUMNS = ("layer", "operator", "output", "parameters", "operations", "bytes")
@@ -75,8 +75,7 @@ def command(
             for line in paragraph(f"parameters beside it: {', '.join(beside)}", output_width()):
                 click.echo(line)
     if html_path is not None:
-        with replacing(html_path) as file:
-            file.write(page(found).encode())
+        write_text(html_path, page(found))
         console.print(f"wrote {html_path}", highlight=False, markup=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from weftplan.convert import load_safetensors
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
+from weftplan.support.atomic_files import unpack_gzip
 from weftplan.symbol import Symbol
 from weftplan.training.fit.checkpoint import parameter_files, read_params
 
@@ -103,5 +103,4 @@ def _looks_like_params(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    return unpack_gzip(path.read_bytes(), str(path)).decode("utf-8-sig")

@@ -20,6 +20,7 @@ from weftplan.cli.pack_csv import read_csv
 from weftplan.errors import FormatError, listed
 from weftplan.planner.packing import check_packing, pack
 from weftplan.planner.packing.api import Effort
+from weftplan.support.atomic_files import write_text
 
 
 @click.command("pack")
@@ -69,11 +70,6 @@ def command(
     check_packing(lower, upper, size, packing.offsets, alignment=alignment)
     fits = capacity is None or packing.peak <= capacity
     offsets = packing.offsets.tolist()
-    if output is not None:
-        try:
-            output.write_text("id,offset\n" + "".join(f"{n},{o}\n" for n, o in zip(names, offsets, strict=True)))
-        except OSError as error:
-            raise click.ClickException(f"cannot write {output}: {error.strerror or error}") from error
     facts = {
         "buffers": len(names),
         "peak": packing.peak,
@@ -92,5 +88,7 @@ def command(
         click.echo(f"lower bound {packing.lower_bound}   ratio {packing.ratio:.5f}   {seconds:.3f} s")
         if capacity is not None:
             click.echo(f"capacity    {capacity}   {'fits' if fits else f'exceeded by {packing.peak - capacity} bytes'}")
+    if output is not None:
+        write_text(output, "id,offset\n" + "".join(f"{n},{o}\n" for n, o in zip(names, offsets, strict=True)))
     if not fits:
         raise click.exceptions.Exit(1)

@@ -6,7 +6,6 @@ thread.
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,8 +23,10 @@ from weftplan.errors import BindError, DTypeError, FormatError, ShapeError, did_
 from weftplan.ops.core.rules import is_known
 from weftplan.report.input_forms import form_of, is_label, usual_shape
 from weftplan.report.inspection import input_names
-from weftplan.support.atomic_files import other_kind, replacing
+from weftplan.support.atomic_files import check_zip, open_to_read, other_kind, replacing
+from weftplan.support.progress import watching
 from weftplan.symbol import Symbol, topological_order
+from weftplan.training.data.image_files import decode, pillow
 
 Arrays = dict[str, Any]
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
@@ -101,7 +102,8 @@ def command(
     if loaded.args is None:
         raise click.UsageError("give the parameters behind the model: a file, or the number of an epoch")
     fed = _feeds(loaded, inputs, mean, std, resize)
-    results = predict(loaded, fed)
+    with watching(f"running {loaded.name}"):
+        results = predict(loaded, fed)
     names = None if labels is None else labels.read_text(encoding="utf-8").splitlines()
     for name, value in results.items():
         _print(name, value, top, names)
@@ -240,17 +242,20 @@ def _read(
     """An array, arrays by name, or an image as one sample of (1, 3, height, width)."""
     if path.suffix.lower() in _IMAGES:
         return image(path, mean, std, resize)
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         start = file.read(64)
+        if start.startswith(b"PK"):
+            check_zip(file, str(path))
     if not start.startswith((b"\x93NUMPY", b"PK\x03\x04")):
         what = other_kind(start) or "neither an array (.npy, .npz) nor an image by its name and its first bytes"
         raise FormatError(f"{path}: {what}")
     try:
-        value = np.load(path, allow_pickle=False)
+        # Mapped first, since that compares the shape with the size of the file; NumPy would take memory for the shape.
+        value = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         reason = (
             "it holds objects of Python, which are not read, since that could run any code"
-            if "pickle" in str(error)
+            if "pickle" in str(error) or "Python objects" in str(error)
             else error
         )
         raise FormatError(f"{path}: no array that can be read: {reason}") from error
@@ -262,8 +267,8 @@ def _read(
 
 
 def _plain(value: Any) -> Any:
-    """Arrays of Python's and NumPy's default float are meant as float32."""
-    return value.astype(np.float32) if value.dtype == np.float64 else value
+    """A copy in memory; arrays of Python's and NumPy's default float are meant as float32."""
+    return np.array(value, np.float32 if value.dtype == np.float64 else value.dtype)
 
 
 def image(
@@ -273,22 +278,14 @@ def image(
 
     Raises:
         FormatError: Pillow cannot read it.
+        MXNetError: Pillow is not installed.
     """
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise click.ClickException("images need Pillow: pip install 'weftplan[image]'") from error
-    try:
-        with Image.open(path) as opened:
-            picture = opened.convert("RGB")
-            if resize is not None:
-                picture = picture.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
-            pixels = np.asarray(picture, np.float32)
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            if what := other_kind(file.read(64)):
-                raise FormatError(f"{path}: {what}") from None
-        raise FormatError(f"{path}: no image that can be read: {error}") from error
+    with open_to_read(path) as file:
+        pixels = decode(file.read(), what=str(path))
+    if resize is not None:
+        picture = pillow().fromarray(pixels)
+        pixels = np.asarray(picture.resize((resize[1], resize[0]), pillow().Resampling.BILINEAR))
+    pixels = pixels.astype(np.float32)
     for numbers, work, what in ((mean, np.subtract, "mean"), (std, np.divide, "std")):
         if numbers is not None:
             if len(numbers) not in (1, 3):

@@ -283,6 +283,9 @@ class KVStoreLocal(UpdatingStore):
         del contexts, load, nbytes
         return cpu(0)
 
+    def _weights(self) -> dict[Key, NDArray]:
+        return dict(self._stored)
+
     def _stored_near(self, key: Key, merged: NDArray, priority: int, *, kept: bool = True) -> NDArray:
         """The stored value, moved for good to the device of the sum if that is another one; unless it is ``kept``, it
         is about to be replaced."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
@@ -58,8 +59,16 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
+def _load_bytearray(reader: Any) -> None:
+    """Read what is there; the library's own method makes as many zeros first as the file asks for."""
+    (length,) = struct.unpack("<Q", reader.read(8))
+    reader.append(bytearray(reader.read(length)))
+
+
 class _Reader(pickle._Unpickler):
     """The reader in Python: that in C makes a table as long as the largest number in the file asks for."""
+
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         found = _KNOWN.get((module_name, global_name))
@@ -83,11 +92,15 @@ def read_mxnet_states(data: bytes) -> tuple[dict[Any, Any], dict[Any, int]]:
         FormatError: truncated, no such pickle, or one that names anything else.
     """
     try:
-        found = _Reader(io.BytesIO(data)).load()
+        return _plain(_Reader(io.BytesIO(data)).load(), len(data))
     except FormatError:
         raise
     except Exception as error:  # a damaged pickle raises whatever its bytes say
         raise FormatError(f"optimizer states: a damaged pickle: {type(error).__name__}: {error}") from error
+
+
+def _plain(found: Any, size: int) -> tuple[dict[Any, Any], dict[Any, int]]:
+    """States and counts of what a pickle of ``size`` bytes holds."""
     optimizer: Any = None
     if isinstance(found, tuple) and len(found) == 2:
         found, optimizer = found
@@ -96,14 +109,30 @@ def read_mxnet_states(data: bytes) -> tuple[dict[Any, Any], dict[Any, int]]:
     counts = getattr(optimizer, "_index_update_count", {})
     if not isinstance(counts, dict) or not all(isinstance(n, int) for n in counts.values()):
         raise FormatError("optimizer states: the numbers of updates are no numbers")
-    return {key: _state(value, key) for key, value in found.items()}, counts
+    room = _Room(size)
+    return {key: _state(value, key, room) for key, value in found.items()}, counts
 
 
-def _state(value: Any, key: Any) -> NDArray | tuple[Any, ...] | None:
+class _Room:
+    """What a pickle may still hold: it has a byte for each value and the bytes of each array, unless it names one
+    value in several places, and so a great many in few bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def take(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise FormatError("optimizer states: a pickle that holds one value in many places")
+
+
+def _state(value: Any, key: Any, room: _Room) -> NDArray | tuple[Any, ...] | None:
+    room.take(1)
     if value is None:
         return None
     if isinstance(value, _Array):
+        room.take(len(value.record))
         return load_record(value.record, f"optimizer state of {key!r}")
     if isinstance(value, (tuple, list)):
-        return tuple(_state(item, key) for item in value)
+        return tuple(_state(item, key, room) for item in value)
     raise FormatError(f"optimizer states: the state of {key!r} is {type(value).__name__}, no array")

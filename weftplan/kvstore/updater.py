@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.mxnet_states import read_mxnet_states
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.core.floats import is_half
+from weftplan.support.atomic_files import check_zip
 
 State = Any
 """None, an NDArray, or a (nested) tuple of states."""
@@ -67,27 +69,30 @@ class Updater:
         elif state is not None:
             state = _to_context(state, weight)
         if index in self._unchecked:
-            self._check(index, state, weight)
+            if mistake := self._mismatch(index, state, weight, self.version):
+                raise KVStoreError(mistake)
             self._unchecked.discard(index)
         self.states[index] = state
         return state
 
-    def _check(self, index: Any, state: State, weight: NDArray) -> None:
-        """Raise unless a loaded state looks like one that the optimizer makes: silence would train something else."""
+    def _mismatch(self, index: Any, state: State, weight: NDArray, version: int) -> str | None:
+        """How a state from a file of that version differs from those that the optimizer makes, which it would replace;
+        None if it does not."""
         optimizer: Any = self.optimizer
         halves = getattr(optimizer, "multi_precision", False) and is_half(weight.dtype)
-        if self.version < 2 and halves and getattr(optimizer, "weight_last", False):
-            raise KVStoreError(
+        if version < 2 and halves and getattr(optimizer, "weight_last", False):
+            return (
                 f"the loaded optimizer state of {index!r} was saved when its order was (float32 weight, state); "
                 f"{type(optimizer).__name__} now has (state, float32 weight), as MXNet: start without the states"
             )
         wanted = _described(self.optimizer.create_state_multi_precision(index, weight))
         if _described(state) != wanted:
-            raise KVStoreError(
+            return (
                 f"the loaded optimizer state of {index!r} is {_described(state)}, but "
                 f"{type(self.optimizer).__name__} needs {wanted} for a weight {weight.shape} {weight.dtype}: load "
                 f"states of the same optimizer, settings and network, or start without"
             )
+        return None
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """All states as bytes (an ``.npz`` archive with a JSON description of the structure).
@@ -107,39 +112,58 @@ class Updater:
         np.savez(buffer, **facts, **arrays)
         return buffer.getvalue()
 
-    def replace_states(self, states: dict[Any, State], version: int = _VERSION) -> None:
-        """Go on from these states of a file of that version; each is compared with its weight and the optimizer when it
-        is first used."""
-        self.version = version
-        self.states = states
-        self._unchecked = set(states)
+    def replace_states(
+        self, states: dict[Any, State], version: int = _VERSION, weights: Mapping[Any, NDArray] = MappingProxyType({})
+    ) -> None:
+        """Go on from these states of a file of that version.
 
-    def set_states(self, data: bytes) -> None:
-        """Replace all states by those of :meth:`get_states`, or of MXNet's (see :mod:`weftplan.kvstore.mxnet_states`).
+        Args:
+            weights: those that are known, by index; a state of another one is compared with it when it is first used.
 
         Raises:
-            FormatError: damaged, or a pickle that names more than arrays and optimizers. Nothing is changed then.
+            FormatError: a state does not fit its weight and the optimizer. Nothing is changed then.
+        """
+        for index in states.keys() & weights.keys():
+            if mistake := self._mismatch(index, states[index], weights[index], version):
+                raise FormatError(mistake)
+        self.version = version
+        self.states = states
+        self._unchecked = states.keys() - weights.keys()
+
+    def set_states(self, data: bytes, weights: Mapping[Any, NDArray] = MappingProxyType({})) -> None:
+        """Replace all states by those of :meth:`get_states`, or of MXNet's (see :mod:`weftplan.kvstore.mxnet_states`).
+
+        Args:
+            weights: as for :meth:`replace_states`.
+
+        Raises:
+            FormatError: damaged, a pickle that names more than arrays and optimizers, or states of other weights.
+                Nothing is changed then.
         """
         if data[:1] == b"\x80":
             states, counts = read_mxnet_states(data)
-            self._go_on(states, counts, _VERSION)
+            self._go_on(states, counts, _VERSION, weights)
             return
         if data[: len(_ARCHIVE)] != _ARCHIVE:
             raise FormatError(f"optimizer states are truncated or not a states file, it begins {data[:8]!r}")
         try:
+            check_zip(io.BytesIO(data), "the archive", stored=True)
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files if not name.startswith("__")}
                 version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
                 layout = json.loads(bytes(archive["__layout__"]))
-                states = {_untagged(key, kind): _unflatten(tree, archive) for key, kind, tree in layout}
+                states = {_untagged(key, kind): _unflatten(tree, arrays) for key, kind, tree in layout}
                 counts = {}  # files of old have none
                 if "__counts__" in archive:
                     counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
         except Exception as error:
             raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
-        self._go_on(states, counts, version)
+        self._go_on(states, counts, version, weights)
 
-    def _go_on(self, states: dict[Any, State], counts: dict[Any, int], version: int) -> None:
-        self.replace_states(states, version)
+    def _go_on(
+        self, states: dict[Any, State], counts: dict[Any, int], version: int, weights: Mapping[Any, NDArray]
+    ) -> None:
+        self.replace_states(states, version, weights)
         if counts and hasattr(self.optimizer, _COUNTS):
             setattr(self.optimizer, _COUNTS, counts)
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]
@@ -196,10 +220,13 @@ def _flatten(state: State, arrays: dict[str, Any]) -> Any:
     return [_flatten(item, arrays) for item in state]
 
 
-def _unflatten(tree: Any, archive: Any) -> State:
+def _unflatten(tree: Any, arrays: dict[str, Any]) -> State:
+    """A state of the arrays that it names, each of which belongs to one place alone and is taken out."""
     if tree is None:
         return None
     if isinstance(tree, str):
-        stored = archive[tree]
+        if tree not in arrays:
+            raise FormatError(f"array {tree!r} is missing, or named twice")
+        stored = arrays.pop(tree)
         return array(stored, dtype=stored.dtype)
-    return tuple(_unflatten(item, archive) for item in tree)
+    return tuple(_unflatten(item, arrays) for item in tree)

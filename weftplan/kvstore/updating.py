@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
-from weftplan.support.atomic_files import replacing
+from weftplan.support.atomic_files import open_to_read, replacing
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 
@@ -63,16 +62,25 @@ class UpdatingStore(KVStoreBase):
             file.write(states)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read the optimizer's states from ``fname``; raises FormatError and changes nothing if damaged."""
+        """Read the optimizer's states from ``fname``.
+
+        Raises:
+            FormatError: the file is damaged, or a state does not fit its stored value; nothing is changed then.
+        """
         updater = self._states()
         try:
-            data = Path(fname).read_bytes()
+            with open_to_read(fname) as file:
+                data = file.read()
         except OSError as error:
             raise FormatError(f"cannot read optimizer states from {fname}: {error}") from error
         try:
-            updater.set_states(data)
+            updater.set_states(data, self._weights())
         except FormatError as error:
             raise FormatError(f"{os.fspath(fname)}: {error}") from error
+
+    def _weights(self) -> Mapping[Any, NDArray]:
+        """The stored values whose states can be compared when they are loaded."""
+        return {}
 
     def _states(self) -> Updater:
         if not isinstance(self._updater, Updater):

@@ -28,6 +28,7 @@ from weftplan.profiler.objects import Counter, Domain, Event, Frame, Marker, Tas
 from weftplan.profiler.recorder import recorder
 from weftplan.profiler.trace_file import write_trace
 from weftplan.support import slots
+from weftplan.support.package_log import log
 
 __all__ = [
     "Counter",
@@ -170,7 +171,10 @@ def _dump_at_exit() -> None:
     """Write what nobody has dumped: MXNet's own examples end with ``set_state("stop")``."""
     if _named_by == os.getpid() and not _dumped:
         recorder.stop()  # without a wait: the engine may have ended
-        dump(finished=False)
+        try:
+            dump(finished=False)
+        except OSError as error:
+            log.warning("the profile was not written: %s", error)
 
 
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.profiler.recorder import OperationRecord, Recorder, UserRecord
-from weftplan.support.atomic_files import replacing
+from weftplan.support.atomic_files import write_text
 
 _DEFAULT = Context("cpu", 0)
 """Where an operation without a context runs."""
@@ -119,8 +119,7 @@ def _lanes(spans: list[UserRecord]) -> list[tuple[UserRecord, int]]:
 def write_trace(recorder: Recorder, path: Path) -> Path:
     """Write the trace file (whole or not at all); returns ``path``."""
     text = json.dumps({"traceEvents": trace_events(recorder), "displayTimeUnit": "ms"})
-    with replacing(path) as file:
-        file.write(text.encode())
+    write_text(path, text)
     return path
 
 

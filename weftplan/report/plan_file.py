@@ -126,7 +126,7 @@ def loads(text: str) -> MemoryPlan:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"not a plan: the JSON text is truncated or malformed ({error})") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'not a plan: expected a JSON object with "format": "{FORMAT}"')

@@ -12,6 +12,7 @@ from weftplan.device.amounts import unit_of
 from weftplan.errors import MXNetError
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.report.plan_html import LEGEND
+from weftplan.support.atomic_files import replacing
 
 COLOURS = {
     "activations": "#0072b2",
@@ -85,6 +86,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     if path is not None:
         # Neither a date nor random names of elements: the same plan gives the same file.
         undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix.lower())
-        with rc_context({"svg.hashsalt": "weftplan"}):
-            figure.savefig(path, metadata=undated)
+        kind = Path(path).suffix.removeprefix(".") or None
+        with rc_context({"svg.hashsalt": "weftplan"}), replacing(path) as file:
+            figure.savefig(file, format=kind, metadata=undated)
     return figure

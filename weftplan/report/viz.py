@@ -11,6 +11,7 @@ from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops.core.params import p_dtype
 from weftplan.ops.core.rules import is_known
 from weftplan.ops.core.schema import Shape
+from weftplan.support.atomic_files import write_text
 from weftplan.symbol import Entry, Node, Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
 
@@ -92,8 +93,7 @@ class Dot:
     def save(self, filename: str | None = None) -> str:
         """Write the text to ``<title>.gv`` or to ``filename``; returns the name."""
         name = filename or f"{self.title}.gv"
-        with open(name, "w", encoding="utf-8") as file:
-            file.write(self.source)
+        write_text(name, self.source)
         return name
 
     def __str__(self) -> str:

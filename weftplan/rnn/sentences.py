@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.device.context import cpu
 from weftplan.errors import ParameterError
-from weftplan.ndarray import array, random
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, generator
+from weftplan.ndarray import array
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter, generator, order_key
 from weftplan.training.data.iterator_state import State, key_in, make_state, read_state, whole_in
 
 Sentences = Iterable[Sequence[Any]]
@@ -72,7 +71,8 @@ class BucketSentenceIter(DataIter):
         dtype: of data and labels.
         layout: ``NT``: sentences along the first axis; ``TN``: along the second.
 
-    Each epoch has batches, and sentences within their bucket, in a new order from the seeded sequence of ``mx.random``.
+    Each epoch has batches, and sentences within their bucket, in a new order, which the seed of ``np.random``
+    decides if the program has set it, else that of ``mx.random``.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class BucketSentenceIter(DataIter):
         return DataDesc(name, shape, self.dtype, self.layout)
 
     def reset(self) -> None:
-        self._begin(random.next_key(cpu()))
+        self._begin(order_key())
 
     def _begin(self, key: tuple[int, int]) -> None:
         chance = generator(key)

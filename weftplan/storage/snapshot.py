@@ -18,7 +18,7 @@ from weftplan.storage.base import Segment, Statistics
 from weftplan.storage.recording import Event, Record, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
 from weftplan.support import slots
-from weftplan.support.atomic_files import replacing
+from weftplan.support.atomic_files import replacing, write_text
 
 _ORIGIN = re.compile(r"(?P<name>.*) at (?P<filename>.*):(?P<line>\d+)")
 
@@ -77,8 +77,7 @@ class Snapshot:
         """
         text = slots.MEMORY_PAGE.get()(self)
         if path is not None:
-            with replacing(path) as file:
-                file.write(text.encode())
+            write_text(path, text)
         return text
 
 

@@ -1,20 +1,33 @@
-"""Files that appear whole or not at all, and what a file is that was given for another.
+"""Files: written whole or not at all, read without believing their sizes, and recognized when given for another.
 
-A writer gets a temporary file beside the target, which takes the target's name at the end or not at all. Nothing is
-kept; any thread may write, and where two write one file the later one wins whole.
+A writer gets a temporary file next to the target, which takes the target's name at the end or not at all. Nothing is
+kept; any thread may write, and of two that write one file the later one wins whole. A packed file may unpack to
+:data:`FREE` bytes, or to :data:`RATIO` times its own size.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
+import io
 import os
 import secrets
 import stat
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from weftplan.errors import FormatError
+
+FREE = 64 << 20
+"""Bytes that every file may unpack to, however small it is."""
+RATIO = 100
+"""How many times its own size a file may unpack to: images and tables shrink to a third, zeros to a thousandth."""
+
+_GZIP = b"\x1f\x8b"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """A new file, which is no text on Windows either."""
 
@@ -32,13 +45,69 @@ def other_kind(start: bytes) -> str:
         return "it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` there"
     if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
         return "it is a page of HTML, as servers send one for a download that failed; fetch the file again"
-    if start.startswith(b"\x1f\x8b"):
+    if start.startswith(_GZIP):
         return "it is a gzip file; unpack it first"
     if start.startswith(b"PK\x03\x04"):
         return "it is a zip archive; unpack it first"
     if start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5"):
         return "it is a pickle, such as MXNet writes for optimizer states; it is not read, which could run any code"
     return ""
+
+
+def open_to_read(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a file to read its bytes.
+
+    Raises:
+        FormatError: it is a folder.
+        OSError: it cannot be opened.
+    """
+    if os.path.isdir(path):
+        raise FormatError(f"{os.fspath(path)} is a folder, expected a file")
+    return open(path, "rb")
+
+
+def check_unpacked(nbytes: int, packed: int, where: str) -> None:
+    """Raise FormatError if ``packed`` bytes of a file do not justify ``nbytes`` of memory; ``where`` names the file."""
+    if nbytes > max(FREE, RATIO * packed):
+        raise FormatError(
+            f"{where}: {packed:,} bytes are said to unpack to {nbytes:,} or more, which is over {RATIO} times as many: "
+            f"unpack the file first if you trust it"
+        )
+
+
+def unpack_gzip(content: bytes, where: str) -> bytes:
+    """The bytes packed in a gzip file; bytes that are no gzip file are returned as they are.
+
+    Raises:
+        FormatError: the file is damaged, or unpacks to more than its size justifies.
+    """
+    if content[:2] != _GZIP:
+        return content
+    most = max(FREE, RATIO * len(content))
+    try:
+        unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise FormatError(f"{where}: a gzip file that is truncated or damaged: {error}") from error
+    check_unpacked(len(unpacked), len(content), where)
+    return unpacked
+
+
+def check_zip(file: BinaryIO, where: str, *, stored: bool = False) -> None:
+    """Raise FormatError if the members of a zip archive take more memory than its size justifies, or than it holds.
+
+    Args:
+        stored: whether no member may be compressed, nor two share their bytes.
+    """
+    packed = file.seek(0, os.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
+        raise FormatError(f"{where}: a zip archive that is truncated or damaged: {error}") from error
+    nbytes = sum(member.file_size for member in members)
+    if stored and (nbytes > packed or any(member.compress_type != zipfile.ZIP_STORED for member in members)):
+        raise FormatError(f"{where}: expected arrays that are not compressed, {packed:,} bytes hold {nbytes:,}")
+    check_unpacked(nbytes, packed, where)
 
 
 @contextmanager
@@ -58,7 +127,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError:
         before = None
     if before is not None and not stat.S_ISREG(before.st_mode):
-        with open(path, "wb") as file:
+        with naming(path), open(path, "wb") as file:
             yield file
         return
     if before is not None and not os.access(target, os.W_OK):
@@ -70,7 +139,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError as error:
         raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -85,6 +154,23 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text, whole or not at all, as :func:`replacing` says."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in errors of the system that name none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
+
+
 def put(path: str, content: bytes) -> None:
     """Let a file for this user alone take the place of ``path``, whatever is there, in few calls of the system; a loss
     of power soon after may damage it.
@@ -96,7 +182,8 @@ def put(path: str, content: bytes) -> None:
     handle = os.open(temporary, _NEW, 0o600)
     try:
         try:
-            written = os.write(handle, content)
+            with naming(path):
+                written = os.write(handle, content)
         finally:
             os.close(handle)
         if written < len(content):

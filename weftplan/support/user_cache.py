@@ -1,9 +1,9 @@
-"""Files in the user's cache folder: compiled kernels, measured times, plans; so a second process makes none anew.
+"""The user's cache folder: compiled kernels, measured times and plans, which later processes find again.
 
-What is loaded from here is run, or says where arrays lie, so a folder is used only when nobody else could have written
-to it: it is a real folder of this user's with permissions for this user alone, and no folder above it lets others
-replace it. A file carries the hash of its content; what does not match is made again. A folder that cannot be used or
-written costs that time and nothing else.
+A process runs what it loads from here, or places arrays by it. So a folder is used only when no other user can have
+written to it: it is a real folder of this user with permissions for this user alone, and no folder on the way to it,
+along links too, lets others replace it. A file carries the hash of its content; one that does not match is made again.
+A folder that is refused costs that time, and one line of the log.
 
 Any process and thread may load and keep at any time: a file appears whole, and the later of two writers wins.
 """
@@ -13,16 +13,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from weftplan.support.atomic_files import put
+from weftplan.support.package_log import log
 
+KINDS = ("kernels", "plans")
 MOST = 256 << 20
 """Bytes in the folder of a kind; the eldest files go. A plan of 2,000 nodes takes 0.4 MB, a compiled module 10 KB."""
+MOST_FILES = 8192
+_SHARDS = 16
+"""Sub-folders of a kind, one for each first digit of a name; each holds its share of both limits."""
+_OURS = "weftplan"
 _MAGIC = b"weftplan cache 1\n"
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe may never have a writer
 
@@ -44,7 +51,7 @@ def folder(kind: str, environment: Mapping[str, str] | None = None) -> Path | No
 
 @lru_cache(maxsize=16)
 def _under(caches: str, kind: str) -> Path:
-    return Path(caches, "weftplan", kind)
+    return Path(caches, _OURS, kind)
 
 
 def refusal(place: Path) -> str | None:
@@ -62,18 +69,40 @@ def refusal(place: Path) -> str | None:
         return f"{place} belongs to another user"
     if found.st_mode & 0o077:
         return f"{place} has permissions for others (expected 0700)"
-    above = os.fspath(place)
-    while above != (up := os.path.dirname(above)):
-        above = up
-        found = os.lstat(above)
-        if stat.S_ISLNK(found.st_mode):
-            above = os.path.realpath(above)
-            found = os.stat(above)
+    return _open_to_others(place.parent)
+
+
+def _open_to_others(place: Path) -> str | None:
+    """Which folder or link on the way to a folder another user can replace; None if there is none."""
+    me = _user()
+    for above, found in _way(os.fspath(place)):
         if found.st_uid not in (0, me):
             return f"{above} belongs to another user"
-        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        if found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode) and not found.st_mode & stat.S_ISVTX:
             return f"{above} can be written by others"
     return None
+
+
+def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Every folder and every link that the system passes on its way to an absolute path."""
+    here, names = os.sep, path.split(os.sep)[::-1]
+    yield here, os.lstat(here)
+    while names:
+        name = names.pop()
+        if name in ("", os.curdir):
+            continue
+        if name == os.pardir:
+            here = os.path.dirname(here)
+            continue
+        step = os.path.join(here, name)
+        found = os.lstat(step)
+        yield step, found
+        if stat.S_ISLNK(found.st_mode):
+            target = os.readlink(step)
+            names += target.split(os.sep)[::-1]
+            here = os.sep if os.path.isabs(target) else here
+        else:
+            here = step
 
 
 def _user() -> int | None:
@@ -93,6 +122,8 @@ def obstacle(place: Path) -> str | None:
             return refused
     elif not there.is_dir():
         return f"{there} is no folder"
+    elif open_to := _open_to_others(there.parent if there.name == _OURS else there):  # ours is closed on first use
+        return open_to
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
 
 
@@ -111,7 +142,7 @@ def load(place: Path | None, name: str) -> bytes | None:
     if place is None:
         return None
     try:
-        handle = os.open(os.path.join(place, name), _READ)
+        handle = os.open(os.path.join(place, name[:1], name), _READ)
         with os.fdopen(handle, "rb") as file:
             # The folder is looked at last: often there is no such file, and what others could do to it until then they
             # could also have done before the file was opened.
@@ -131,38 +162,85 @@ def load(place: Path | None, name: str) -> bytes | None:
 
 
 def keep(place: Path | None, name: str, content: bytes) -> bool:
-    """Store an object under a :func:`key`; False where that is not possible. Now and then the eldest files of the
-    folder are removed, until the others have at most :data:`MOST` bytes."""
+    """Store an object under a :func:`key`; False if that is not possible. Now and then the eldest files are removed,
+    until at most :data:`MOST` bytes and :data:`MOST_FILES` files are left."""
     if place is None:
         return False
+    shard = os.path.join(place, name[:1])
     try:
         if not os.path.isdir(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                place.mkdir(mode=0o700)
-        if refusal(place) is not None:
+            _make(place)
+        refused = refusal(place)
+        if refused is not None:
+            _say_once(place, refused)
             return False
+        if not os.path.isdir(shard):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(shard, 0o700)
         # What a loss of power leaves of a file does not match its hash.
-        put(os.path.join(place, name), b"".join((_MAGIC, hashlib.sha256(content).digest(), content)))
-        if name.startswith("0"):  # names are hashes: one in sixteen
-            _drop_eldest(place, MOST)
+        put(os.path.join(shard, name), b"".join((_MAGIC, hashlib.sha256(content).digest(), content)))
+        if name[1:2] in ("", "0"):  # names are hashes: one in sixteen
+            _drop_eldest(shard, MOST // _SHARDS, MOST_FILES // _SHARDS)
     except OSError:
         return False
     return True
 
 
-def _drop_eldest(place: Path, most: int) -> None:
-    """Remove files until at most so many bytes are left."""
+def usage(place: Path) -> tuple[int, int]:
+    """(files, bytes) in the folder of a kind."""
+    sizes = [size for folder, _, _ in os.walk(place) for _, size, _ in _files(folder)]
+    return len(sizes), sum(sizes)
+
+
+def clear(place: Path) -> None:
+    """Remove the folder of a kind; processes that keep files there meanwhile lose nothing but these files.
+
+    Raises:
+        OSError: it, or a file in it, cannot be removed.
+    """
+    if os.path.lexists(place):
+        shutil.rmtree(place)
+
+
+def _make(place: Path) -> None:
+    """Make a folder and those above it, for this user alone whatever the umask; one of ours that is open is closed."""
+    for folder in (*reversed(place.parents), place):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        if folder.name == _OURS:
+            found = os.lstat(folder)
+            if found.st_uid == _user() and stat.S_ISDIR(found.st_mode) and found.st_mode & 0o022:
+                folder.chmod(0o700)
+
+
+@lru_cache(maxsize=16)
+def _say_once(place: Path, reason: str) -> None:
+    log.warning("nothing is kept in %s, so every process makes it again: %s", place, reason)
+
+
+def _files(folder: str | os.PathLike[str]) -> list[tuple[int, int, str]]:
+    """(time of writing, size, path) of the files in a folder, the eldest first."""
     written: list[tuple[int, int, str]] = []
-    with os.scandir(place) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another process drops them, too
-                state = entry.stat(follow_symlinks=False)
-                written.append((state.st_mtime_ns, state.st_size, entry.path))
-    left = sum(size for _, size, _ in written)
-    for _, size, path in sorted(written):
-        if left <= most:
+                if entry.is_file(follow_symlinks=False):
+                    state = entry.stat(follow_symlinks=False)
+                    written.append((state.st_mtime_ns, state.st_size, entry.path))
+    return sorted(written)
+
+
+def _drop_eldest(shard: str, most: int, most_files: int) -> None:
+    """Remove files until at most that many bytes and files are left, and those that an earlier release has kept
+    directly in the folder of the kind."""
+    written = _files(shard)
+    left, files = sum(size for _, size, _ in written), len(written)
+    gone = [path for _, _, path in _files(os.path.dirname(shard))]
+    for _, size, path in written:
+        if left <= most and files <= most_files:
             break
-        left -= size
+        left, files = left - size, files - 1
+        gone.append(path)
+    for path in gone:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

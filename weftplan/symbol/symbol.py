@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
 from weftplan.support import slots
-from weftplan.support.atomic_files import other_kind, replacing
+from weftplan.support.atomic_files import open_to_read, other_kind, write_text
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
@@ -262,8 +262,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
         """Write :meth:`tojson` to a file, whole or not at all."""
-        with replacing(fname) as file:
-            file.write(self.tojson().encode())
+        write_text(fname, self.tojson())
 
     def debug_str(self) -> str:
         """The graph as text, one paragraph per node."""
@@ -320,7 +319,7 @@ def load_json(text: str, where: str = "symbol JSON") -> Symbol:
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
     """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
-    with open(fname, "rb") as file:
+    with open_to_read(fname) as file:
         content = file.read()
     try:
         text = content.decode("utf-8-sig")

@@ -10,6 +10,7 @@ from typing import Any
 
 from weftplan.ops.core.schema import Shape
 from weftplan.support import slots
+from weftplan.support.progress import watching
 
 
 class Verbs:
@@ -35,4 +36,5 @@ class Verbs:
 
     def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: Any) -> Any:
         """The memory plan for these shapes; nothing is allocated: see :mod:`weftplan.planner`."""
-        return slots.PLAN_SYMBOL.get()(self, shapes or {}, **kwargs)
+        with watching("planning within the budget", long=kwargs.get("budget") is not None):
+            return slots.PLAN_SYMBOL.get()(self, shapes or {}, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +13,11 @@ from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, list
 from weftplan.executor import Executor, simple_bind
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_number
+from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
 from weftplan.training.data.device_placement import Placed, split_batch
 from weftplan.training.data.io import DataBatch, DataDesc
 from weftplan.training.memory import Share
-
-log = logging.getLogger("weftplan")
 
 GradReq = str | Sequence[str] | Mapping[str, str]
 

@@ -6,17 +6,15 @@ module's optimizer is set up.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from weftplan import config, kvstore
 from weftplan.errors import KVStoreError, ParameterError
 from weftplan.kvstore import KVStoreBase
+from weftplan.support.package_log import log
 from weftplan.symbol import Symbol
 from weftplan.training.optimizers import optimizer as optimizers
-
-log = logging.getLogger("weftplan")
 
 BIG_PARAMETER = 16 * 1024 * 1024
 """With kvstore ``local``, a network with a larger parameter (elements) is updated on the devices, as in MXNet."""

@@ -73,12 +73,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         assert process.wait(100) == 0
         process.stdout.close()
         errors.seek(0)
-        assert errors.read() == ""
+        assert [line for line in errors.read().splitlines() if not line.startswith("nothing is kept in ")] == []
 
 
 def objects(home: Path) -> list[Path]:
     """What is kept."""
-    return sorted((home / "cache" / "weftplan" / "kernels").iterdir())
+    return sorted((home / "cache" / "weftplan" / "kernels").glob("*/*"))
 
 
 @needs_compiler
@@ -101,7 +101,7 @@ def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path, 
     assert start() == (bits, (1, 0))
     only.chmod(0o666)
     assert start() == (bits, (1, 0))
-    only.parent.chmod(0o770)
+    only.parent.parent.chmod(0o770)
     assert start() == (bits, (1, 0))
     assert start(WEFTPLAN_KERNEL_CACHE="0") == (bits, (1, 0))
 

@@ -57,7 +57,7 @@ def test_the_faster_one_is_chosen(kept: Path, seconds: dict[str, float]):
     """2 takes what was faster, 0 what the heuristic says without measuring anything."""
     assert choice(2).text == "native (measured)"
     autotune._known.clear()
-    for file in kept.iterdir():
+    for file in kept.glob("*/*"):
         file.unlink()
     seconds["native"] = 3.0
     assert choice(2).text == "numpy (measured)"
@@ -75,7 +75,7 @@ def test_all_that_can_compute_a_call_are_asked(kept: Path, seconds: dict[str, fl
     assert first.text == "winograd"
     for fastest in ("winograd", "native", "numpy"):
         autotune._known.clear()
-        for file in kept.iterdir() if kept.exists() else ():
+        for file in kept.glob("*/*"):
             file.unlink()
         seconds.update({"winograd": 3.0, "native": 3.0, "numpy": 3.0, fastest: 1.0})
         assert autotune.tuned(op, params, *specs, tune=2, given=first).text == f"{fastest} (measured)"
@@ -85,7 +85,7 @@ def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
     """A second call in this process measures nothing, nor does a process that finds the file: it chooses alike."""
     assert choice(2).implementation.name == choice(2).implementation.name == "native"
     assert seconds["calls"] == 1
-    assert len(list(kept.iterdir())) == 1
+    assert len(list(kept.glob("*/*"))) == 1
     seconds["native"] = 3.0
     autotune._known.clear()  # as in another process
     assert choice(2).implementation.name == "native"
@@ -96,7 +96,7 @@ def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
 def test_damaged_files_are_measured_again(damage: str, kept: Path, seconds: dict[str, float]):
     """A file whose hash does not match, or that holds anything but positive seconds of both, is as none."""
     choice(2)
-    (file,) = kept.iterdir()
+    (file,) = kept.glob("*/*")
     content = file.read_bytes()
     if damage == "cut":
         file.write_bytes(content[:-3])
@@ -155,7 +155,7 @@ def test_the_variable_reaches_a_bound_graph(kept: Path, monkeypatch: pytest.Monk
         assert executor.allocated_bytes == executor.planned.memory.peak
         results.append([executor.outputs[0].asnumpy(), *(g.asnumpy() for g in executor.grad_arrays)])
         assert ("(measured)" in executor.debug_str()) == (value != "0")
-    assert len(list(kept.iterdir())) >= 4, "four calls; compiled objects, too, unless this process has them already"
+    assert len(list(kept.glob("*/*"))) >= 4, "four calls; compiled objects, too, unless this process has them already"
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)

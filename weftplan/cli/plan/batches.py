@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from weftplan.cli.progress import Progress
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
 from weftplan.planner.batch import largest_fitting
+from weftplan.support.progress import Progress
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""

@@ -21,7 +21,6 @@ from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan.compare import Row, compare, curve
 from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
-from weftplan.cli.progress import Progress
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
@@ -30,6 +29,8 @@ from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
+from weftplan.support.atomic_files import write_text
+from weftplan.support.progress import Progress
 from weftplan.training.optimizers import optimizer as optimizers
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -193,7 +194,7 @@ def command(
     width = output_width()
     doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
     advice = _advice(network, shapes, None if batch_max else budget)
-    with Progress(doing) as progress, advice, _best_so_far(as_needed) as stopped:
+    with Progress(doing, watch=True) as progress, advice, _best_so_far(as_needed) as stopped:
         if batch_max:
             assert limit is not None
             again_fits = recompute == "budget" and train
@@ -345,7 +346,7 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
 def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
     """All rows, or those before Ctrl-C; whether it came."""
     found: list[Row] = []
-    with Progress(what) as progress:
+    with Progress(what, watch=True) as progress:
         try:
             for row in rows:
                 found.append(row)
@@ -360,9 +361,9 @@ def _write(
 ) -> None:
     """Write the files that were asked for."""
     writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
-        (html_path, lambda path: path.write_text(found.to_html(title=title), encoding="utf-8")),
+        (html_path, lambda path: write_text(path, found.to_html(title=title))),
         (picture, lambda path: found.plot(path, title=title)),
-        (save, lambda path: path.write_text(found.to_json(), encoding="utf-8")),
+        (save, lambda path: write_text(path, found.to_json())),
     )
     for path, write in writers:
         if path is None:

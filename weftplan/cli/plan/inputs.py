@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from weftplan.convert.onnx_in import OnnxFile, Params
 from weftplan.errors import FormatError, PlanError, ShapeError, did_you_mean
 from weftplan.planner.batch import with_batch
 from weftplan.report.input_forms import advice
+from weftplan.support.atomic_files import unpack_gzip
 from weftplan.symbol import Symbol, load_json, topological_order
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -76,8 +76,8 @@ def load_network(model: str) -> Network:
         content = path.read_bytes()
         if content[:8] == PARAMETERS:
             raise FormatError(f"{model} holds parameters and no network: give the symbol file, {_beside(path)}")
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        text = unpack_gzip(content, model).decode()
+    except (OSError, UnicodeDecodeError) as error:
         raise FormatError(
             f"{model}: expected symbol JSON, as Symbol.save writes it; reading failed: {error}"
         ) from error

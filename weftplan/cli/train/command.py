@@ -29,6 +29,7 @@ from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import random
+from weftplan.support.progress import is_shown
 from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
 from weftplan.training.fit.checkpointing import Checkpoints
 from weftplan.training.fit.display import Display
@@ -181,15 +182,13 @@ def command(
                 lr=lr,
                 budget=budget,
             )
-            result = _run(network, task, devices, store, wishes, console)
+            result = _run(network, task, devices, store, wishes, console, as_json=as_json and first)
         except MXNetError as error:
             raise click.ClickException(str(error)) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:
         chosen.stop()
-    if as_json and first:
-        click.echo(json.dumps(result))
     if result.get("interrupted"):
         raise click.exceptions.Exit(INTERRUPTED)
 
@@ -240,12 +239,17 @@ def _run(
     store: KVStoreBase | None,
     wishes: _Wishes,
     console: Console,
+    *,
+    as_json: bool,
 ) -> dict[str, Any]:
+    """Train, print the result, and only then write what stays, since a disk may be full."""
     rank, workers = (store.rank, store.num_workers) if store is not None else (0, 1)
     module, epochs = task.module, wishes.epochs or task.epochs
     report = wishes.report if rank == 0 else None
     stop = StopAtBatchEnd()
-    display = Display(epochs, task.batches, memory=lambda: _memory(devices)[0], silent=console.quiet)
+    display = Display(
+        epochs, task.batches, memory=lambda: _memory(devices)[0], silent=console.quiet or not is_shown(True)
+    )
     start = time.perf_counter()
     interrupted = False
     events = None if report is None else Events(report, page=False)
@@ -283,16 +287,6 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
     display.clear()
-    if rank == 0:
-        _save(
-            module,
-            network,
-            wishes,
-            display.epoch if interrupted else epochs,
-            console,
-            interrupted=interrupted,
-            alone=workers == 1,
-        )
     lanes = ""
     if report is not None:
         profiler.set_state("stop")
@@ -319,6 +313,18 @@ def _run(
     }
     rows = result_rows(result)
     print_result(rows, console)
+    if as_json:
+        click.echo(json.dumps(result))
+    if rank == 0:
+        _save(
+            module,
+            network,
+            wishes,
+            display.epoch if interrupted else epochs,
+            console,
+            interrupted=interrupted,
+            alone=workers == 1,
+        )
     if events is not None and report is not None:
         write_report(report, network, plans[0], events, lanes, result, rows)
         console.print(f"report: {report / 'index.html'}")

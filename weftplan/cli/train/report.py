@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.planner import MemoryPlan
+from weftplan.support.atomic_files import write_text
 from weftplan.training.fit.events import NAME, Events
 
 _LINKS = (
@@ -38,9 +39,9 @@ def write_report(
         rows: the figures in words.
     """
     plan.plot(folder / "memory-plan.svg", title=f"{network}: memory plan")
-    (folder / "plan.html").write_text(plan.to_html(title=f"training {network}, one device"), encoding="utf-8")
-    (folder / "lanes.html").write_text(lanes, encoding="utf-8")
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_text(folder / "plan.html", plan.to_html(title=f"training {network}, one device"))
+    write_text(folder / "lanes.html", lanes)
+    write_text(folder / "result.json", json.dumps(result, indent=2) + "\n")
     facts = [(name.strip(), value) for name, value in rows]
     facts.append(("devices", ", ".join(result["devices"])))
     events.write_page(title=f"Training {network}", facts=facts, links=_LINKS)

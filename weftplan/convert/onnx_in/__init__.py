@@ -26,7 +26,7 @@ from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.schema import Shape
-from weftplan.support.atomic_files import other_kind
+from weftplan.support.atomic_files import FREE, RATIO, open_to_read, other_kind
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Node
 
@@ -62,7 +62,7 @@ class OnnxFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._where = os.fspath(path)
         self._onnx = onnx_module()
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             content = file.read()
         try:
             model = self._onnx.load_model_from_string(content)
@@ -75,11 +75,12 @@ class OnnxFile:
             what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
             raise FormatError(f"{self._where}: {what}") from error
         self._graph = model.graph
+        self._room = max(FREE, RATIO * len(content))
 
     def read(self, shapes: Mapping[str, Shape] | None = None) -> tuple[Symbol, Params, Params]:
         """What :func:`import_model` returns, and raises of the model."""
         try:
-            return _read(self._onnx, self._graph, shapes or {}, self._opset, self._where)
+            return _read(self._onnx, self._graph, shapes or {}, self._opset, self._where, self._room)
         except MXNetError:
             raise
         except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
@@ -96,7 +97,9 @@ def _dims(value: Any) -> Shape:
     return tuple(dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim)
 
 
-def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str) -> tuple[Symbol, Params, Params]:
+def _read(
+    onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str, room: int
+) -> tuple[Symbol, Params, Params]:
     lost: dict[str, int] = {}
     for node in graph.node:
         if node.op_type not in RULES and node.op_type not in FOLDS:
@@ -105,7 +108,7 @@ def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where:
         names = ", ".join(f"{name} ({count})" for name, count in lost.items())
         raise UnknownOperatorError(f"{where}: {len(lost)} operator(s) of ONNX are not read: {names}")
     constants = {tensor.name: _tensor(onnx, tensor, where) for tensor in graph.initializer}
-    found = Model({}, opset, where)
+    found = Model({}, opset, where, room)
     for value in graph.input:
         if value.name in constants:
             continue

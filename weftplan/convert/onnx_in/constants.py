@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,13 @@ import numpy as np
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.reading import FOLDS, Call
 
-MOST_ELEMENTS = 1 << 27
-"""Most elements of an array that a file makes out of a few numbers."""
-
 
 def _filled(call: Call, inputs: list[Any]) -> Any:
     dims = [int(dim) for dim in np.reshape(inputs[0], -1)]
-    if math.prod(dims) > MOST_ELEMENTS:
-        raise call.refuse(f"an array of shape {dims} out of one number; at most {MOST_ELEMENTS:,} elements are made")
     value = call.get("value")
-    return np.full(dims, np.float32(0) if value is None else np.reshape(value, -1)[0])
+    fill = np.float32(0) if value is None else np.reshape(value, -1)[0]
+    call.spend(math.prod(dims), fill.dtype)
+    return np.full(dims, fill)
 
 
 def _sliced(call: Call, inputs: list[Any]) -> Any:
@@ -38,9 +36,32 @@ def _axes(call: Call) -> tuple[int, ...] | None:
 
 def _ranged(call: Call, inputs: list[Any]) -> Any:
     start, limit, step = (np.reshape(one, -1)[0] for one in inputs)
-    if not step or (limit - start) / step > MOST_ELEMENTS:
+    if not step:
         raise call.refuse("a range that never ends")
+    call.spend(max(0, math.ceil((float(limit) - float(start)) / float(step))), np.float64)
     return np.arange(start, limit, step)
+
+
+def _gathered(call: Call, inputs: list[Any]) -> Any:
+    values, places, axis = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), call.get("axis", 0)
+    call.spend(values.size // max(values.shape[axis], 1) * places.size, values.dtype)
+    return np.take(values, places, axis=axis)
+
+
+def _joined(call: Call, inputs: list[Any]) -> Any:
+    parts = [np.asarray(one) for one in inputs]
+    call.spend(sum(part.size for part in parts), np.result_type(*parts))
+    return np.concatenate(parts, axis=call.get("axis", 0))
+
+
+def _of_two(compute: Callable[[Any, Any], Any]) -> Callable[[Call, list[Any]], Any]:
+    """The value of an operator with two inputs, one of which may repeat along axes of the other."""
+
+    def fold(call: Call, inputs: list[Any]) -> Any:
+        call.spend(math.prod(np.broadcast_shapes(*map(np.shape, inputs))), np.result_type(*inputs))
+        return compute(*inputs)
+
+    return fold
 
 
 def _constant(call: Call, inputs: list[Any]) -> Any:
@@ -58,17 +79,17 @@ FOLDS.update(
         "Shape": lambda call, inputs: None,
         "Range": _ranged,
         "Slice": _sliced,
-        "Gather": lambda call, i: np.take(i[0], np.asarray(i[1], np.int64), axis=call.get("axis", 0)),
-        "Concat": lambda call, i: np.concatenate([np.asarray(one) for one in i], axis=call.get("axis", 0)),
+        "Gather": _gathered,
+        "Concat": _joined,
         "Unsqueeze": lambda call, i: np.expand_dims(i[0], _axes(call) or ()),
         "Squeeze": lambda call, i: np.squeeze(i[0], _axes(call)),
         "Reshape": lambda call, i: np.reshape(i[0], [int(d) for d in np.reshape(i[1], -1)]),
         "Transpose": lambda call, i: np.transpose(i[0], call.get("perm")),
         "Cast": lambda call, i: np.asarray(i[0]).astype(onnx_module().helper.tensor_dtype_to_np_dtype(call.get("to"))),
-        "Add": lambda call, i: i[0] + i[1],
-        "Sub": lambda call, i: i[0] - i[1],
-        "Mul": lambda call, i: i[0] * i[1],
-        "Div": lambda call, i: i[0] // i[1] if np.asarray(i[0]).dtype.kind in "iu" else i[0] / i[1],
+        "Add": _of_two(np.add),
+        "Sub": _of_two(np.subtract),
+        "Mul": _of_two(np.multiply),
+        "Div": _of_two(lambda a, b: a // b if np.asarray(a).dtype.kind in "iu" else a / b),
         "Floor": lambda call, i: np.floor(i[0]),
         "Ceil": lambda call, i: np.ceil(i[0]),
         "Identity": lambda call, i: i[0],

@@ -20,10 +20,12 @@ Value = Any
 class Model:
     """What is read so far."""
 
-    def __init__(self, shapes: Mapping[str, Shape], opset: int, where: str) -> None:
+    def __init__(self, shapes: Mapping[str, Shape], opset: int, where: str, room: int) -> None:
         self.shapes: dict[str, Shape] = dict(shapes)
         self.opset = opset
         self.where = where
+        self.room = room
+        """Bytes that constants which are computed while reading may still take."""
         self.values: dict[str, Value] = {"": None}
         self.args: dict[str, Any] = {}
         self.aux: dict[str, Any] = {}
@@ -104,6 +106,12 @@ class Call:
             return [int(number) for number in np.reshape(self.constant(k), -1)]
         found = self.get(attribute)
         return None if found is None else [int(number) for number in ([found] if isinstance(found, int) else found)]
+
+    def spend(self, count: int, dtype: Any) -> None:
+        """Count an array that is about to be computed; refuse it if the size of the file does not justify it."""
+        self.model.room -= count * np.dtype(dtype).itemsize
+        if self.model.room < 0:
+            raise self.refuse(f"the constants computed up to here, the last of {count:,} elements, exceed its size")
 
     def is_constant(self) -> bool:
         """All inputs are known while reading."""

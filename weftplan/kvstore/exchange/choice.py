@@ -5,7 +5,6 @@ The choice depends on links, sizes and settings only, never on what a clock says
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +13,7 @@ from weftplan.device.interconnect import interconnect, joined
 from weftplan.device.links import Interconnect
 from weftplan.kvstore.exchange.program import Program, pull_steps, push_steps
 from weftplan.kvstore.exchange.ways import TreeRule, Way, all_ways, trees
-
-log = logging.getLogger(__name__)
+from weftplan.support.package_log import log
 
 
 @dataclass(frozen=True, slots=True)

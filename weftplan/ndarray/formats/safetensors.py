@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError
-from weftplan.support.atomic_files import other_kind, replacing
+from weftplan.support.atomic_files import open_to_read, other_kind, replacing
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
@@ -61,7 +61,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]
         FormatError: the file is damaged, or something else; says what.
     """
     where = os.fspath(path)
-    with open(path, "rb") as file:
+    with open_to_read(path) as file:
         content = file.read()
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MOST_HEADER):
@@ -76,7 +76,13 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]
         raise FormatError(f"{where}: no safetensors file: its header is no object")
     metadata = header.pop("__metadata__", {})
     data = memoryview(content)[8 + size :]
-    arrays = {name: _array(data, name, entry, where) for name, entry in header.items()}
+    left, arrays = len(data), {}
+    for name, entry in header.items():
+        values = _array(data, name, entry, where)
+        left -= values.nbytes
+        if left < 0:
+            raise FormatError(f"{where}: damaged: {name!r} and arrays before it share bytes")
+        arrays[name] = values
     return arrays, metadata if isinstance(metadata, dict) else {}
 
 

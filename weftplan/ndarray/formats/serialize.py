@@ -26,12 +26,14 @@ from weftplan.errors import DeviceError, DTypeError, FormatError
 from weftplan.ndarray.array import NDArray, from_host
 from weftplan.ops.core.params import dtype_code
 from weftplan.support import slots
-from weftplan.support.atomic_files import other_kind, replacing
+from weftplan.support.atomic_files import open_to_read, other_kind, replacing
 
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _MAX_DIMS = 32
 _MAX_ELEMENTS = 1 << 59
+_MAX_EMPTY = 10_000
+"""Arrays without a shape in one file: each takes four bytes of it, and a thousand of memory."""
 _DTYPES = dict(
     enumerate("float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64".split())  # noqa: SIM905
 )
@@ -112,7 +114,7 @@ def load(fname: str | os.PathLike[str]) -> list[NDArray] | dict[str, NDArray]:
     if not isinstance(fname, str | os.PathLike):  # open() would take a number for a file descriptor, and close it
         raise DTypeError(f"load needs the path of a file, got {type(fname).__name__}; use load_frombuffer for bytes")
     where = os.fspath(fname)
-    with open(fname, "rb") as file:
+    with open_to_read(fname) as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):  # a pipe has no size and cannot be mapped
             return _read(memoryview(file.read()), where)
@@ -211,6 +213,7 @@ class _Reader:
         self._data = data
         self._where = where
         self._at = 0
+        self._empty = 0
 
     @property
     def left(self) -> int:
@@ -269,6 +272,9 @@ class _Reader:
             shape = self.shape(magic, "I", what)
             none = not shape
         if none:  # an array that was never given a shape: the record ends here
+            self._empty += 1
+            if self._empty > _MAX_EMPTY:
+                raise FormatError(f"{self._where}: damaged: more than {_MAX_EMPTY:,} arrays have no shape")
             return np.empty(0, np.float32), Context("cpu", 0), ""
         kind, device_id, code = self.unpack("<iii", f"context and dtype of {what}")
         aux = [(self._dtype(c, what), self._aux_shape(what)) for c in self._aux_codes(sparse, what)]

@@ -5,18 +5,18 @@ An iterator is used by one thread.
 
 from __future__ import annotations
 
-import gzip
+import io
 import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
+from weftplan.support.atomic_files import open_to_read, unpack_gzip
 from weftplan.training.data.io import DataBatch, DataDesc, DataIter, HoldingIter, Host, generator
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
 
@@ -155,10 +155,19 @@ class CSVIter(RoundedRows):
         super().__init__(data, label, batch_size, data_name, label_name, round_batch=round_batch)
 
 
+def _unpacked(file: io.BufferedReader, path: File) -> BinaryIO:
+    """The file itself, or what it holds if it is packed with gzip."""
+    return io.BytesIO(unpack_gzip(file.read(), os.fspath(path))) if file.peek(2).startswith(b"\x1f\x8b") else file
+
+
 def _table(path: File, shape: tuple[int, ...], dtype: Any) -> Host:
     """The rows of a text file, each of ``shape``."""
     try:
-        rows = np.loadtxt(path, delimiter=",", ndmin=2, dtype=dtype, encoding="utf-8")
+        # Opened here: given a name, NumPy would fetch it from a network, or unpack whatever it holds.
+        with open_to_read(path) as file, io.TextIOWrapper(_unpacked(file, path), encoding="utf-8") as text:
+            rows = np.loadtxt(text, delimiter=",", ndmin=2, dtype=dtype)
+    except FormatError:
+        raise
     except ValueError as error:
         raise FormatError(f"{os.fspath(path)}: no table of numbers with commas between: {error}") from error
     if rows.shape[1] != math.prod(shape) or not len(rows):
@@ -217,10 +226,9 @@ class MNISTIter(Rows):
 
 def _idx(path: File, ndim: int) -> Host:
     """The bytes of a file of MNIST as an array."""
-    content = Path(path).read_bytes()
-    if content[:2] == b"\x1f\x8b":
-        content = gzip.decompress(content)
     where = os.fspath(path)
+    with open_to_read(path) as file:
+        content = unpack_gzip(file.read(), where)
     if len(content) < 4 + 4 * ndim or content[:4] != struct.pack(">I", 0x800 | ndim):
         raise FormatError(f"{where}: expected a file of MNIST with {ndim} dimensions, it begins with {content[:4]!r}")
     shape = struct.unpack_from(f">{ndim}I", content, 4)

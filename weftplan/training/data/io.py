@@ -246,7 +246,8 @@ class NDArrayIter(HoldingIter):
             lie, without a copy (a ``numpy.memmap`` stays one); NDArrays keep their dtype.
         label: the same for labels (default name ``softmax_label``), or None.
         batch_size: samples per batch.
-        shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.
+        shuffle: take the samples in a new random order each epoch, which the seed of ``np.random`` decides if the
+            program has set it, else that of ``mx.random``.
         last_batch_handle: what becomes of the samples left over: ``pad`` (fill up with the first samples, over and over
             where the batch is larger than the data; the batch's ``pad`` says how many), ``discard``, or ``roll_over``
             (keep them for the next epoch, whose first batch they begin; its ``pad`` is 0, where MXNet 1.9.1 counts them
@@ -312,7 +313,7 @@ class NDArrayIter(HoldingIter):
         return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.label]
 
     def reset(self) -> None:
-        self._begin(random.next_key(cpu()) if self.shuffle else None, self._carried)
+        self._begin(order_key() if self.shuffle else None, self._carried)
 
     def _begin(self, key: tuple[int, int] | None, brought: Host) -> None:
         order = np.arange(self.num_data)
@@ -376,6 +377,18 @@ class NDArrayIter(HoldingIter):
             provide_label=self.provide_label,
         )
         return True
+
+
+def order_key() -> tuple[int, int]:
+    """A key for the order of an epoch.
+
+    In a program that has called ``np.random.seed`` NumPy's global generator gives it, so that the seed decides the
+    order as in MXNet; in others the sequence of ``mx.random`` does, which repeats without a seed, too.
+    """
+    if np.random.get_bit_generator().seed_seq is not None:  # type: ignore[attr-defined]
+        return random.next_key(cpu())
+    first, second = np.random.randint(0, 2**63, 2, np.int64).tolist()  # noqa: NPY002 - the program has seeded it
+    return first, second
 
 
 def generator(key: tuple[int, int]) -> np.random.Generator:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
+from weftplan.support.progress import Progress
 from weftplan.training.data.file_iterators import File, RoundedRows
 from weftplan.training.data.io import Host
 
@@ -116,7 +117,7 @@ def _read(path: File, width: int, dtype: Any) -> tuple[Host, SparseRows]:
     pairs: list[str] = []
     places: list[tuple[Path, int]] = []
     for file in files:
-        for number, fields in _lines(file):
+        for number, fields in Progress(f"reading {file.name}", unit="lines").each(_lines(file)):
             labels.append(fields[0].partition(":")[0])  # a weight may follow, which MXNet leaves out, too
             given = fields[2:] if len(fields) > 1 and fields[1].startswith("qid:") else fields[1:]
             counts.append(len(given))

@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.locks import Lock
-from weftplan.support.atomic_files import other_kind
+from weftplan.support.atomic_files import naming, open_to_read, other_kind, replacing
+from weftplan.support.package_log import log
+from weftplan.support.progress import Progress
 from weftplan.training.data.image_files import decode, encode
 
 __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
@@ -63,14 +64,15 @@ class MXRecordIO:
 
     def open(self) -> None:
         """Open the file; to write empties it."""
-        self._file = open(self.uri, "wb" if self.writable else "rb")  # noqa: SIM115 - closed by close()
+        self._file = open(self.uri, "wb") if self.writable else open_to_read(self.uri)  # noqa: SIM115 - closed by close()
         self._pid = os.getpid()
 
     def close(self) -> None:
         """Close the file; a second time does nothing."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with naming(self.uri):
+                file.close()
 
     def reset(self) -> None:
         """Close and open again: read from the beginning, or write anew."""
@@ -79,7 +81,10 @@ class MXRecordIO:
 
     def __del__(self) -> None:
         if getattr(self, "_file", None) is not None:
-            self.close()
+            try:
+                self.close()
+            except OSError as error:  # nobody can be told otherwise
+                log.warning("%s was not closed: %s", os.fspath(self.uri), error)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.writable:
@@ -112,7 +117,8 @@ class MXRecordIO:
         parts = _cut(buf)
         for k, part in enumerate(parts):
             kind = _WHOLE if len(parts) == 1 else _FIRST if k == 0 else _LAST if k == len(parts) - 1 else _MIDDLE
-            file.write(_MAGIC + struct.pack("<I", kind << 29 | len(part)) + part + bytes(-len(part) % 4))
+            with naming(self.uri):
+                file.write(_MAGIC + struct.pack("<I", kind << 29 | len(part)) + part + bytes(-len(part) % 4))
 
     def read(self) -> bytes | None:
         """The next record, None at the end.
@@ -162,21 +168,24 @@ class MXRecordIO:
         file = self._opened("read")
         size = os.fstat(file.fileno()).st_size
         found, place = [], 0
-        while place < size:
-            file.seek(place)
-            head = file.read(8)
-            kind, length = _WHOLE, 0
-            if len(head) == 8 and head[:4] == _MAGIC:
-                (word,) = struct.unpack("<I", head[4:])
-                kind, length = word >> 29, word & _LENGTH
-            end = place + 8 + length + -length % 4
-            if len(head) < 8 or head[:4] != _MAGIC or end > size:
-                raise FormatError(
-                    f"{os.fspath(self.uri)}: no whole record at byte {place:,}: truncated, damaged, or no record file"
-                )
-            if kind in (_WHOLE, _FIRST):
-                found.append(place)
-            place = end
+        with Progress(f"looking for the records of {os.fspath(self.uri)}", size >> 20, unit="MiB") as progress:
+            while place < size:
+                file.seek(place)
+                head = file.read(8)
+                kind, length = _WHOLE, 0
+                if len(head) == 8 and head[:4] == _MAGIC:
+                    (word,) = struct.unpack("<I", head[4:])
+                    kind, length = word >> 29, word & _LENGTH
+                end = place + 8 + length + -length % 4
+                if len(head) < 8 or head[:4] != _MAGIC or end > size:
+                    raise FormatError(
+                        f"{os.fspath(self.uri)}: no whole record at byte {place:,}: truncated, damaged, or no record "
+                        f"file"
+                    )
+                if kind in (_WHOLE, _FIRST):
+                    found.append(place)
+                progress.step((end >> 20) - (place >> 20))
+                place = end
         file.seek(0)
         return found
 
@@ -218,23 +227,40 @@ class MXIndexedRecordIO(MXRecordIO):
         self.idx, self.keys = {}, []
         if self.writable:
             return
-        for number, line in enumerate(Path(self.idx_path).read_text(encoding="utf-8").splitlines(), 1):
-            key, tab, place = line.strip().partition("\t")
-            try:
-                if not tab:
-                    raise ValueError
-                self.idx[self.key_type(key)] = int(place)
-            except ValueError:
-                self.close()
-                raise FormatError(
-                    f"{os.fspath(self.idx_path)}: line {number} must be a key, a tab and a place, got {line[:40]!r}"
-                ) from None
+        try:
+            self._read_index(os.fstat(self._opened("read").fileno()).st_size)
+        except BaseException:
+            self.close()
+            raise
         self.keys = list(self.idx)
+
+    def _read_index(self, size: int) -> None:
+        """Fill the index; ``size`` is that of the file of records, in which every place lies."""
+        where = os.fspath(self.idx_path)
+        with open_to_read(self.idx_path) as file:
+            lines = file.read().splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                key, _, place = line.decode().strip().partition("\t")
+                self.idx[self.key_type(key)] = offset = int(place)
+            except ValueError:
+                raise FormatError(
+                    f"{where}: line {number} must be a key, a tab and a place, got {line[:40]!r}"
+                ) from None
+            if not 0 <= offset < size:
+                raise FormatError(
+                    f"{where}: line {number} has the place {place[:40]}, but {os.fspath(self.uri)} has {size:,} "
+                    f"bytes: damaged, or another file's index"
+                )
 
     def close(self) -> None:
         if self.is_open and self.writable:
             lines = [f"{key}\t{place}\n" for key, place in self.idx.items()]
-            Path(self.idx_path).write_text("".join(lines), encoding="utf-8")
+            try:
+                with replacing(self.idx_path) as file:
+                    file.write("".join(lines).encode())
+            finally:
+                super().close()
         super().close()
 
     def seek(self, idx: Any) -> None:

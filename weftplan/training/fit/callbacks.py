@@ -5,7 +5,6 @@ They are called on the thread that runs ``fit``. What they read of arrays they w
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from weftplan.support.keyword_errors import Constructed, known_keywords
+from weftplan.support.package_log import log
 from weftplan.training.fit.checkpoint import save_checkpoint
 from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.metrics.metric import EvalMetric
@@ -31,8 +31,6 @@ __all__ = [
     "log_train_metric",
     "module_checkpoint",
 ]
-
-log = logging.getLogger("weftplan")
 
 
 Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
@@ -67,25 +65,33 @@ class Speedometer(Constructed):
         self.batch_size = batch_size
         self.frequent = frequent
         self.auto_reset = auto_reset
-        self._since = 0.0
-        self._last_batch = -1
+        self.init = False
+        """Whether an epoch is under way."""
+        self.tic = 0.0
+        """Seconds of the clock at the last line, or at the first batch of the epoch."""
+        self.last_count = 0
+        """Number of the last batch."""
+        self._first = 0
 
     def __call__(self, param: BatchEndParam) -> None:
-        now = time.perf_counter()
-        if param.nbatch <= self._last_batch or self._last_batch < 0:
-            self._since, self._last_batch = now, param.nbatch
+        now, count = time.perf_counter(), param.nbatch
+        if not self.init or count <= self.last_count:
+            self.init, self.tic, self.last_count, self._first = True, now, count, count
             return
-        if param.nbatch % self.frequent:
+        self.last_count = count
+        if count % self.frequent:
             return
-        batches = param.nbatch - self._last_batch
-        speed = batches * self.batch_size / max(now - self._since, 1e-9)
-        values = ""
-        if param.eval_metric is not None:
-            values = "".join(f"\t{name}={value:f}" for name, value in param.eval_metric.get_name_value())
+        speed = f"{(count - self._first) * self.batch_size / max(now - self.tic, 1e-9):.2f}"
+        metric = param.eval_metric
+        if metric is None:
+            log.info("Iter[%d] Batch [%d]\tSpeed: %s samples/sec", param.epoch, count, speed)
+        else:
+            values = "".join(f"\t{name}={value:f}" for name, value in metric.get_name_value())
             if self.auto_reset:
-                param.eval_metric.reset_local()
-        log.info("Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, values)
-        self._since, self._last_batch = now, param.nbatch
+                metric.reset_local()
+            first = self._first if self.auto_reset else 0
+            log.info("Epoch[%d] Batch [%d-%d]\tSpeed: %s samples/sec%s", param.epoch, first, count, speed, values)
+        self.tic, self._first = now, count
 
 
 @known_keywords()
@@ -110,6 +116,12 @@ class LogValidationMetricsCallback:
         if param.eval_metric is not None:
             for name, value in param.eval_metric.get_name_value():
                 log.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)
+
+
+def reports_validation(callbacks: Callbacks) -> bool:
+    """Whether one of the callbacks at the end of a validation logs its values, so that no other line need do so."""
+    given = [callbacks] if callbacks is None or callable(callbacks) else callbacks
+    return any(isinstance(callback, LogValidationMetricsCallback) for callback in given)
 
 
 class ProgressBar(Constructed):
@@ -137,8 +149,7 @@ def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[
 
     def callback(epoch: int, symbol: Any, arg_params: Any, aux_params: Any) -> None:
         if (epoch + 1) % period == 0:
-            path = save_checkpoint(prefix, epoch + 1, symbol, arg_params, aux_params)
-            log.info("Saved checkpoint to %s", path)
+            save_checkpoint(prefix, epoch + 1, symbol, arg_params, aux_params)
 
     return callback
 

@@ -21,6 +21,7 @@ from weftplan.errors import FormatError, ParameterError, listed
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.formats import safetensors as file_format
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.package_log import log
 from weftplan.symbol import Symbol
 
 Params = dict[str, NDArray]
@@ -57,6 +58,7 @@ def save_checkpoint(
     if symbol is not None:
         symbol.save(f"{os.fsdecode(prefix)}-symbol.json", remove_amp_cast)
     write_params(path, arg_params, aux_params)
+    log.info('Saved checkpoint to "%s"', path)
     return path
 
 

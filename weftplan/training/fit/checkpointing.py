@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import threading
@@ -26,10 +25,9 @@ import numpy as np
 from weftplan.errors import FormatError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.formats import safetensors as file_format
+from weftplan.support.package_log import log
 from weftplan.training.fit.checkpoint import BESIDES, named_in, parameter_metadata
 from weftplan.training.fit.run_state import as_arrays
-
-log = logging.getLogger("weftplan")
 
 VERSION = 1
 """Of the facts in a checkpoint; a file with another one is refused."""
@@ -93,7 +91,7 @@ def read_snapshot(path: Path) -> Saved:
     try:
         facts = json.loads(text)
         version = facts["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{path}: damaged: its facts are no JSON object with a version ({error!r})") from error
     if version != VERSION:
         raise OtherVersion(

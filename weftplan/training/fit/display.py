@@ -1,11 +1,11 @@
 """What a person sees of training: one live line on a terminal, and one line that stays for each epoch.
 
-``fit(progress=True)`` and ``weftplan train`` share it. A file or a pipe gets the lines that stay, and nothing else.
+``fit(progress=True)`` and ``weftplan train`` share it; a file or a pipe gets the lines that stay, and nothing else. By
+default ``fit`` shows the live line alone, on stderr, once training has taken a second.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,26 +13,11 @@ from typing import Any
 
 from weftplan.device import host_memory
 from weftplan.device.amounts import amount
+from weftplan.support.progress import PATIENCE, LiveLine
 
 Pairs = Sequence[tuple[str, float]]
 BAR = 20
 """Characters of the bar."""
-PERIOD = 0.1
-"""Seconds between two changes of the live line."""
-
-
-def width_of(stream: Any) -> int | None:
-    """Columns of the terminal behind a stream; None for a pipe, a file, or a terminal that writes nothing twice.
-
-    ``COLUMNS`` wins, as it does elsewhere. ``TERM=dumb`` says that a line cannot be written again.
-    """
-    try:
-        if not stream.isatty() or os.environ.get("TERM") == "dumb":
-            return None
-        given = os.environ.get("COLUMNS", "")
-        return int(given) if given.isdigit() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 class Display:
@@ -40,8 +25,9 @@ class Display:
 
     Args:
         memory: says the live bytes.
-        stream: where it goes; None: stdout.
+        stream: where it goes; None: stdout, or stderr if no line stays.
         silent: show nothing, only count.
+        passing: let no line stay on a terminal or in a notebook; a pipe gets a line every few seconds.
     """
 
     def __init__(
@@ -52,16 +38,16 @@ class Display:
         memory: Callable[[], int] | None = None,
         stream: Any = None,
         silent: bool = False,
+        passing: bool = False,
     ) -> None:
         self.epochs = epochs
         self.batches = batches
         self.samples = 0
         self.epoch = 0
         self._memory = memory
-        self._stream = sys.stdout if stream is None else stream
-        self._silent = silent
-        self._shown_at = 0.0
-        self._live = False
+        self._stream = (sys.stderr if passing else sys.stdout) if stream is None else stream
+        self._silent, self._passing = silent, passing
+        self._live = LiveLine(self._stream, patience=PATIENCE if passing else 0.0, lines=passing)
         self._begin(0.0)
 
     def _begin(self, now: float) -> None:
@@ -80,16 +66,15 @@ class Display:
         self._seen = nbatch + 1
         self.epoch = epoch
         self.samples += samples
-        width = None if self._silent else width_of(self._stream)
-        if width is None or now - self._shown_at < PERIOD:
-            return
-        self._shown_at = now
-        self._live = True
-        self._write(f"\r\x1b[K{self._line(epoch, nbatch + 1, pairs, now, width - 1)}")
+        if not self._silent:
+            self._live.update(lambda width: self._line(epoch, nbatch + 1, pairs, time.perf_counter(), width))
 
     def epoch_end(self, epoch: int, train: Pairs, validation: Pairs = (), seconds: float | None = None) -> None:
         """An epoch has ended: its line stays."""
         self.batches = self.batches or self._seen
+        if self._passing:
+            self._begin(time.perf_counter())
+            return
         parts = [f"epoch {epoch + 1}/{self.epochs}"]
         parts += [f"{name} {value:.4f}" for name, value in train]
         parts += [f"validation {name} {value:.4f}" for name, value in validation]
@@ -105,9 +90,7 @@ class Display:
 
     def clear(self) -> None:
         """Wipe the live line, so that something else can be written."""
-        if self._live:
-            self._write("\r\x1b[K")
-            self._live = False
+        self._live.clear()
 
     def _speed(self, now: float) -> float:
         return self._epoch_samples / max(now - self._epoch_start, 1e-9)

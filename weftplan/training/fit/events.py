@@ -15,6 +15,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +25,8 @@ from weftplan.device import host_memory
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.support import slots
-from weftplan.support.atomic_files import replacing
+from weftplan.support.atomic_files import open_to_read, write_text
+from weftplan.support.package_log import log
 
 Pairs = Sequence[tuple[str, float]]
 Event = dict[str, Any]
@@ -120,6 +122,8 @@ class Events:
         self._start = time.perf_counter()
         self._line_at = 0.0
         self._page_at = -math.inf
+        self._full = False
+        """Whether the folder has refused a line."""
         self._contexts: list[Context] = []
 
     # -- what fit tells -------------------------------------------------------------------------------------------
@@ -175,17 +179,18 @@ class Events:
         self._scalars("epoch/train/", dict(train), step)
         self._scalars("epoch/validation/", dict(validation), step)
         if self.page and time.perf_counter() - self._page_at > 10:
-            self.write_page()
+            self._try_page()
 
     def end(self, facts: Mapping[str, Any]) -> None:
         """The run has ended, for whatever reason."""
         if self._file is None:
             return
         self._write("end", facts)
-        self._file.close()
-        self._file = None
+        file, self._file = self._file, None
+        with suppress(OSError):  # of a full disk, which a line has told
+            file.close()
         if self.page:
-            self.write_page()
+            self._try_page()
         if self._closes_writer:
             self._writer.close()
 
@@ -193,20 +198,36 @@ class Events:
         """Write the page of all events so far; ``settings`` go to what draws it."""
         path = self.folder / PAGE
         text = slots.TRAINING_PAGE.get()(read_events(self.folder / NAME), **{"title": self.title, **settings})
-        with replacing(path) as file:
-            file.write(text.encode())
+        write_text(path, text)
         self._page_at = time.perf_counter()
         return path
 
     # -- how ------------------------------------------------------------------------------------------------------
 
+    def _try_page(self) -> None:
+        try:
+            self.write_page()
+        except OSError as error:
+            self._say_full(error)
+
+    def _say_full(self, error: OSError) -> None:
+        """Log, once, that the folder takes no more; training goes on without its events."""
+        if not self._full:
+            reason = error.strerror or error
+            log.warning("events are no longer written to %s: %s; training goes on", self.folder, reason)
+        self._full = True
+
     def _write(self, kind: str, facts: Mapping[str, Any]) -> Event:
         assert self._file is not None
-        while self._told:
-            self._file.write(_line(self._told.popleft()))
         event = {"event": kind, "time": round(time.time(), 3), **facts}
-        self._file.write(_line(event))
-        self._file.flush()
+        told = [self._told.popleft() for _ in range(len(self._told))]
+        lines = "".join(map(_line, (*told, event)))
+        if not self._full:
+            try:
+                self._file.write(lines)
+                self._file.flush()
+            except OSError as error:
+                self._say_full(error)
         return event
 
     def _machine(self) -> Event:
@@ -248,14 +269,15 @@ def read_events(path: str | os.PathLike[str]) -> list[Event]:
         FormatError: a line that is no event.
     """
     found: list[Event] = []
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    with open_to_read(path) as file:
+        lines = file.read().decode().splitlines()
     for number, line in enumerate(lines):
         if not line.strip():
             continue
         try:
             event = json.loads(line)
             kind = event["event"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             following = next((one for one in lines[number + 1 :] if one.strip()), None)
             if following is None or '"event": "resume"' in following:
                 continue  # the process was killed while it wrote this line

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftplan.errors import MXNetError
-from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call
+from weftplan.support.progress import hidden
+from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call, reports_validation
 from weftplan.training.fit.checkpointing import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.early_stopping import EarlyStopping
@@ -123,6 +124,7 @@ class Fitting(ResumableRun):
             why = type(error).__name__
             raise
         finally:
+            self._display.clear()
             if self._checkpoints is not None:
                 self._checkpoints.wait()
             if self._events is not None:
@@ -155,10 +157,8 @@ class Fitting(ResumableRun):
     def _train_epoch(self) -> None:
         if not self.batches:
             self.metric.reset()
-        batches = iter(self.data)
-        self.skip_seen(batches)
         since = time.perf_counter()
-        for batch in batches:
+        for batch in self.epoch_batches():
             since = self._waited(since)
             if self._monitor is not None:
                 self._monitor.tic()
@@ -255,8 +255,9 @@ class Fitting(ResumableRun):
         checked: list[tuple[str, float]] = []
         if self._validation is not None:
             checked = self._score(self._validation)
-            for name, value in checked:
-                module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+            if not reports_validation(self._validation.end_callback):
+                for name, value in checked:
+                    module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
         self._display.epoch_end(epoch, trained, checked, time.perf_counter() - start)
         if self._events is not None:
             self._events.epoch(self.step, epoch, trained, checked, time.perf_counter() - start)
@@ -278,13 +279,14 @@ class Fitting(ResumableRun):
         data = how.data
         if self._micro_batches > 1 and _samples(data.provide_data) > self._samples:
             data = MicroBatchIter(data, self._samples)  # a whole batch would need the memory that pieces save
-        pairs: list[tuple[str, float]] = self.module.score(
-            data,
-            how.metric,
-            score_end_callback=how.end_callback,
-            batch_end_callback=how.batch_end_callback,
-            epoch=self.epoch,
-        )
+        with hidden():
+            pairs: list[tuple[str, float]] = self.module.score(
+                data,
+                how.metric,
+                score_end_callback=how.end_callback,
+                batch_end_callback=how.batch_end_callback,
+                epoch=self.epoch,
+            )
         return pairs
 
     def _save(self) -> None:

@@ -6,7 +6,6 @@ are printed. The thread that trains uses it.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Callable
@@ -17,8 +16,7 @@ from weftplan.errors import ParameterError
 from weftplan.executor import Executor
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import Constructed
-
-log = logging.getLogger("weftplan")
+from weftplan.support.package_log import log
 
 
 def _size(array: NDArray) -> Any:

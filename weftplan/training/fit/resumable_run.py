@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import FormatError, ParameterError
-from weftplan.ndarray import random
 from weftplan.training.data.iterator_state import place_of
 from weftplan.training.fit.checkpointing import Checkpoints, Saved, Snapshot
 from weftplan.training.fit.early_stopping import EarlyStopping
@@ -25,6 +24,7 @@ from weftplan.training.fit.run_state import (
     gather_module,
     gather_random,
     listed_under,
+    random_states,
     restore_metric,
     restore_module,
     restore_random,
@@ -65,12 +65,16 @@ class ResumableRun:
         """Batches of the iterator that a checkpoint has seen already, where the iterator cannot tell its place."""
         self._random: tuple[dict[str, Any], dict[str, Any]] | None = None
         """Random numbers as they stood at the checkpoint, which skipping must not move."""
-        self._before_epoch = random.get_state()
+        self._before_epoch = random_states()
         self._settings: dict[str, Any] | None = None
+        self._begun = False
+        """Whether an epoch has begun in this call of ``fit``, or in that which it goes on from."""
+        self._reset = False
+        """Whether ``fit`` has reset the iterator for this epoch."""
 
     def start_over(self) -> None:
-        """Begin an epoch of the iterator, which may have been used before."""
-        self._before_epoch = random.get_state()
+        """Begin an epoch of the iterator."""
+        self._before_epoch, self._reset = random_states(), True
         self.data.reset()
 
     def snapshot(self) -> Snapshot:
@@ -85,8 +89,9 @@ class ResumableRun:
             "settings": self.settings(),
             "module": state,
             "metric": gather_metric(self.metric, packer),
-            "random": gather_random(packer),
-            "before_epoch": packer.value(self._before_epoch),
+            "random": gather_random(random_states(), packer),
+            "random_before": gather_random(self._before_epoch, packer),
+            "reset": self._reset,
             "iterator": packer.value(place_of(self.data)),
             "scaling": None if self._scaling is None else packer.attributes(self._scaling),
             "stopping": None if self._stopping is None else packer.attributes(self._stopping),
@@ -164,15 +169,33 @@ class ResumableRun:
             restore(self._scaling, facts["scaling"], arrays)
             self.module.set_loss_scale(self._scaling.scale)
         self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
-        self._before_epoch = unpacked(facts["before_epoch"], arrays)
+        before = facts.get("random_before") or {"weftplan": facts["before_epoch"]}  # as an earlier release writes it
+        self._before_epoch = {name: unpacked(value, arrays) for name, value in before.items()}
+        self._reset, self._begun = facts.get("reset", True), True
         if place is not None:
             restore_random(facts["random"], arrays)
-        else:  # the iterator begins its epoch as it did then, and what was seen is read once more
-            random.set_state(self._before_epoch)
-            self.data.reset()
+        else:  # the iterator begins its epoch as it did then, and what was seen is read again
+            if self._reset:  # else it is in its first epoch, in the order in which it was made
+                restore_random(before, arrays)
+                self.data.reset()
             self._skip, self._random = self.batches, (facts["random"], arrays)
 
-    def skip_seen(self, batches: Iterator[Any]) -> None:
+    def epoch_batches(self) -> Iterator[Any]:
+        """The batches of this epoch that are left. One that the caller has used up starts over, once."""
+        batches = iter(self.data)
+        self._skip_seen(batches)
+        first = next(batches, None)
+        if first is None and not self._begun:
+            self.start_over()
+            batches = iter(self.data)
+            first = next(batches, None)
+        self._begun = True
+        if first is not None:
+            yield first
+            del first
+            yield from batches
+
+    def _skip_seen(self, batches: Iterator[Any]) -> None:
         """Read once more what a checkpoint has seen of an epoch, where the iterator cannot tell its place."""
         for number in range(self._skip):
             if next(batches, None) is None:

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import random as python_random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -
     else:
         found["optimizer.lr_scheduler"] = type(scheduler).__name__
         for name, value in sorted(vars(scheduler).items()):
-            if isinstance(value, (bool, int, float, str, list)):
+            if isinstance(value, (bool, int, float, str, list)) and name != "logged_drops":
                 found[f"lr_scheduler.{name}"] = value
     for table in ("lr_mult", "wd_mult"):
         found[f"optimizer.{table}"] = {str(key): float(value) for key, value in getattr(optimizer, table).items()}
@@ -170,20 +170,29 @@ def restore_module(
         set_residuals(unpacked(state["residuals"], arrays))
 
 
-def gather_random(packer: Packer) -> Plain:
+def random_states() -> dict[str, Any]:
     """Where all random numbers stand: the package's, and those of Python and NumPy that a program may draw itself."""
     return {
-        "weftplan": packer.value(random.get_state()),
-        "python": packer.value(python_random.getstate()),
-        "numpy": packer.value(np.random.get_state(legacy=False)),  # noqa: NPY002 - a program may use it
+        "weftplan": random.get_state(),
+        "python": python_random.getstate(),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - a program may use it
     }
+
+
+def gather_random(states: Mapping[str, Any], packer: Packer) -> Plain:
+    """What :func:`random_states` has told, as plain values."""
+    return {name: packer.value(state) for name, state in states.items()}
 
 
 def restore_random(state: Plain, arrays: Mapping[str, Any]) -> None:
     """Go on from what :func:`gather_random` has told."""
-    random.set_state(unpacked(state["weftplan"], arrays))
-    python_random.setstate(unpacked(state["python"], arrays))
-    np.random.set_state(unpacked(state["numpy"], arrays))  # noqa: NPY002 - a program may use it
+    setters: dict[str, Callable[[Any], object]] = {
+        "weftplan": random.set_state,
+        "python": python_random.setstate,
+        "numpy": np.random.set_state,
+    }
+    for name, value in state.items():
+        setters[name](unpacked(value, arrays))
 
 
 def gather_metric(metric: Any, packer: Packer) -> Plain:

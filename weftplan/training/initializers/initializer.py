@@ -6,7 +6,6 @@ settings only, and may be used for many networks.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from weftplan import ndarray as nd
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.support.lazy_import import late_import
+from weftplan.support.package_log import log
 from weftplan.training.initializers.base import (
     Host,
     InitDesc,
@@ -29,8 +29,6 @@ from weftplan.training.initializers.base import (
     generator,
     register,
 )
-
-log = logging.getLogger("weftplan")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,6 @@ and a subclass many steps, each of a few lines.
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,8 @@ from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import Constructed, known_keywords
+from weftplan.support.package_log import log
+from weftplan.support.progress import Progress, is_shown
 from weftplan.symbol import Symbol
 from weftplan.training.data.io import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.fit import microbatch, precision
@@ -31,8 +32,6 @@ from weftplan.training.fit.loop import Fitting, Validation
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.metrics import metric as metrics
-
-log = logging.getLogger("weftplan")
 
 Params = Mapping[str, NDArray]
 
@@ -210,7 +209,7 @@ class BaseModule(Constructed):
         monitor: Monitor | None = None,
         *,
         memory_budget: int | str | None = None,
-        progress: bool | Display = False,
+        progress: bool | Display | None = None,
         micro_batches: int = 1,
         mixed_precision: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -223,7 +222,8 @@ class BaseModule(Constructed):
         """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
 
         Args:
-            train_data: batches; also says the shapes to bind.
+            train_data: batches; also says the shapes to bind. It is reset after each epoch, as MXNet does, and before
+                the first one only if it is used up.
             eval_metric: name, metric, list of them, or function of (label, prediction).
             epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
             batch_end_callback: called with a :class:`BatchEndParam`.
@@ -234,8 +234,10 @@ class BaseModule(Constructed):
             memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"``; see
                 :class:`~weftplan.training.module.module.Module`.
 
-            progress: show how training goes: a live line on a terminal and one line that stays for each epoch, which
-                alone go into a file or a pipe; or a :class:`~weftplan.training.fit.display.Display`.
+            progress: show how training goes: a live line on a terminal or in a notebook and one line that stays for
+                each epoch, which alone go into a file or a pipe; or a
+                :class:`~weftplan.training.fit.display.Display`. None: a live line on stderr once training has taken a
+                second, unless the log shows messages or ``WEFTPLAN_PROGRESS=0``; False: nothing.
             micro_batches: cut each batch into so many equal pieces, sum their gradients, and update once: the memory of
                 a piece, the step of the batch. Batch normalization uses the statistics of each piece, and moves its
                 running averages once for each; a loss that divides by the batch (``normalization="batch"``) divides by
@@ -301,15 +303,15 @@ class BaseModule(Constructed):
             scaling=None if dtype is None else precision.LossScale.of(dtype),
             checkpoints=checkpoints,
             stopping=early_stopping,
-            display=progress if isinstance(progress, Display) else Display(num_epoch, silent=not progress),
+            display=progress
+            if isinstance(progress, Display)
+            else Display(num_epoch, silent=not is_shown(progress), passing=progress is None),
             events=report if report is None or isinstance(report, Events) else Events(report),
             monitor=monitor,
             batch_end_callback=batch_end_callback,
             epoch_end_callback=epoch_end_callback,
         )
         resumed = bool(resume) and fitting.resume(changed=resume == "changed")
-        if not resumed:
-            fitting.start_over()
         fitting.begin_events(resumed=resumed)
         fitting.run()
 
@@ -323,8 +325,14 @@ class BaseModule(Constructed):
         score_end_callback: Callbacks = None,
         reset: bool = True,
         epoch: int = 0,
+        *,
+        progress: bool | None = None,
     ) -> list[tuple[str, float]]:
-        """Metric values over ``eval_data``: [(name, value), …]. Padding samples are not counted."""
+        """Metric values over ``eval_data``: [(name, value), …]. Padding samples are not counted.
+
+        Args:
+            progress: show a live line: True, False, or None: as ``fit``.
+        """
         self._need("score", binded=True, params=True)
         _check_iterator("score: eval_data", eval_data)
         if reset:
@@ -332,7 +340,7 @@ class BaseModule(Constructed):
         metric = metrics.create(eval_metric)
         metric.reset()
         nbatch = -1
-        for nbatch, batch in enumerate(eval_data):
+        for nbatch, batch in enumerate(Progress("score", num_batch, show=progress).each(eval_data)):
             if num_batch is not None and nbatch == num_batch:
                 nbatch -= 1
                 break
@@ -344,14 +352,14 @@ class BaseModule(Constructed):
 
     @known_keywords()
     def iter_predict(
-        self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True
+        self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True, *, progress: bool | None = None
     ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
-        """(outputs without padding, batch number, batch) for each batch."""
+        """(outputs without padding, batch number, batch) for each batch; ``progress`` as for :meth:`score`."""
         self._need("predict", binded=True, params=True)
         _check_iterator("predict: eval_data", eval_data)
         if reset:
             eval_data.reset()
-        for nbatch, batch in enumerate(eval_data):
+        for nbatch, batch in enumerate(Progress("predict", num_batch, show=progress).each(eval_data)):
             if num_batch is not None and nbatch == num_batch:
                 break
             self.forward(batch, is_train=False)
@@ -366,6 +374,8 @@ class BaseModule(Constructed):
         merge_batches: bool = True,
         reset: bool = True,
         always_output_list: bool = False,
+        *,
+        progress: bool | None = None,
     ) -> Any:
         """Outputs for all of ``eval_data``: one array per output over all samples (a single array if one output).
 
@@ -373,6 +383,7 @@ class BaseModule(Constructed):
 
         Args:
             eval_data: batches, or one array of samples (NDArray or NumPy) for a module with one data input.
+            progress: as for :meth:`score`.
         """
         if isinstance(eval_data, (NDArray, np.ndarray)):
             self._need("predict", binded=True, params=True)
@@ -384,7 +395,7 @@ class BaseModule(Constructed):
                 )
             batch = min(bound[0].shape[0], eval_data.shape[0])
             eval_data = NDArrayIter(eval_data, batch_size=batch, data_name=bound[0].name)
-        collected = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset)]
+        collected = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, progress=progress)]
         if not merge_batches:
             return collected
         if not collected:

@@ -131,6 +131,7 @@ class FeedForward:
     ) -> None:
         """Train on batches, or on samples ``X`` with labels ``y``; ``eval_data`` is an iterator or such a pair."""
         batches = self._batches(X, y, training=True)
+        batches.reset()  # as MXNet does here, though not in Module.fit
         if isinstance(eval_data, (tuple, list)):
             if len(eval_data) != 2 or eval_data[0] is None:
                 raise ParameterError("eval_data must be a DataIter or a pair of samples and labels")

@@ -19,6 +19,8 @@ from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.package_log import log
+from weftplan.support.progress import watching
 from weftplan.symbol import Symbol
 from weftplan.training.data.io import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
@@ -233,19 +235,20 @@ class Module(BaseModule):
             self.params_initialized = True
 
     def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
-        return ExecutorGroup(
-            self.symbol if self._precision is None else lowered(self.symbol, self._precision),
-            self.contexts,
-            data,
-            label,
-            self.param_names,
-            fixed_param_names=self.fixed_param_names,
-            shared_group=shared,
-            group2ctxs=self._group2ctxs,
-            share=self._share(data, label),
-            state_names=self.state_names,
-            **self._bind_options,
-        )
+        with watching("planning within the memory budget", long=self.memory_budget is not None):
+            return ExecutorGroup(
+                self.symbol if self._precision is None else lowered(self.symbol, self._precision),
+                self.contexts,
+                data,
+                label,
+                self.param_names,
+                fixed_param_names=self.fixed_param_names,
+                shared_group=shared,
+                group2ctxs=self._group2ctxs,
+                share=self._share(data, label),
+                state_names=self.state_names,
+                **self._bind_options,
+            )
 
     def _expect(
         self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
@@ -690,7 +693,9 @@ class Module(BaseModule):
         args, aux = self.get_params()
         path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
         if save_optimizer_states:
-            self.save_optimizer_states(params_path(prefix, epoch).with_suffix(".states"))
+            states = params_path(prefix, epoch).with_suffix(".states")
+            self.save_optimizer_states(states)
+            log.info('Saved optimizer state to "%s"', states)
         return path
 
     @staticmethod
@@ -732,4 +737,8 @@ class Module(BaseModule):
         names = sorted(self._numbers, key=self._numbers.__getitem__)
         pairs = zip(self.param_names, self.group.grad_arrays, strict=True)
         trained = [self._numbers[name] for name, grads in pairs if grads is not None]
-        adopt(self._states_holder(), data, names, trained, self._index_names(self._update_on_kvstore))
+        keys = self._index_names(self._update_on_kvstore)
+        arrays = dict(zip(self.param_names, self.group.param_arrays, strict=True))
+        # Without a kvstore a key stands for a parameter on one context, with one for its array on the first.
+        weights = {key: arrays[name][0 if key == name else key % len(self.contexts)] for key, name in keys.items()}
+        adopt(self._states_holder(), data, names, trained, keys, weights)

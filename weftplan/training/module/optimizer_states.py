@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from weftplan.errors import FormatError, listed
 from weftplan.kvstore import Updater
 from weftplan.ndarray import NDArray
+from weftplan.support.atomic_files import open_to_read
 
 
-def adopt(updater: Updater, data: bytes, names: Sequence[str], trained: Sequence[int], keys: Mapping[Any, str]) -> None:
+def adopt(
+    updater: Updater,
+    data: bytes,
+    names: Sequence[str],
+    trained: Sequence[int],
+    keys: Mapping[Any, str],
+    weights: Mapping[Any, NDArray],
+) -> None:
     """Let ``updater`` take over saved states, whoever saved them.
 
     Args:
@@ -25,9 +32,10 @@ def adopt(updater: Updater, data: bytes, names: Sequence[str], trained: Sequence
         names: all parameters, in order.
         trained: indices of those that have a gradient.
         keys: the key under which ``updater`` keeps a parameter's state -> the parameter's name.
+        weights: the arrays that it updates, by the same keys.
 
     Raises:
-        FormatError: damaged, or states of other parameters. Nothing is changed then.
+        FormatError: damaged, or states of other parameters or another optimizer. Nothing is changed then.
     """
     other = Updater(_Counts())
     other.set_states(data)
@@ -43,7 +51,7 @@ def adopt(updater: Updater, data: bytes, names: Sequence[str], trained: Sequence
         for key, name in keys.items()
         if name in first
     }
-    updater.replace_states(taken, other.version)
+    updater.replace_states(taken, other.version, weights)
     optimizer: Any = updater.optimizer
     if counts:
         optimizer._index_update_count = {key: counts[name] for key, name in keys.items() if name in counts}
@@ -59,7 +67,8 @@ def _copy(state: Any) -> Any:
 def read_states(fname: str | os.PathLike[str]) -> bytes:
     """The bytes of a file of states; raises FormatError when it cannot be read."""
     try:
-        return Path(fname).read_bytes()
+        with open_to_read(fname) as file:
+            return file.read()
     except OSError as error:
         raise FormatError(f"cannot read optimizer states from {os.fspath(fname)}: {error}") from error
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from weftplan.errors import ParameterError
 from weftplan.support.keyword_errors import Constructed
+from weftplan.support.package_log import log
 
 
 class LRScheduler(Constructed):
@@ -46,6 +47,20 @@ class LRScheduler(Constructed):
         """The rate at update ``num_update`` (counted from 1)."""
         raise NotImplementedError
 
+    logged_drops = 0
+    """How often the rate had fallen when a line of the log said so."""
+
+    def _log_drop(self, num_update: int, drops: int, rate: float, *, last: bool = False) -> None:
+        """Log that the rate has fallen, once for each time."""
+        if drops > self.logged_drops:
+            if last:
+                log.info(
+                    "Update[%d]: now learning rate arrived at %0.5e, will not change in the future", num_update, rate
+                )
+            else:
+                log.info("Update[%d]: Change learning rate to %0.5e", num_update, rate)
+        self.logged_drops = drops
+
 
 class FactorScheduler(LRScheduler):
     """Multiply the rate by ``factor`` every ``step`` updates, not below ``stop_factor_lr``.
@@ -73,7 +88,11 @@ class FactorScheduler(LRScheduler):
         drops = max(0, num_update - 1) // self.step
         if not drops:
             return self.base_lr  # also where it begins below the least rate
-        return max(self.base_lr * self.factor**drops, self.stop_factor_lr)
+        rate = self.base_lr * self.factor**drops
+        last = rate < self.stop_factor_lr
+        if not last or self.base_lr * self.factor ** (drops - 1) >= self.stop_factor_lr:
+            self._log_drop(num_update, drops, max(rate, self.stop_factor_lr), last=last)
+        return max(rate, self.stop_factor_lr)
 
 
 class MultiFactorScheduler(LRScheduler):
@@ -91,7 +110,10 @@ class MultiFactorScheduler(LRScheduler):
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
-        return self.base_lr * self.factor ** sum(num_update > s for s in self.step)
+        drops = sum(num_update > s for s in self.step)
+        rate = self.base_lr * self.factor**drops
+        self._log_drop(num_update, drops, rate)
+        return rate
 
 
 class PolyScheduler(LRScheduler):

@@ -18,7 +18,6 @@ generator (:data:`Steps`): it yields where it has to wait, so the driver decides
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
@@ -27,8 +26,7 @@ from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.transport.rendezvous import ended
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.distributed.transport.wire import View, view_bytes
-
-log = logging.getLogger("weftplan")
+from weftplan.support.package_log import log
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

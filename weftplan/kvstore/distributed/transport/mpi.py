@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import logging
 import os
 import sys
 import threading
@@ -24,8 +23,7 @@ from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.transport.rendezvous import START, Gathering, begun, ended, gather
 from weftplan.kvstore.distributed.transport.shutdown import end_too, failures, lost, note_loss, prepare
 from weftplan.support.blas_threads import usable_cpus
-
-log = logging.getLogger("weftplan")
+from weftplan.support.package_log import log
 
 COMPONENTS = "basic,tuned,libnbc,ftagree,self,inter"
 """Open MPI's collective components that report a dead process. Its defaults, ``han`` and ``adapt`` among them, returned

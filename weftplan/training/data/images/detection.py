@@ -7,7 +7,6 @@ belongs to one thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.support.package_log import log
 from weftplan.training.data import recordio
 from weftplan.training.data.images.detection_augmenters import CreateDetAugmenter, DetAugmenter
 from weftplan.training.data.images.iterators import File, ImageIter
@@ -166,5 +166,5 @@ class ImageDetIter(ImageIter):
         for one in (self, it):
             one.reshape(label_shape=(most, one.label_shape[1]))
         if verbose:
-            logging.getLogger(__name__).info("label_shape is %s", it.label_shape)
+            log.info("label_shape is %s", it.label_shape)
         return it

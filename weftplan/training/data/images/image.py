@@ -17,6 +17,7 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.support.atomic_files import open_to_read
 from weftplan.training.data.augment_random import generator
 from weftplan.training.data.image_files import decode
 from weftplan.training.data.images import resampling
@@ -78,7 +79,8 @@ def imread(
     """
     path = Path(filename)
     try:
-        content = path.read_bytes()
+        with open_to_read(path) as file:
+            content = file.read()
     except OSError as error:
         raise MXNetError(f"imread: {path} cannot be read: {error.strerror}") from error
     return _decoded(content, flag, to_rgb, out, str(path))

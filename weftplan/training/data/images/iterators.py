@@ -16,11 +16,11 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.support.atomic_files import open_to_read
 from weftplan.training.data import recordio
-from weftplan.training.data.augment_random import generator
 from weftplan.training.data.images.augmenters import Augmenter, CreateAugmenter
 from weftplan.training.data.images.image import imdecode
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, Host
+from weftplan.training.data.io import DataBatch, DataDesc, DataIter, Host, generator, order_key
 
 File = str | os.PathLike[str]
 
@@ -35,7 +35,8 @@ class ImageIter(DataIter):
         path_imglist: a text file with a line ``key<tab>label…<tab>path`` for each image; ``imglist``: the same as a
             list of ``[label…, path]``. With ``path_imgrec`` they give the labels alone.
         path_root: the folder of the paths.
-        shuffle: a new random order in each epoch, from the sequence of ``mx.random``.
+        shuffle: a new random order in each epoch, which the seed of ``np.random`` decides if the program
+            has set it, else that of ``mx.random``.
         part_index, num_parts: this iterator has that part of the images.
         aug_list: augmenters; by default those of :func:`CreateAugmenter`, to which other keywords go.
         dtype: of the labels.
@@ -97,7 +98,7 @@ class ImageIter(DataIter):
 
     def reset(self) -> None:
         if self.shuffle:
-            self.seq = [self.seq[k] for k in generator().permutation(len(self.seq))]
+            self.seq = [self.seq[k] for k in generator(order_key()).permutation(len(self.seq))]
         self.cur = 0
         self._ended = False
 
@@ -195,7 +196,8 @@ class ImageIter(DataIter):
 
     def read_image(self, fname: str) -> bytes:
         """The bytes of an image's file."""
-        return Path(self.path_root, fname).read_bytes()
+        with open_to_read(Path(self.path_root, fname)) as file:
+            return file.read()
 
     def augmentation_transform(self, data: NDArray) -> NDArray:
         """The image behind all augmenters."""
@@ -212,7 +214,9 @@ def image_list(path: File | None, given: Sequence[Any] | None, dtype: Any) -> di
     """{key: (label, path)} of a list in a file or in memory; raises FormatError for a line that is none."""
     if path is not None:
         found: dict[Any, tuple[Host, str]] = {}
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        with open_to_read(path) as file:
+            lines = file.read().decode().splitlines()
+        for number, line in enumerate(lines, 1):
             parts = line.strip().split("\t")
             try:
                 if len(parts) < 3:

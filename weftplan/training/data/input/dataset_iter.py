@@ -6,7 +6,6 @@ settings, never on the number of workers or on who was faster.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from weftplan.device.context import HOST_MEMORY, Context, cpu
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 from weftplan.ndarray import empty, random
+from weftplan.support.package_log import log
 from weftplan.training.data.input.layout import Host, Layout, Names, Part, layout_of
 from weftplan.training.data.input.reading import Filled, Reader, Task
 from weftplan.training.data.input.seeding import Key, borrowed_generators
@@ -25,7 +25,6 @@ from weftplan.training.data.input.workers import Pool, check_start_method
 from weftplan.training.data.io import DataBatch, DataDesc, DataIter
 from weftplan.training.data.iterator_state import State, key_in, make_state, not_resumable, read_state, whole_in
 
-log = logging.getLogger("weftplan")
 _TOLD = 5
 """Samples that were left out and are told one by one."""
 

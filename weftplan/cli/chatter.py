@@ -1,0 +1,92 @@
+"""``-v``, ``-q`` and ``--log-file`` of every command: how much it says besides its result.
+
+Messages of the package go to stderr: by default warnings, with ``-v`` also what happens, with ``-vv`` all, with ``-q``
+errors alone, and no progress. A log file gets what happens, whatever the screen shows.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from weftplan.support import progress
+from weftplan.support.package_log import log
+
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+_FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def chatter_options() -> list[click.Option]:
+    """The options, which act when they are parsed and give a command nothing."""
+    return [
+        click.Option(
+            ["-v", "--verbose", "verbose"], count=True, help="Show what happens; -vv: all of it.", callback=_note,
+            expose_value=False,
+        ),
+        click.Option(
+            ["-q", "--quiet", "quiet"], is_flag=True, help="Show no progress and no warnings.", callback=_note,
+            expose_value=False,
+        ),
+        click.Option(
+            ["--log-file", "log_file"], type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+            help="Append what happens to FILE.", callback=_note, expose_value=False,
+        ),
+    ]  # fmt: skip
+
+
+class _Chatter:
+    """What a command's options ask for; in force until the command ends."""
+
+    def __init__(self) -> None:
+        self.verbose, self.quiet = 0, False
+        self.log_file: logging.Handler | None = None
+        self._level = log.level
+        self._handlers: list[logging.Handler] = []
+
+    def apply(self) -> None:
+        """Set handlers and level to what is asked for so far."""
+        self._remove()
+        screen = logging.StreamHandler()
+        screen.setFormatter(logging.Formatter("%(message)s"))
+        screen.setLevel(logging.ERROR if self.quiet else _LEVELS[min(self.verbose, 2)])
+        self._handlers = [screen, *([] if self.log_file is None else [self.log_file])]
+        for handler in self._handlers:
+            log.addHandler(handler)
+        log.setLevel(min(handler.level for handler in self._handlers))
+        (progress.turn_off if self.quiet else progress.turn_on)()
+
+    def end(self) -> None:
+        """Leave logging as it was."""
+        self._remove()
+        log.setLevel(self._level)
+        progress.turn_on()
+        if self.log_file is not None:
+            self.log_file.close()
+
+    def _remove(self) -> None:
+        for handler in self._handlers:
+            log.removeHandler(handler)
+
+
+def _note(context: click.Context, parameter: click.Parameter, value: int | bool | Path | None) -> None:
+    """Take in one of the options."""
+    if not value:
+        return
+    chatter = context.meta.get(__name__)
+    if chatter is None:
+        chatter = context.meta[__name__] = _Chatter()
+        context.call_on_close(chatter.end)
+    if isinstance(value, Path):
+        try:
+            chatter.log_file = logging.FileHandler(value, encoding="utf-8")
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {value}: {error.strerror or error}") from error
+        chatter.log_file.setFormatter(logging.Formatter(_FILE_FORMAT))
+        chatter.log_file.setLevel(logging.INFO)
+    elif parameter.name == "quiet":
+        chatter.quiet = True
+    else:
+        chatter.verbose = int(value)
+    chatter.apply()

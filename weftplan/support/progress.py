@@ -1,0 +1,222 @@
+"""Progress of long loops: a live line on a terminal or in a notebook, a line every few seconds in a pipe.
+
+A loop that a person has started says how far it is once it has taken a second. The line goes to stderr and is wiped at
+the end, so output is as if it had not been there. ``WEFTPLAN_PROGRESS=0``, :func:`turn_off` or ``progress=False`` of a
+call turns it off, and so does a log that shows messages of training, which would cut through the line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+from typing import Any, TypeVar
+
+from weftplan import config
+from weftplan.support.package_log import is_on_screen
+
+PATIENCE = 1.0
+"""Seconds after which a live line appears."""
+PERIOD = 0.1
+"""Seconds between two changes of a live line."""
+LINE_PERIOD = 10.0
+"""Seconds between two lines in a pipe."""
+WIDTH = 80
+"""Columns of a notebook."""
+LONG = 200
+"""Columns of a line in a pipe."""
+Item = TypeVar("Item")
+_off = False
+_hidden = threading.local()
+
+
+def turn_off() -> None:
+    """Show no progress in this process from now on."""
+    global _off
+    _off = True
+
+
+def turn_on() -> None:
+    """Show progress again."""
+    global _off
+    _off = False
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Let loops of this thread show nothing in the block, since what called them has a line of its own."""
+    mine = vars(_hidden)  # of this thread, also if another one collects a generator that was left in the block
+    mine["count"] = mine.get("count", 0) + 1
+    try:
+        yield
+    finally:
+        mine["count"] -= 1
+
+
+def is_shown(wish: bool | None = None) -> bool:
+    """Whether a loop shows its progress; ``wish`` is what its caller has asked for, None if nothing."""
+    if _off or vars(_hidden).get("count", 0):
+        return False
+    if wish is not None:
+        return wish
+    return bool(config.get("WEFTPLAN_PROGRESS")) and not is_on_screen()
+
+
+def width_of(stream: Any) -> int | None:
+    """Columns of the terminal behind a stream; None for a pipe, a file, or a terminal that writes nothing twice.
+
+    ``COLUMNS`` wins, as it does elsewhere. ``TERM=dumb`` says that a line cannot be written again.
+    """
+    try:
+        if not stream.isatty() or os.environ.get("TERM") == "dumb":
+            return None
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdigit() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def live_width(stream: Any) -> int | None:
+    """Columns in which a line can be written again and again: of a terminal, or of a cell of a notebook."""
+    width = width_of(stream)
+    if width is None and type(stream).__module__.partition(".")[0] == "ipykernel":
+        return WIDTH
+    return width
+
+
+class LiveLine:
+    """A line that says how far something is. One thread uses it at a time.
+
+    Args:
+        stream: default: stderr.
+        patience: seconds before the line appears.
+        lines: write a line every :data:`LINE_PERIOD` seconds where none can be written again.
+    """
+
+    def __init__(self, stream: Any = None, *, patience: float = 0.0, lines: bool = False) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._lines = lines
+        now = time.perf_counter()
+        self._live_at, self._line_at = now + patience, now + LINE_PERIOD
+        self._shown = 0
+        """Characters on the line."""
+
+    def update(self, text: Callable[[int], str]) -> None:
+        """Show ``text(columns)`` if it is time to."""
+        now = time.perf_counter()
+        if now < self._live_at:
+            return
+        width = live_width(self._stream)
+        if width is not None:
+            self._live_at = now + PERIOD
+            self.clear()
+            line = text(width - 1)[: width - 1]
+            self._write(line)
+            self._shown = len(line)
+        elif self._lines and now >= self._line_at:
+            self._line_at = now + LINE_PERIOD
+            self._write(f"{text(LONG)}\n")
+        else:
+            self._live_at = min(now + PERIOD, self._line_at) if self._lines else now + PERIOD
+
+    def clear(self) -> None:
+        """Wipe the line, so that something else can be written."""
+        if self._shown:
+            terminal = width_of(self._stream) is not None
+            self._write("\r\x1b[K" if terminal else f"\r{' ' * self._shown}\r")  # cells know no other code
+            self._shown = 0
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # closed, or its reader has gone: no loop ends for that
+            self._live_at = self._line_at = float("inf")
+
+
+def watching(text: str, *, long: bool = True) -> AbstractContextManager[Any]:
+    """A :class:`Progress` that a thread shows, or nothing if the block is known to be short."""
+    return Progress(text, watch=True) if long else nullcontext()
+
+
+class Progress:
+    """``with Progress("score", 40) as progress:`` and ``progress.step()`` after each of 40 batches.
+
+    Args:
+        text: what is done.
+        total: steps, if they are known.
+        unit: what a step is.
+        show: as ``wish`` of :func:`is_shown`.
+        watch: let a thread write the line, for work that has no place to do so; :meth:`say` changes it.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        total: int | None = None,
+        *,
+        unit: str = "batches",
+        show: bool | None = None,
+        watch: bool = False,
+    ) -> None:
+        self._text, self._total, self._unit, self._watch = text, total, unit, watch
+        self._count = 0
+        self._start = time.perf_counter()
+        self._line = LiveLine(patience=PATIENCE, lines=True) if is_shown(show) else None
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def say(self, text: str) -> None:
+        """What the line says from now on."""
+        self._text = text
+
+    def step(self, count: int = 1) -> None:
+        """Steps have been done."""
+        self._count += count
+        if self._line is not None and self._thread is None:
+            self._line.update(self._shown)
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, each of which is a step."""
+        with self:
+            for item in items:
+                yield item
+                self.step()
+
+    def _shown(self, width: int) -> str:
+        seconds = time.perf_counter() - self._start
+        if not self._count:
+            return f"{self._text} … {seconds:.0f} s"
+        of = "" if self._total is None else f" of {self._total:,}"
+        left = ""
+        if self._total is not None and self._total > self._count:
+            left = f", {seconds * (self._total - self._count) / self._count:.0f} s left"
+        return f"{self._text}: {self._count:,}{of} {self._unit}, {self._count / max(seconds, 1e-9):,.1f}/s{left}"
+
+    def __enter__(self) -> Progress:
+        if self._line is not None:
+            self._hiding = hidden()
+            self._hiding.__enter__()
+        if self._watch and self._line is not None:
+            self._thread = threading.Thread(target=self._write, name="weftplan-progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def _write(self) -> None:
+        assert self._line is not None
+        while not self._done.wait(0.2):
+            self._line.update(self._shown)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._line is not None:
+            self._line.clear()
+            self._hiding.__exit__(None, None, None)
