@@ -125,8 +125,9 @@ def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> No
         passes.run_passes(start(), settings())
 
 
+@pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check after each pass names the pass that made it."""
+    """In debug mode the check after each pass names the pass that made it."""
 
     def breaks(network: Network, settings: Settings) -> tuple[Network, str]:
         graph = network.graph
@@ -137,6 +138,9 @@ def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(passes, "PASSES", [*passes.PASSES, wrong])
     with pytest.raises(PlanError, match=r"after pass 'breaks it': node .* needs something that comes after it"):
         passes.run_passes(start(), settings(), checked=True)
+    monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
+    with pytest.raises(PlanError, match="after pass 'breaks it'"):
+        plan_symbol(network(), {"data": SHAPE})
 
 
 def test_an_edit_leaves_the_given_network_as_it_is() -> None:

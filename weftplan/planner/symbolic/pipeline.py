@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from math import inf
 from typing import Any
 
+from weftplan import config
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.ops.core.implementations import Choice
@@ -145,7 +146,7 @@ def size_symbol(
 
 def _size(network: Network, settings: Settings) -> SizedGraph:
     """Run the passes and ask operators what they declare."""
-    network = run_passes(network, settings)
+    network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")))
     program, choices = _program(network, settings.options)
     if settings.options.compat == "paddle":
         program = program.in_order(breadth_first(program))
