@@ -16,7 +16,7 @@ import platform
 import subprocess
 import sys
 
-from weftplan.cli.launch import mpiexec_command
+from weftplan.cli.launch.mpiexec import mpiexec_command
 from weftplan.kvstore.distributed.transport.mpi import environment
 
 PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "dist_rank.py")

@@ -27,6 +27,7 @@ GUIDES = {
     "Start here": "README.md",
     "Guides": {
         "Know and limit training memory": "docs/planning-memory.md",
+        "Fit a PyTorch model into your card": "docs/pytorch.md",
         "Train a network": "docs/training.md",
         "Feed a network": "docs/data.md",
         "Leave it running": "docs/long-runs.md",

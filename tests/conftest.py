@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.checkout import share_checkout
 from tests.support.seeds import FRESH
+
+share_checkout(Path(__file__).resolve().parents[1], os.environ)
 
 if sys.dont_write_bytecode:
     # Nothing is to be written beside the sources. But the tests start hundreds of processes, and each would compile the
@@ -36,6 +39,23 @@ if "forkserver" in multiprocessing.get_all_start_methods():
 
 collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 """Scripts that make golden files; they run with MXNet's interpreter, not under pytest."""
+
+
+def pytest_addoption(parser):
+    """``--first-contact``: of the tests of a GPU those of the first minutes with a card, in their order."""
+    parser.addoption(
+        "--first-contact",
+        action="store_true",
+        help="run tests/first_contact alone, and write its page",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """With ``--first-contact``, leave everything else out."""
+    if config.getoption("--first-contact"):
+        chosen = [item for item in items if item.path.name == "test_first_contact.py"]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
 
 
 def pytest_collection(session):
@@ -110,6 +130,15 @@ def folder(tmp_path):
         del registry._devices[place.context]
     else:
         registry.put(before)
+
+
+@pytest.fixture
+def no_links():
+    """No links between devices once the test is over."""
+    from weftplan.device.links import connect
+
+    yield
+    connect(None)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weftplan import config
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from weftplan.errors import MXNetError, did_you_mean
-from weftplan.support.lazy_import import ImportsOfAttributes, late_import
+from weftplan.support.lazy_import import Aliases, late_import
 
 if TYPE_CHECKING:
     from weftplan import device as context
@@ -102,6 +102,37 @@ _ABSENT = {
 """Modules of MXNet 1.9.1 that are absent on purpose -> what to use instead."""
 
 
+_DEEPER = {
+    **{f"module.{name}": f"training.module.{name}" for name in
+       "module base_module bucketing_module sequential_module python_module".split()},  # noqa: SIM905
+    "image.detection": "training.data.images.detection",
+    "image.image": "training.data.images",
+    "io.io": "training.data.iterators",
+    "kvstore.kvstore": "kvstore",
+    "misc": "training.optimizers.lr_scheduler",
+    "module.executor_group": "training.executor_group",
+    "ndarray.ndarray": "ndarray",
+    "optimizer.optimizer": "training.optimizers.optimizer",
+    "rnn.io": "rnn.sentences",
+    "rnn.rnn": "rnn.checkpoints",
+    "rnn.rnn_cell": "rnn",
+}  # fmt: skip
+"""Further modules of MXNet 1.9.1 by name -> where their classes are, both below ``weftplan``."""
+_ABSENT_MODULES = {
+    "error": "every exception class is in weftplan.errors",
+    "executor_manager": "mx.mod.Module splits batches over contexts",
+    "libinfo": "nothing here is a C library; mx.runtime says what there is",
+    "library": "operators are written in Python: mx.operator.CustomOp",
+    "notebook": "fit(progress=True) shows a live line, fit(report=FOLDER) writes curves as a page",
+    "numpy": _ABSENT["np"],
+    "numpy_extension": _ABSENT["npx"],
+    "registry": "the classes have register and create themselves, such as mx.optimizer.register",
+    "rtc": "kernels in CUDA C are compiled with CuPy: cupy.RawKernel, in an operator of mx.operator",
+    "torch": "functions of PyTorch are called in an operator of mx.operator",
+}
+"""Modules that no script reads as attributes -> what to use instead."""
+
+
 def _attribute(name: str) -> Any:
     if name not in _LAZY:
         if name in _ABSENT:
@@ -135,7 +166,7 @@ def _own(module: Any, name: str) -> bool:
     return not name.startswith("_") and getattr(vars(module)[name], "__module__", "") == module.__name__
 
 
-# as in ``from weftplan.io import DataBatch``; names that are files of their own are found without it, or are missing
+# As in ``from weftplan.io import DataBatch``; names that are files of their own are found without it, or are missing.
 _ALIASES = {name for name, place in _LAZY.items() if ":" not in place and place != name}
-sys.meta_path.append(ImportsOfAttributes(__name__, _ALIASES, _ABSENT))
+Aliases(__name__, _ALIASES, _DEEPER, _ABSENT | _ABSENT_MODULES).install()
 config.check_environment()

@@ -8,9 +8,12 @@ changed in the commit that adds the reader.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import overload
 
 
 class When(Enum):
@@ -22,6 +25,26 @@ class When(Enum):
     """At every bind (or every plan)."""
     CONSTRUCT = "construct"
     """Whenever an object that it shapes is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Sequence[str]):
+    """The names in a registry of a higher layer: its module has ``registered()``, and is imported on first use."""
+
+    module: str
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(importlib.import_module(self.module).registered())
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        return self._names()[index]
+
+    def __len__(self) -> int:
+        return len(self._names())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +63,7 @@ class Variable:
     effect: str
     low: float | None = None
     high: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     aliases: tuple[str, ...] = ()
     power_of_two: bool = False
     form: str = ""
@@ -90,7 +113,7 @@ _ENGINE = (
     _engine(
         name="MXNET_ENGINE_TYPE",
         default="ThreadedEnginePerDevice",
-        choices=("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"),
+        choices=Registered("weftplan.engine.registry"),
         meaning="Which engine: at the push itself, one pool, pools per device, or one seeded thread.",
         effect="kind of the process-wide engine",
     ),
@@ -186,7 +209,7 @@ _PLANNER = (
     _planner(
         name="WEFTPLAN_PLANNER_STRATEGY",
         default="auto",
-        choices=("match_range", "arena", "auto"),
+        choices=Registered("weftplan.planner.strategies"),
         meaning="How buffers share memory: match range, offsets in a slab (arena), or whichever needs less.",
         effect=_BIND_NOW,
     ),

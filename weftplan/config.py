@@ -43,6 +43,7 @@ __all__ = [
     "table",
     "warn_of_late_changes",
     "warn_once",
+    "without_effect",
 ]
 
 _PREFIXES = ("MXNET_", "NNVM_", "FLAGS_", "WEFTPLAN_")
@@ -275,6 +276,11 @@ def strangers() -> list[str]:
         for name in os.environ
         if name.upper().startswith(_PREFIXES) and name not in _BY_NAME and name not in UNUSED_HERE
     )
+
+
+def without_effect() -> list[str]:
+    """Names in the environment that MXNet reads and weftplan does not, sorted."""
+    return sorted(UNUSED_HERE.intersection(os.environ))
 
 
 def nearest(name: str) -> str | None:

@@ -43,6 +43,26 @@ def _begin_alike(one: str, other: str) -> bool:
 
 
 _SAME = {
+    "Conv1D": ("Convolution",),
+    "Conv2D": ("Convolution",),
+    "Conv3D": ("Convolution",),
+    "Conv2DTranspose": ("Deconvolution",),
+    "ConvTranspose2d": ("Deconvolution",),
+    "Dense": ("FullyConnected",),
+    "GRU": ("RNN",),
+    "LSTM": ("RNN",),
+    "Linear": ("FullyConnected",),
+    "AvgPool": ("Pooling",),
+    "AvgPool2D": ("Pooling",),
+    "MaxPool": ("Pooling",),
+    "MaxPool2D": ("Pooling",),
+    "MaxPooling2D": ("Pooling",),
+    "BatchNormalization": ("BatchNorm",),
+    "BatchNorm2d": ("BatchNorm",),
+    "ReLU": ("relu",),
+    "Sigmoid": ("sigmoid",),
+    "Softmax": ("softmax",),
+    "Tanh": ("tanh",),
     "callback": ("batch_end_callback",),
     "callbacks": ("batch_end_callback",),
     "context": ("ctx",),
@@ -92,6 +112,10 @@ class MXNetError(RuntimeError):
 
 class ConfigError(MXNetError, ValueError):
     """An environment variable or option has an illegal value."""
+
+
+class UndeclaredAccessWarning(UserWarning):
+    """Debug mode: a task reaches an array that other tasks use, and has not declared it."""
 
 
 class ConfigWarning(UserWarning):

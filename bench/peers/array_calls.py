@@ -6,8 +6,8 @@ import sys
 import time
 
 CALLS = 1500
-WARM = 30_000
-"""Calls before anything is measured: after some thousand calls weftplan imports what calls NumPy's loops directly."""
+WARM = 1_000
+"""Calls of each kind of work before anything is measured."""
 mx = importlib.import_module(sys.argv[1])
 nd = mx.nd
 x, y, row, weight, bias = nd.ones((8, 16)), nd.ones((8, 16)), nd.ones((1, 16)), nd.ones((4, 16)), nd.ones((4,))

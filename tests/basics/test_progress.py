@@ -97,6 +97,10 @@ def test_a_short_loop_shows_nothing(now: list[float], monkeypatch: pytest.Monkey
 def test_switches(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable, the call and the process turn it off; the call wins over the variable, the process over both."""
     assert run(Terminal(), now, monkeypatch, show=False) == ""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")  # of several processes the first one speaks
+    assert run(Terminal(), now, monkeypatch) == ""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert run(Terminal(), now, monkeypatch)
     monkeypatch.setenv("WEFTPLAN_PROGRESS", "0")
     assert run(Terminal(), now, monkeypatch) == ""
     assert run(Terminal(), now, monkeypatch, show=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -65,6 +66,7 @@ def test_doctor_prints_them():
     """The warning reaches the reader, and is no failure."""
     code = "from weftplan.cli import main; main(['doctor'])"
     environment = {"OPENBLAS_CORETYPE": "Haswell", "PATH": "", "COLUMNS": "200"}
+    environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "OPENBLAS_CORETYPE=Haswell is set" in done.stdout

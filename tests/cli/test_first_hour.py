@@ -50,7 +50,7 @@ TYPED = {
     "plan old": (1, "--shape data=N,C,H,W"),
     "plan old --shape data=8,1,8,8": (0, "KiB in all"),
     "plan old-0007.params": (1, "give the symbol file, old-symbol.json beside it"),
-    "inspect old": (0, "parameters beside it: old-0007.params"),
+    "inspect old": (0, "parameters of old-0007.params, the only file"),
     "inspect old 7": (0, "14 matched, 0 missing"),
     "inspect old 0": (2, "beside old-symbol.json there are old-0007.params"),
     "inspect old-0007.params": (1, "give the symbol file, old-symbol.json beside it"),

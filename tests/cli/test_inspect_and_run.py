@@ -91,6 +91,8 @@ def test_the_first_fully_connected_layer_tells_the_side_of_images(tmp_path: Path
     save_checkpoint(tmp_path / "net", 0, symbol, args, {})
     said = "--shape data=N,C,H,W, such as --shape data=1,1,28,28"
     assert said in words(call("inspect", tmp_path / "net", 0))
+    assert said in words(call("inspect", tmp_path / "net"))  # the only parameter file is read
+    save_checkpoint(tmp_path / "net", 1, symbol, args, {})
     assert "--shape data=N,C,H,W, such as --shape data=1,3,224,224" in words(call("inspect", tmp_path / "net"))
     for command, *tail in (("inspect",), ("convert", tmp_path / "net.onnx")):
         result = call(command, tmp_path / "net", 0, *tail, "--shape", "data=784")

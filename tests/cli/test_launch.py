@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from tests.cli.test_train import FEW
 from tests.kvstore.ranks import need_mpi
 from weftplan.cli import main
-from weftplan.cli.launch import command, mpiexec_command
+from weftplan.cli.launch.command import command
+from weftplan.cli.launch.mpiexec import mpiexec_command
 from weftplan.cli.train import tasks as train_tasks
 from weftplan.kvstore.distributed.transport.mpi import TCP, environment
 
@@ -28,11 +29,15 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     hosts = tmp_path / "hosts"
     hosts.write_text("one\ntwo\n")
     made = mpiexec_command(3, hosts, ("train.py", "-n", "7"))
-    assert made[-6:] == ["-n", "3", sys.executable, "train.py", "-n", "7"]
+    rank = [sys.executable, "-m", "weftplan.cli.launch.rank", "-", "recovers"]
+    assert made[-10:] == ["-n", "3", *rank, "train.py", "-n", "7"]
+    assert "btl" not in made  # hosts reach each other by TCP
     assert made[made.index("--hostfile") + 1] == str(hosts)
-    assert mpiexec_command(1, None, ("weftplan", "doctor"))[-4:] == [sys.executable, "-m", "weftplan", "doctor"]
+    alone = mpiexec_command(1, None, ("weftplan", "doctor"))
+    assert alone[-8:] == [*rank, "-m", "weftplan", "doctor"]
+    assert alone[alone.index("btl") + 1] == "self,sm"
     module = CliRunner().invoke(command, ["-n", "2", "--dry-run", "-m", "json.tool", "--help"])
-    assert module.output.endswith(f"{sys.executable} -m json.tool --help\n")
+    assert module.output.endswith(f"{' '.join(rank)} -m json.tool --help\n")
     shown = CliRunner().invoke(command, ["-n", "2", "--dry-run", "hostname", "--help"])
     assert shown.exit_code == 0
     assert shown.output.endswith("-n 2 hostname --help\n")

@@ -23,7 +23,7 @@ sys.exit(7)
 """
 COMMAND = """
 import sys
-from weftplan.cli import launch
+from weftplan.cli.launch import command as launch
 launch.mpiexec_command = lambda *_, **__: [sys.executable, "-c", sys.argv[1]]
 launch.command(["-n", "2", "--restarts", "2", "weftplan"])
 """

@@ -377,4 +377,4 @@ def test_kernels_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [line for line in table.splitlines() if "Convolution" in line]
     assert len(rows) == 2
     assert all("numpy (chosen by the user)" in row for row in rows)
-    assert set(figures("lenet")["kernels"].values()) == {"numpy (chosen by the user)"}
+    assert set(figures("lenet", "--kernels")["kernels"].values()) == {"numpy (chosen by the user)"}

@@ -181,7 +181,7 @@ def test_helpers() -> None:
     tu.compare_optimizer(mx.optimizer.SGD(momentum=0.9), mx.optimizer.SGD(momentum=0.9), (3, 2), np.float32)
     with pytest.raises(AssertionError, match="weight"):
         tu.compare_optimizer(mx.optimizer.SGD(), mx.optimizer.SGD(learning_rate=0.5), (3, 2), np.float32)
-    with pytest.raises(MXNetError, match="fetch the file"):
+    with pytest.raises(MXNetError, match="fetches nothing"):
         tu.get_mnist()
 
 

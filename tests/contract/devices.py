@@ -6,10 +6,14 @@ import pytest
 
 import weftplan as mx
 from tests import standin_cupy
-from weftplan import device
+from weftplan import device, engine
 
 PLACES = ["cpu", "sim", "standin", pytest.param("gpu", marks=pytest.mark.gpu)]
 """The host, the simulated device, the real code for GPUs on a stand-in for CuPy, and a real GPU."""
+
+
+GPUS = ["standin", pytest.param("gpu", marks=pytest.mark.gpu)]
+"""The real code for GPUs alone: on the stand-in, and on a real GPU."""
 
 
 @contextlib.contextmanager
@@ -23,6 +27,8 @@ def place(where, **engine_settings):
             yield mx.gpu
     elif where == "gpu":
         count = device.num_gpus()
-        yield lambda index=0: mx.gpu(index % count)
+        kind = engine_settings.pop("kind", None)
+        with engine.using(engine.create(kind, **engine_settings) if kind or engine_settings else engine.get()):
+            yield lambda index=0: mx.gpu(index % count)
     else:
         yield {"cpu": mx.cpu, "sim": mx.sim}[where]

@@ -1,10 +1,12 @@
 """What the contract of engines is run on, and what failing operations raise."""
 
 import threading
+from functools import partial
 
 import pytest
 
 from weftplan import engine
+from weftplan.engine.registry import registered
 
 DRIVERS = {
     "naive": lambda: engine.create("NaiveEngine"),
@@ -13,6 +15,9 @@ DRIVERS = {
     "per_device_4": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=4),
     "simulator": lambda: engine.create("Simulator", seed=5),
 }
+for _kind in registered():
+    if _kind not in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"):
+        DRIVERS[_kind] = partial(engine.create, _kind)
 
 
 class Boom(Exception):

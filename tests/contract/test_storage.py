@@ -18,6 +18,7 @@ from weftplan.storage import (
     RoundPool,
     StatisticsResource,
 )
+from weftplan.storage.ledger import Ledger
 
 MAKERS = {
     "raw": RawResource,
@@ -38,6 +39,9 @@ MAKERS = {
 }
 
 
+for _klass in Ledger.__subclasses__():
+    if not _klass.__module__.startswith(("weftplan.", "tests.")):
+        MAKERS[_klass.__name__] = _klass  # a plug-in's
 DEVICES = {"cpu": device.cpu(0), "cpu_pinned": device.cpu_pinned(0), "sim": device.sim(0)}
 
 

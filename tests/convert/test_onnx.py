@@ -142,6 +142,13 @@ FILES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any]]] = {
     "prelu": ([node("PRelu", "x w", "y")], (2, 3, 2, 2), {"w": np.float32([0.1, 0.2, 0.3]).reshape(3, 1, 1)}),
     "flattened": ([node("Flatten", "x", "y", axis=2)], (2, 3, 4, 5), {}),
     "largest": ([node("ArgMax", "x", "i", axis=1), node("Cast", "i", "y", to=1)], (2, 5), {}),
+    "gelu": ([node("Gelu", "x", "y")], (2, 5), {}),
+    "gelu by tanh": ([node("Gelu", "x", "y", approximate="tanh")], (2, 5), {}),
+    "remainder": ([node("Sub", "x h", "d"), node("Mod", "d m", "y", fmod=1)], (2, 5),
+                  {"h": np.float32(0.6), "m": np.float32([[0.3], [-0.4]])}),
+    "expanded": ([node("Expand", "x n", "y")], (2, 1, 3), {"n": np.int64([4, 1, 5, 1])}),
+    "expanded constant": ([node("Expand", "c n", "e"), node("Add", "x e", "y")], (2, 3),
+                          {"c": np.ones((1, 3), np.float32), "n": np.int64([2, 3])}),
     "normed": ([node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "y")], (2, 3, 4), {}),
 }  # fmt: skip
 
@@ -154,7 +161,8 @@ def test_files_of_others(name: str, tmp_path: Path) -> None:
         nodes[0].input[:] = ["x", "low"] if name == "clipped" else ["x", "", "s"]
     if name == "constants":
         initializers = {**initializers, "v": np.float32([[1, 2, 3]])}
-    data, expected = written(tmp_path / "m.onnx", nodes, shape, initializers=initializers)
+    opset = 20 if name.startswith("gelu") else 13
+    data, expected = written(tmp_path / "m.onnx", nodes, shape, initializers=initializers, opset=opset)
     symbol, args, aux = import_model(tmp_path / "m.onnx")
     for left, right in zip(ours(symbol, args, aux, x=data), expected, strict=True):
         assert left.shape == (right.shape or (1,))

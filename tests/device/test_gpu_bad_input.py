@@ -42,7 +42,7 @@ def test_a_kernel_that_does_not_compile(monkeypatch):
     mended."""
     good = dropout._SOURCE
     with place("standin") as context:
-        monkeypatch.setattr(dropout, "_SOURCE", good.replace("bool kept", "boolean kept"))
+        monkeypatch.setattr(dropout, "_SOURCE", good.replace("unsigned int t", "unsigned number t"))
         with pytest.raises(DeviceError, match=r"kernel drop for float32 does not compile .*WEFTPLAN_KERNELS=numpy"):
             dropped(context)
         assert add_one(context) == [2, 2, 2]

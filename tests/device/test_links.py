@@ -13,13 +13,9 @@ from weftplan.device.links import HOST, Interconnect, Route, connect, matrix, nv
 from weftplan.device.simulated_device import begin_together
 from weftplan.errors import DeviceError
 
+pytestmark = pytest.mark.usefixtures("no_links")
+
 GIGABYTE = 1e9
-
-
-@pytest.fixture(autouse=True)
-def _apart_afterwards():
-    yield
-    connect(None)
 
 
 def copies(pairs, nbytes):

@@ -1,10 +1,12 @@
 """Copies between GPUs: directly where a pair has shown that it can, else through page-locked memory; traces say it."""
 
+import gc
+
 import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.contract.devices import place
+from tests.contract.devices import GPUS, place
 from tests.standin_cupy import machine, meter
 from weftplan import config, device, profiler
 from weftplan.device.interconnect import interconnect, way
@@ -19,6 +21,14 @@ def copied(context, count=BIG):
     values = np.arange(count, dtype=np.float32)
     x = mx.nd.array(values, ctx=context(0)) + 1
     return x.as_in_context(context(1)).as_in_context(context(2)).asnumpy(), values + 1
+
+
+@pytest.mark.parametrize("where", GPUS)
+def test_copies_bring_the_bytes(where):
+    """From GPU to GPU to GPU and back, whichever way they go; on one card they stay there."""
+    with place(where) as context:
+        found, wanted = copied(context)
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_peers_copy_directly():
@@ -73,3 +83,43 @@ def test_a_trace_says_which(monkeypatch, setting, text):
         names = [record[0] if isinstance(record, tuple) else record.name for record in profiler.recorder.operations]
         assert any(text in str(name) for name in names), names
         assert device.get(context(0)).peers.way(device.get(context(1)))
+
+
+def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
+    """CUDA gives a new stream the handle of an old one: it may take over its page-locked memory, but only behind the
+    copies that the old one still makes."""
+    with place("standin") as context:
+        machine.apart |= {(0, 1)}
+        here, there = device.get(context(0)), device.get(context(1))
+        source = here.allocate(64)
+        waits = []
+        for _ in range(3):
+            stream = there.new_stream()
+            monkeypatch.setattr(stream.handle, "wait_event", lambda event, stream=stream: waits.append(event))
+            handle = stream.handle.ptr
+            with stream:
+                there.copy(there.allocate(64), source)
+            monkeypatch.undo()
+            del stream
+            gc.collect()
+            assert there.new_stream().handle.ptr == handle  # as CUDA does
+        assert len(waits) == 2
+        assert len(here.peers._left) == 1
+
+
+def test_a_new_stream_gets_no_temporaries_of_an_old_one():
+    """The old one may still work with them, though CUDA has given the new one its handle."""
+    with place("standin") as context:
+        gpu = device.get(context(0))
+        stream = gpu.new_stream()
+        handle = stream.handle.ptr
+        with stream:
+            first = gpu.temporaries.allocate(512).ptr
+            assert gpu.temporaries.allocate(512).ptr == first  # on one stream memory goes from hand to hand
+        del stream
+        gc.collect()
+        stream = gpu.new_stream()
+        assert stream.handle.ptr == handle
+        with stream:
+            assert gpu.temporaries.allocate(512).ptr != first
+        assert gpu.temporaries.release() == 1024

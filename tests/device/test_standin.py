@@ -1,8 +1,10 @@
 """The stand-in for CuPy refuses what CuPy refuses; its table of names is that of the installed CuPy."""
 
+import gc
 import importlib.util
 import pathlib
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -224,3 +226,112 @@ def test_whose_work_it_is_is_asked_where_faults_are_noted(xp):
         with stream, stream.work(lambda context=context: asked.append(context)):
             pass
     assert asked == [mx.sim(0)]
+
+
+def test_work_of_any_thread_is_captured(xp):
+    """A capture belongs to its stream, not to the thread that began it."""
+    x, stream = xp.zeros(3), xp.cuda.Stream(non_blocking=True)
+    xp.cuda.get_current_stream().synchronize()
+
+    def foreign():
+        with stream:
+            xp.add(x, 1, out=x)
+
+    stream.begin_capture()
+    thread = threading.Thread(target=foreign)
+    thread.start()
+    thread.join()
+    graph = stream.end_capture()
+    assert x.host.tolist() == [0, 0, 0]
+    graph.launch(stream)
+    assert x.host.tolist() == [1, 1, 1]
+
+
+def test_what_waits_for_a_captured_stream_is_refused(xp):
+    """Events of the capture, the stream and the device, by any thread; a stream that waits for such an event becomes
+    part of the capture, and has to be joined again."""
+    stream, other = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
+    before = other.record()
+    calls = {
+        "Stream.synchronize": stream.synchronize,
+        "Stream.done": lambda: stream.done,
+        "Device.synchronize": xp.cuda.Device(0).synchronize,
+        "Event.done": lambda: stream.record().done,
+        "wait_event": lambda: stream.wait_event(before),
+    }
+    for name, call in calls.items():
+        stream.begin_capture()
+        raised = []
+
+        def foreign(call=call, raised=raised):
+            with pytest.raises(CUDARuntimeError, match="Capture") as info:
+                call()
+            raised.append(info)
+
+        thread = threading.Thread(target=foreign)
+        thread.start()
+        thread.join()
+        assert raised
+        with pytest.raises(CUDARuntimeError, match=f"Invalidated: because of {name}"):
+            stream.end_capture()
+    stream.begin_capture()
+    other.wait_event(stream.record())
+    assert other.is_capturing()
+    with pytest.raises(CUDARuntimeError, match="Unjoined"):
+        stream.end_capture()
+    stream.begin_capture()
+    other.wait_event(stream.record())
+    stream.wait_event(other.record())
+    stream.end_capture()
+    assert not other.is_capturing()
+
+
+def test_errors_come_late(xp):
+    """The launch of a faulty kernel succeeds; a later wait raises, and so does every call from then on."""
+    x = xp.zeros(3)
+    machine.faulty["add"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+    xp.add(x, 1, out=x)
+    xp.multiply(x, 2, out=x)
+    for _ in range(2):
+        with pytest.raises(CUDARuntimeError, match="IllegalAddress"):
+            xp.cuda.get_current_stream().synchronize()
+    with pytest.raises(CUDARuntimeError, match="IllegalAddress"):
+        xp.add(x, 1, out=x)
+
+
+def test_handles_of_streams_are_used_again(xp):
+    """A new stream gets the handle of one that is gone."""
+    stream = xp.cuda.Stream()
+    handle = stream.ptr
+    del stream
+    gc.collect()
+    assert xp.cuda.Stream().ptr == handle
+
+
+def test_freeing_waits_for_the_device(xp):
+    """``cudaFree`` returns when all streams of the device are empty: what the host enqueues then is behind them."""
+    a, b = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
+    x, other = xp.zeros(3), xp.cuda.Memory(8)
+    xp.cuda.get_current_stream().synchronize()
+    with a:
+        xp.add(x, 1, out=x)
+    meter.reset()
+    del other
+    assert meter.frees == 1
+    with b:
+        xp.add(x, 1, out=x)
+
+
+def test_a_handle_of_cublas_is_one_threads(xp):
+    """Each thread has its own for each device, with workspaces that the driver counts."""
+    free = xp.cuda.runtime.memGetInfo()[0]
+    handle = xp.cuda.get_cublas_handle()
+    assert xp.cuda.get_cublas_handle() == handle
+    assert free - xp.cuda.runtime.memGetInfo()[0] == 32 << 20
+    found = []
+    thread = threading.Thread(target=lambda: found.append(xp.cuda.get_cublas_handle()))
+    thread.start()
+    thread.join()
+    assert found[0] != handle
+    with pytest.raises(RuntimeError, match="another thread"):
+        xp.cuda.cublas.sgemmStridedBatched(found[0], *range(17))

@@ -23,3 +23,11 @@ def threaded():
     yield made
     engine.set_engine(before)
     made.stop()
+
+
+@pytest.fixture
+def eng():
+    """The default engine with one worker for each CPU context."""
+    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    yield made
+    made.stop()

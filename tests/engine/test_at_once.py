@@ -8,14 +8,6 @@ from weftplan import engine
 from weftplan.errors import EngineError
 
 
-@pytest.fixture
-def eng():
-    """An engine with workers, idle."""
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
-    yield made
-    made.stop()
-
-
 def test_it_runs_on_the_calling_thread_and_counts_as_an_operation(eng):
     """Work on idle vars runs here, and statistics count it as pushed and completed."""
     var = eng.new_variable()

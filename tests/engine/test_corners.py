@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.contract.engines import Boom, boom
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError, WaitInWorkerError
@@ -14,25 +15,8 @@ from weftplan.errors import EngineError, WaitInWorkerError
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
 
 
-class Boom(Exception):
-    """What failing operations raise here."""
-
-
-def boom():
-    """Fail."""
-    raise Boom("boom")
-
-
 def nothing():
     """Succeed."""
-
-
-@pytest.fixture
-def eng():
-    """One CPU worker."""
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
-    yield made
-    made.stop()
 
 
 def test_the_caller_may_reuse_its_lists(eng):

@@ -409,3 +409,17 @@ def test_a_worker_that_has_been_woken_may_begin(eng, monkeypatch):
     assert len(slept) == 1
     with engine.using(engine.create("NaiveEngine")):
         engine.get().give_way()
+
+
+def test_operation_without_queue_is_waited_for():
+    """An operation that the pusher starts itself is in no queue: a waiting thread sleeps until it is done."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    var, started = eng.new_variable(), []
+    warm(eng, var)
+    eng.push_async(started.append, (), [var], prop=FnProperty.NO_SKIP)
+    timer = threading.Timer(0.05, started[0])
+    timer.start()
+    eng.wait_for_var(var)
+    timer.join()
+    assert var.version == 4
+    eng.stop()

@@ -231,3 +231,30 @@ def test_random_programs_fail_as_on_an_engine_without_streams(eng, block):
     for seed in range(block * 15, block * 15 + 15):
         assert outcome(eng, seed, [sim(0), sim(1), cpu(0)]) == outcome(plain, seed, [cpu(0)] * 3), seed
     plain.stop()
+
+
+def test_every_waiting_thread_is_told(eng):
+    """Four threads that wait for the same failed work of a device each get its error, however they are interleaved."""
+    interval = sys.getswitchinterval()
+    try:
+        for number in range(60):
+            sys.setswitchinterval((1e-6, 1e-5, interval)[number % 3])
+            var, gate = eng.new_variable(), threading.Barrier(4)
+            told: list[BaseException] = []
+
+            def wait(var=var, told=told, gate=gate):
+                gate.wait(60)
+                try:
+                    eng.wait_for_var(var)
+                except ZeroDivisionError as error:
+                    told.append(error)
+
+            eng.push(lambda: device.get(sim(0)).launch(lambda: 1 / 0), (), [var], sim(0))
+            threads = [threading.Thread(target=wait) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert len(told) == 4
+    finally:
+        sys.setswitchinterval(interval)

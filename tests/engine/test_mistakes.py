@@ -1,5 +1,6 @@
 """What people write by mistake, and what they are told."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -111,7 +112,7 @@ def test_a_simulator_ends_its_deletes_at_exit():
         del a
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    environment = {"MXNET_ENGINE_TYPE": "Simulator", "PATH": ""}
+    environment = {"MXNET_ENGINE_TYPE": "Simulator", "PATH": "", "PYTHONPATH": os.environ["PYTHONPATH"]}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
     assert (ran.returncode, ran.stderr) == (0, "")
 

@@ -2,19 +2,11 @@
 
 import pytest
 
+from tests.contract.engines import Boom, boom
 from tests.support.together import together
 from weftplan import engine
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
-
-
-class Boom(Exception):
-    """What failing operations raise here."""
-
-
-def boom():
-    """Fail."""
-    raise Boom("boom")
 
 
 def raises(*_):

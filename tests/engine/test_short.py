@@ -11,14 +11,6 @@ from weftplan.errors import WaitInWorkerError
 SHORT = FnProperty.ASYNC
 
 
-@pytest.fixture
-def eng():
-    """One worker."""
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
-    yield made
-    made.stop()
-
-
 def test_a_wait_inside_is_refused(eng):
     """The pushing thread runs an operation then, whatever thread it is; outside it may wait again."""
     var, other, errors = eng.new_variable(), eng.new_variable(), []

@@ -1,7 +1,12 @@
 """The simulator's waits, where other threads end what it has started."""
 
+import asyncio
+import os
+import subprocess
+import sys
 import threading
 
+import numpy as np
 import pytest
 
 from weftplan import engine
@@ -118,3 +123,41 @@ def test_an_interrupt_around_an_operation(monkeypatch, where, asynchronous):
     sim.push(lambda: ran.append(2), (), [var])
     sim.wait_for_all()
     assert ran[-1] == 2
+
+
+def test_an_awaited_task_is_run():
+    """An event loop waits for no thread: the await itself lets the simulator run what the task needs."""
+    with engine.using(engine.create("Simulator")):
+        first = engine.submit(lambda: 4)
+
+        async def main():
+            return await engine.submit(lambda x: x + 1, first)
+
+        assert finishes(lambda: asyncio.run(main()))
+        assert engine.future(np.zeros(2)).done()
+
+
+def test_pushes_over_the_bound_run_what_is_pending(monkeypatch):
+    """A push that waits for room is a wait, too."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_MAX_PENDING", "4")
+    sim, ran = engine.create("Simulator"), []
+    assert finishes(lambda: [sim.push(lambda: ran.append(None), (), [sim.new_variable()]) for _ in range(20)])
+    assert len(ran) > 10
+
+
+def test_the_process_ends_after_a_refused_wait():
+    """What a refused wait inside an operation leaves pending is run at exit."""
+    program = (
+        "from weftplan import engine\n"
+        "def nested(): engine.submit(int).result()\n"
+        "task = engine.submit(nested)\n"
+        "try: task.result()\n"
+        "except engine.WaitInWorkerError: print('refused')\n"
+        "engine.submit(print, 'ran at exit')\n"
+    )
+    program = program.replace("engine.WaitInWorkerError", "Exception")
+    environment = {**os.environ, "MXNET_ENGINE_TYPE": "Simulator"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout.split("\n")[:2] == ["refused", "ran at exit"]

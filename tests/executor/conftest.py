@@ -21,3 +21,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
     monkeypatch.setattr(planner, "size_symbol", counting)
     return made
+
+
+@pytest.fixture
+def dynamic(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Executors are dynamic; the test may change further variables."""
+    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
+    return monkeypatch

@@ -14,12 +14,6 @@ from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
 
 
-@pytest.fixture
-def dynamic(monkeypatch):
-    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
-    return monkeypatch
-
-
 @pytest.mark.parametrize("ctx", CONTEXTS, ids=str)
 @pytest.mark.parametrize("gb", ["0", "-1", "1e-5", "5"])
 @pytest.mark.parametrize("fraction", ["1", "0.4", "0"])
@@ -90,6 +84,16 @@ def test_eager_delete_tensor_gb(dynamic):
     assert never >= 20 * 4000
 
 
+def test_threshold_counts_gib(dynamic):
+    """The threshold is in GiB, to the byte: one byte more than five results, and the sixth is held as well."""
+    dynamic.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")  # each node is a segment, after which results go back
+    peaks = []
+    for nbytes in (20_000, 20_001):
+        dynamic.setenv("FLAGS_eager_delete_tensor_gb", repr(nbytes / 2**30))
+        peaks.append(held_by(backward=False, is_train=False)[0])
+    assert peaks == [6 * 4000, 7 * 4000]  # with the one that is being written
+
+
 @pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")
 def test_memory_fraction_of_eager_deletion(dynamic):
     """0 collects nothing, 1 everything, and half of the bytes lies between."""
@@ -135,13 +139,13 @@ def test_what_goes_back_inside_a_segment_has_no_other_user_then():
     the engine may take, which are those of a serial search; and a chain gives everything back inside."""
     for seed in range(200):
         rng = random.Random(seed)
-        chunks = [SimpleNamespace(var=object(), nbytes=1) for _ in range(5)]
+        chunks = [SimpleNamespace(var=object(), nbytes=1, context=mx.cpu()) for _ in range(5)]
         segments = []
         for number in range(rng.randint(1, 8)):
             used = rng.sample(chunks, rng.randint(1, 3))
             writes = [chunk.var for chunk in used if rng.random() < 0.5]
             reads = [chunk.var for chunk in used if chunk.var not in writes]
-            step = SimpleNamespace(nid=number, bind=1, used=used)
+            step = SimpleNamespace(nid=number, bind=1, used=used, context=mx.cpu())
             segments.append(SimpleNamespace(steps=[step], reads=reads, writes=writes, pushed=rng.random() < 0.9))
         local = Collector().settle(segments, [], lambda step: step.used, inside=True)
         before = [set() for _ in segments]  # whom each must wait for, found without masks
@@ -156,10 +160,10 @@ def test_what_goes_back_inside_a_segment_has_no_other_user_then():
             for chunk in dropped:
                 users = {k for k, segment in enumerate(segments) if chunk in segment.steps[0].used}
                 assert users <= before[number] | {number}, seed
-    chain = [SimpleNamespace(var=object(), nbytes=1) for _ in range(4)]
+    chain = [SimpleNamespace(var=object(), nbytes=1, context=mx.cpu()) for _ in range(4)]
     segments = [
         SimpleNamespace(
-            steps=[SimpleNamespace(nid=k, bind=1, used=chain[k : k + 2])],
+            steps=[SimpleNamespace(nid=k, bind=1, used=chain[k : k + 2], context=mx.cpu())],
             reads=[chain[k].var],
             writes=[chain[k + 1].var],
             pushed=True,

@@ -1,12 +1,15 @@
 """CUDA graphs: segments of a bound executor captured once, replayed with one launch, the same bits; else why not."""
 
+import threading
+
 import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.contract.devices import place
+from tests.contract.devices import GPUS, place
 from tests.standin_cupy import CUDARuntimeError, meter
 from weftplan import device
+from weftplan.device import capture_gate
 
 
 def network(extra=lambda x: x):
@@ -37,18 +40,21 @@ def trained(ctx, net, steps=5):
 
 
 @pytest.mark.shows("MXNET_ENABLE_CUDA_GRAPHS")
-def test_the_bits_are_the_same(monkeypatch):
+@pytest.mark.parametrize("where", GPUS)
+def test_the_bits_are_the_same(monkeypatch, where):
     """Five steps with new data each: the graph reads the arrays anew, and is one launch from the third run on."""
     found = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
-        with place("standin") as context:
+        with place(where, gpu_workers=2) as context:
             weights, executor, launched = trained(context(0), network())
             states = [state for *_, state in executor.cuda_graphs()]
             del executor
             found.append(weights)
         if setting == "1":
             assert set(states) == {"captured"}
+            if where == "gpu":  # whose launches are not counted
+                continue
             assert "graph" not in launched[0]
             assert launched[2]["graph"] == launched[4]["graph"] == len(states)
             assert "sgemm" in launched[0]
@@ -68,26 +74,31 @@ def test_the_bits_are_the_same(monkeypatch):
         (lambda x: mx.sym.sort(x, axis=1), "CuPy takes"),
     ],
 )
-def test_what_cannot_be_captured_says_why(monkeypatch, extra, text):
+@pytest.mark.parametrize("where", GPUS)
+def test_what_cannot_be_captured_says_why(monkeypatch, extra, text, where):
     """Random numbers, an operator that makes the host wait, one that takes memory: call by call, the same bits."""
     found = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
-        with place("standin") as context:
+        with place(where) as context:
             mx.random.seed(3)
             weights, executor, _ = trained(context(0), network(extra))
             found.append(weights)
             states = [state for *_, state in executor.cuda_graphs()]
             del executor
-    assert any(text in state for state in states), states
+    if where == "gpu":  # CUDA has words of its own for a wait
+        assert set(states) != {"captured"}
+    else:
+        assert any(text in state for state in states), states
     for name, array in found[0].items():
         np.testing.assert_array_equal(array, found[1][name])
 
 
-def test_memory_that_moves_is_captured_again(monkeypatch):
+@pytest.mark.parametrize("where", GPUS)
+def test_memory_that_moves_is_captured_again(monkeypatch, where):
     """New addresses have segments of their own, which are enqueued, captured and replayed from the start."""
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")
-    with place("standin") as context:
+    with place(where) as context:
         _, executor, _ = trained(context(0), network())
         executor._forget()
         for wanted in ("to be captured", "captured", "captured"):
@@ -138,3 +149,119 @@ def test_the_standin_is_strict():
                     stream.end_capture()
         with pytest.raises(CUDARuntimeError, match="default stream"):
             xp.cuda.get_current_stream().begin_capture()
+
+
+@pytest.mark.parametrize("where", GPUS)
+def test_a_capture_takes_no_other_work(where):
+    """While one worker captures, another one's operation runs at once, and is no part of the graph."""
+    with place(where, gpu_workers=2) as context:
+        gpu = device.get(context(0))
+        x, y = mx.nd.zeros((3,), ctx=context(0)), mx.nd.zeros((3,), ctx=context(0))
+        mx.nd.waitall()
+        seen, raw = [], x.raw()
+
+        def work():
+            gpu.xp.add(raw, 1, out=raw)
+            if seen:  # in the capture
+                y[:] = 5  # of another worker
+                begun = threading.Event()
+                mx.engine.get().push(begun.set, (y.var,), (), context(0))
+                assert begun.wait(60)
+
+        def segment():
+            work()
+            seen.append("enqueued")
+            seen.append(gpu.capture(work))
+            for _ in range(2):
+                seen[1].launch()
+
+        mx.engine.get().push(segment, (), (x.var,), context(0))
+        mx.nd.waitall()
+        assert y.asnumpy().tolist() == [5, 5, 5]
+        assert x.asnumpy().tolist() == [3, 3, 3]
+        if where == "standin":
+            assert len(seen[1]._graph._calls) == 1
+
+
+@pytest.mark.parametrize("wait", ["synchronize", "query", "finish", "release"])
+def test_who_waits_for_the_device_waits_for_the_capture(wait):
+    """CUDA refuses to wait for a device of which a stream is captured, and the capture is lost: another thread's wait
+    begins when it has ended."""
+    with place("standin") as context:
+        gpu = device.get(context(0))
+        event, other = gpu.new_stream().record(), gpu.new_stream()
+        with other:
+            gpu.temporaries.allocate(512)
+        waits = {"synchronize": gpu.synchronize, "query": event.query, "finish": other.finish,
+                 "release": gpu.temporaries.release}  # fmt: skip
+        x = gpu.allocate(64)
+        x.fill(0)
+        gpu.xp.cuda.get_current_stream().synchronize()
+        threads, over = [], []
+
+        def work():
+            thread = threading.Thread(target=lambda: (waits[wait](), over.append(wait)))
+            thread.start()
+            threads.append(thread)
+            thread.join(0.2)
+            assert not over
+            gpu.xp.add(x, 1, out=x)
+
+        with gpu.new_stream():
+            graph = gpu.capture(work)
+            assert not isinstance(graph, str), graph
+            graph.launch()
+        threads[0].join(60)
+        assert over == [wait]
+
+
+def test_a_capture_that_finds_no_gap_says_so(monkeypatch):
+    """A thread that waits for the device for ever cannot be waited for: the work is enqueued call by call."""
+    monkeypatch.setattr(capture_gate, "PATIENCE_S", 0.05)
+    with place("standin") as context:
+        gpu = device.get(context(0))
+        with gpu.captures.outside():
+            found = []
+            thread = threading.Thread(target=lambda: found.append(_captured(gpu)))
+            thread.start()
+            thread.join(60)
+        assert "have waited for gpu(0)" in found[0]
+        assert not isinstance(_captured(gpu), str)
+
+
+def _captured(gpu):
+    with gpu.new_stream():
+        return gpu.capture(lambda: None)
+
+
+@pytest.mark.parametrize("where", GPUS)
+def test_a_module_with_graphs_has_the_weights_of_one_without(monkeypatch, where):
+    """Two workers, branches, an optimizer whose kernels run between the captures: the same weights in every run."""
+    found = []
+    for setting in ("0", "1", "1", "1"):
+        monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
+        with place(where, gpu_workers=2) as context:
+            found.append(fitted(context))
+    for weights in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(weights[name], array, err_msg=name)
+
+
+def fitted(context):
+    """The weights of four branches of six layers after three epochs."""
+    mx.random.seed(7)
+    x, sym = mx.sym.Variable("data"), mx.sym
+    branches = []
+    for b in range(4):
+        y = x
+        for k in range(6):
+            y = sym.Activation(sym.FullyConnected(y, num_hidden=8, name=f"f{b}{k}"), act_type="relu")
+        branches.append(y)
+    net = sym.SoftmaxOutput(sym.FullyConnected(sym.add_n(*branches), num_hidden=3, name="last"), name="softmax")
+    rng = np.random.default_rng(0)
+    data = mx.io.NDArrayIter(
+        rng.standard_normal((32, 5)).astype(np.float32), rng.integers(0, 3, 32).astype(np.float32), 8
+    )
+    module = mx.mod.Module(net, context=context(0))
+    module.fit(data, num_epoch=3, optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    return {name: array.asnumpy() for name, array in module.get_params()[0].items()}

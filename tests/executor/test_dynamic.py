@@ -11,12 +11,6 @@ from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.storage import LimitResource, RawResource
 
 
-@pytest.fixture
-def dynamic(monkeypatch):
-    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
-    return monkeypatch
-
-
 @pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_same_bits_on_every_engine(dynamic, engine):
     """Order and thread count change neither results nor what is left."""

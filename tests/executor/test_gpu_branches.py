@@ -9,7 +9,11 @@ import pytest
 import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy.memory import Memory
+from weftplan import device, planner
+from weftplan.device.simulated import CostModel, seconds_of
 from weftplan.device.simulated_device import SimStream
+from weftplan.planner.symbolic import cost
+from weftplan.planner.symbolic.pipeline import size_symbol
 
 BRANCHES, DEPTH = 4, 3
 DATA = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -147,3 +151,49 @@ def test_branches_are_not_ordered_on_a_gpu(how, workers, monkeypatch):
     assert len({work.stream for work in works}) == workers
     pairs = [beside(a, b) for k, a in enumerate(works) for b in works[:k]]
     assert any(pairs) == (workers > 1)
+
+
+def simulated(number, net, *, share=1.0, workers=1, **shapes):
+    """Virtual seconds of one training step on a device of its own."""
+    context = mx.sim(number)
+    device.get(context).configure(cost=CostModel(launch=0.0, share=share))
+    with mx.engine.using(mx.engine.create("ThreadedEnginePerDevice", gpu_workers=workers)):
+        executor = net.simple_bind(context, **shapes)
+        for array in executor.arg_arrays:
+            array[:] = 0.1
+        mx.nd.waitall()
+
+        def step():
+            executor.forward(is_train=True)
+            executor.backward()
+            mx.nd.waitall()
+
+        return seconds_of(step, [context])
+
+
+def wide(hidden):
+    """Two products and a loss."""
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=hidden, name="b"), name="softmax")
+
+
+def test_simulated_time_follows_the_planners_model():
+    """Each node takes what the model of an accelerator says, so that a step takes the sum, on one stream; a share of
+    it takes that share, and with none every kernel takes what a launch takes."""
+    net, shapes = wide(1024), {"data": (256, 1024)}
+    planned = planner.plan_symbol(net, shapes, grad_req="write", context=mx.sim(0))
+    wanted = sum(cost.seconds_of(planned, nid) for nid in planned.order if nid not in planned.skipped)
+    assert wanted > 1e-4
+    assert simulated(5901, net, **shapes) == pytest.approx(wanted)
+    assert simulated(5902, net, share=0.5, **shapes) == pytest.approx(wanted / 2)
+    assert simulated(5903, net, share=0.0, **shapes) == 0.0
+    assert simulated(5904, wide(2048), **shapes) > 2 * wanted
+
+
+def test_one_model_serves_plans_and_runs():
+    """What the planner reckons a node to take is what a planned graph says of it, but for the call."""
+    sized = size_symbol(wide(64), {"data": (8, 32)}, grad_req="write", context=mx.sim(0))
+    planned = sized.plan()
+    for nid, seconds in enumerate(cost.node_seconds(sized.program)):
+        if not planned.graph.is_variable[nid] and nid not in planned.skipped:
+            assert cost.seconds_of(planned, nid) + cost.ACCELERATOR.call == pytest.approx(seconds)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.waiting import until
 from weftplan import device, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.executor import idle, waits
@@ -156,14 +157,6 @@ def in_thread(function):
 
     threading.Thread(target=run, daemon=True).start()
     return lambda: done.result(timeout=60)
-
-
-def until(condition):
-    """Wait for what must come."""
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert condition()
 
 
 def test_threads_take_turns(room):
@@ -403,3 +396,30 @@ def test_an_engine_tells_whether_anything_is_pending(kind):
         gate.set()
         current.wait_for_all()
         assert current.idle([read, written, other])
+
+
+def test_run_being_prepared_yields(room):
+    """A thread that lacks memory may count on a run that is being prepared, which starts over, and on no other."""
+    ctx, _, _ = room
+    place, me, answers = bound(ctx).pool.idleness, threading.get_ident(), []
+
+    def ask():
+        with waits.looking:
+            waits.waiting[me] = [threading.get_ident()]  # as if the run waited for this thread's memory
+            try:
+                answers.append(waits.can_go_on(me))
+            finally:
+                del waits.waiting[me]
+
+    with place.prepared(lambda: in_thread(ask)()):
+        in_thread(ask)()
+    assert answers == [True, False]
+
+
+def test_pool_that_another_thread_moves_gives_no_bytes(room):
+    """A request for the memory of a pool that another thread holds is told that no byte was freed."""
+    ctx, _, _ = room
+    place = bound(ctx).pool.idleness
+    with place._lock:
+        assert place.leave(ctx, spilling.listed()) == 0
+    assert not place.away

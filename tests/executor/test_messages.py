@@ -82,6 +82,16 @@ def test_long_lists_are_cut_and_near_names_are_shown(call, error, words):
         call(chain(40).simple_bind(mx.cpu(), data=(2, 2)))
 
 
+def test_all_wrong_shapes_are_listed():
+    """copy_params_from names every parameter whose shape differs, and copies none."""
+    executor = chain(2).simple_bind(mx.cpu(), data=(2, 2))
+    before = executor.arg_dict["fc0_bias"].asnumpy()
+    wrong = {"fc0_bias": mx.nd.ones((2,)), "fc0_weight": mx.nd.ones((3, 2)), "fc1_weight": mx.nd.ones((2, 4))}
+    with pytest.raises(ShapeError, match=r"2 parameters have other shapes: 'fc0_weight' .*\(3, 2\); 'fc1_weight' .*"):
+        executor.copy_params_from(wrong, allow_missing=True)
+    np.testing.assert_array_equal(executor.arg_dict["fc0_bias"].asnumpy(), before)
+
+
 @pytest.mark.parametrize("dtype", [[("a", "f4")], "V4", "U1", "O", "c8"])
 def test_arrays_without_numbers_are_refused(dtype):
     """Records, raw bytes, text, objects and complex numbers, where an executor takes NumPy arrays."""

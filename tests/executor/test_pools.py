@@ -409,3 +409,17 @@ def test_storages_that_die_before_the_fence_is_pushed(monkeypatch):
 
     monkeypatch.setattr(mx.engine, "dedupe", after_a_sweep)
     assert third.forward()[0].asnumpy().shape == (2, 3)
+
+
+def test_executor_of_equal_need_keeps_the_block():
+    """An executor that needs no more than its pool has joins it without a new block: nothing moves."""
+    ctx = mx.cpu(62)
+    first = chain(3000, ctx)
+    first.forward(data=np.ones(3000, "float32"))[0].wait_to_read()
+    place = first.outputs[0].raw().__array_interface__["data"][0]
+    held = held_bytes(ctx)
+    storage.get(ctx).reset_peaks()
+    second = chain(3000, ctx, first)
+    assert storage.get(ctx).statistics().peak_requested_bytes < held + first.memory_plan.peak
+    second.forward(data=np.zeros(3000, "float32"))[0].wait_to_read()
+    assert [e.outputs[0].raw().__array_interface__["data"][0] for e in (first, second)] == [place, place]

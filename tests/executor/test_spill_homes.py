@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import device, engine, planner, storage, sym
-from weftplan.device.homes import HomeSpec, Link
+from tests.contract.devices import place as kind_of_place
+from weftplan import config, device, engine, planner, storage, sym
+from weftplan.device.homes import HomeSpec, Link, parse
 from weftplan.engine import FnProperty
-from weftplan.errors import DeviceError, OutOfMemoryError, PlanError
+from weftplan.errors import ConfigWarning, DeviceError, OutOfMemoryError, PlanError
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.pool import SlabPool
 from weftplan.planner import PlanOptions
@@ -283,3 +284,36 @@ def test_finalizers_wait_for_nobody_who_counts_bytes_of_homes(folder):
         alive = [thread for thread in threads if thread.is_alive()]
     assert not alive, "they wait for the one that counts"
     assert (homes.taken(home), homes.waiting_bytes()) == (before, waited)
+
+
+def test_peers_are_found_before_they_are_used():
+    """A card that nothing has touched is a home: all GPUs of the machine, simulated devices that have been set up."""
+    with kind_of_place("standin") as context:
+        assert homes.peers(context(0)) == [context(1), context(2), context(3)]
+        raw = device.get(context(0)).allocate(1 << 12)
+        raw.fill(3)
+        kept = homes.keep(raw, context(0), parse("peer"), "an array")
+        assert kept.context in (context(1), context(2), context(3))
+        back = device.get(context(0)).allocate(1 << 12)
+        kept.read(back, context(0))
+        assert (back.get() == 3).all()
+        kept.free()
+        del kept, raw, back
+        gc.collect()
+    mine, other = mx.sim(next(DEVICES)), mx.sim(next(DEVICES))
+    device.get(other)
+    assert other in homes.peers(mine)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["FLAGS_memory_fraction_of_eager_deletion", "FLAGS_fast_eager_deletion_mode", "FLAGS_eager_delete_scope"],
+)
+def test_flags_of_the_collector_say_when_they_do_nothing(monkeypatch, clean_environment, name):
+    """Set while the executor is static, they are named, with the cure; not while it is dynamic."""
+    monkeypatch.setenv(name, "1")
+    with pytest.warns(ConfigWarning, match=f"{name} has no effect.*WEFTPLAN_EXECUTOR_STRATEGY=dynamic"):
+        network().simple_bind(mx.cpu(), **SHAPES)
+    config._reset_for_tests()
+    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
+    network().simple_bind(mx.cpu(), **SHAPES)

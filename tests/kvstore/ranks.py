@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.stress.hosts import Hosts
-from weftplan.cli.launch import mpiexec_command
+from weftplan.cli.launch.mpiexec import mpiexec_command
 from weftplan.kvstore.distributed.transport.mpi import environment
 
 PRELUDE = """
@@ -72,7 +72,7 @@ def run_ranks(
     need_mpi()
     script = folder / "ranks.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
-    command = mpiexec_command(count, None, (str(script),))
+    command = mpiexec_command(count, None, (str(script),), one_host=hosts is None)
     child = subprocess.Popen(
         command if hosts is None else hosts.across(command),
         env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", **variables},

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.kvstore.ranks import PRELUDE, Job, need_mpi, run_ranks
+from tests.kvstore.ranks import PRELUDE, Job, need_mpi, run_ranks, run_to_end
 from weftplan.errors import KVStoreError
 
 ROOT = Path(__file__).parents[2]
@@ -188,3 +188,30 @@ def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)
     with pytest.raises(KVStoreError, match=r"pip install 'weftplan\[mpi\]'"):
         mx.kv.create("dist_sync")
+
+
+@TWO.runs(
+    """
+    says(lambda: kv.agree(f"resume at step {rank}"), "do not do the same", "resume at step 0", "resume at step 1")
+    kv.agree("resume at step 3")
+    """
+)
+def test_agree_compares_what_the_processes_do():
+    """Processes that are about to do different things all hear it; those that agree go on."""
+
+
+def test_sums_of_arrays_that_may_be_offloaded(tmp_path: Path):
+    """With WEFTPLAN_SPILL the exchange holds its arrays in memory: sums are right and no process waits for ever."""
+    body = """
+    keys = ["a", "b", "c"]
+    kv.init(keys, [mx.nd.zeros((3,)), mx.nd.zeros((2000,)), mx.nd.zeros((5,))])
+    for step in range(4):
+        grads = [mx.nd.ones((size,)) * (rank + step) for size in (3, 2000, 5)]
+        kv.pushpull(keys, grads)
+        for grad in grads:
+            assert (grad.asnumpy() == 1 + 2 * step).all()
+        kv.push("b", mx.nd.ones((2000,)) * step)
+        assert (value("b", (2000,)) == 2 * step).all()
+    kv.barrier()
+    """
+    run_to_end(tmp_path, 2, body, WEFTPLAN_SPILL="host")

@@ -158,6 +158,35 @@ def test_what_is_behind_a_push_that_was_refused_is_dropped():
 
 @TWO.runs(
     """
+    import dataclasses
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
+    for key in ("a", "b"):
+        kv.init(key, mx.nd.zeros((3,)))
+    number = kv._keys.number("a")
+    part = kv._server._ranges.get(number)
+    kv.barrier()
+    if part is not None:
+        kv._server._ranges[number] = dataclasses.replace(part, weight=mx.nd.zeros((5,)))
+    kv.barrier()
+    kv.push("a", mx.nd.ones((3,)))
+    says(lambda: value("a"), "has 20 bytes here")
+    kv.barrier()
+    if part is not None:
+        kv._server._ranges[number] = part
+    kv.barrier()
+    for key in ("a", "b"):
+        kv.push(key, mx.nd.ones((3,)) * 2)
+    kv.barrier()
+    assert value("a").tolist() == value("b").tolist() == [-4, -4, -4]
+    """,
+    STORE="dist_async",
+)
+def test_gradient_of_another_size_is_dropped():
+    """A push whose bytes do not fit the server's is refused, and its gradient is not taken for that of the next one."""
+
+
+@TWO.runs(
+    """
     kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
     kv.init("w", mx.nd.zeros((3,)))
     grad = mx.nd.ones((3,))
@@ -229,3 +258,83 @@ def test_a_death_is_an_error_of_the_others(tmp_path):
         STORE="dist_async",
     )
     assert sorted(done.stdout.split("\n")[:-1]) == ["told 0", "told 2"], done.stdout + done.stderr
+
+
+def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
+    """One rank has sent a header and no data, another is stopped in the middle of large pushes: their servers and
+    those of the others answer."""
+    done = run_ranks(
+        tmp_path,
+        3,
+        """
+        from weftplan.kvstore.distributed.server import ANSWER, HEADER, REQUEST, REQUEST_DATA, Header, Verb
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        kv.init(0, mx.nd.zeros((1_000_000,)))
+        number = kv._keys.number(0)
+        (server, _, _), = kv._ranges(0)
+        late, over = (server + 1) % 3, os.path.join(os.environ["FOLDER"], "over")
+        kv.barrier()
+        if rank == late:
+            byte, header = kv._mpi.BYTE, Header(Verb.PUSH, number, 0, 4_000_000)
+            kv._comm.Send([header.encode(), byte], dest=server, tag=REQUEST)
+            until = time.monotonic() + 60
+            while not all(os.path.exists(over + str(other)) for other in range(3) if other != rank):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            data = np.ones(1_000_000, "f4")
+            kv._comm.Send([data.view("u1"), byte], dest=server, tag=REQUEST_DATA)
+            kv._comm.Recv([bytearray(HEADER), byte], source=server, tag=ANSWER)
+        else:
+            for step in range(3):
+                kv.push(0, mx.nd.ones((1_000_000,)))
+                kv.pull(0, out=mx.nd.empty((1_000_000,)))
+                mx.nd.waitall()
+            open(over + str(rank), "w").close()
+        kv.barrier()
+        while (value(0, (1_000_000,)) != -7).any():
+            time.sleep(0.01)
+        kv.barrier()
+        print("came to its end", flush=True)
+        """,
+        FOLDER=str(tmp_path),
+        STORE="dist_async",
+        MXNET_KVSTORE_BIGARRAY_BOUND="10000000",
+        WEFTPLAN_KVSTORE_TIMEOUT="20",
+    )
+    assert done.stdout.count("came to its end") == 3
+
+
+def test_a_worker_that_stops_is_named(tmp_path: Path):
+    """SIGSTOP of a process: the others go on with the servers that are left, and the stopped one is named."""
+    done = run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        for key in range(3):
+            kv.init(key, mx.nd.zeros((4,)))
+        kv.barrier()
+        if rank == 2:
+            if not os.fork():
+                time.sleep(4)
+                os.kill(os.getppid(), signal.SIGKILL)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.3)
+        kv._group.timeout_s = 1
+        mine = [key for key in range(3) if kv._ranges(key)[0][0] != 2]
+        for step in range(20):
+            for key in mine:
+                kv.push(key, mx.nd.ones((4,)))
+                value(key, (4,))
+        (theirs,) = set(range(3)) - set(mine)
+        kv.push(theirs, mx.nd.ones((4,)))
+        says(lambda: value(theirs, (4,)), "for rank 2 to answer push")
+        print("told", rank, flush=True)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        ok=False,
+        STORE="dist_async",
+    )
+    assert sorted(done.stdout.split("\n")[:-1]) == ["told 0", "told 1"], done.stdout + done.stderr

@@ -18,6 +18,8 @@ from weftplan.kvstore.exchange.program import Room
 from weftplan.kvstore.exchange.runner import Runner
 from weftplan.kvstore.exchange.ways import TreeRule, all_ways, one_step
 
+pytestmark = pytest.mark.usefixtures("no_links")
+
 LINKS = {
     "nvlink mesh": nvlink_mesh(),
     "pcie tree": pcie_tree(),
@@ -25,12 +27,6 @@ LINKS = {
     "all to all": matrix([[25e9] * 8] * 8, 3e-6),
 }
 NAMES = ["one_step", "ranges", "ring", "chain", "tree", "trees"]
-
-
-@pytest.fixture(autouse=True)
-def _apart_afterwards():
-    yield
-    connect(None)
 
 
 def chooser(**settings):

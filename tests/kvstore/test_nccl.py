@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
 import weftplan as mx
 from tests import standin_cupy
+from tests.contract.devices import GPUS, place
 from tests.standin_cupy.nccl import nccl
-from weftplan import engine
+from weftplan import device, engine
 from weftplan.errors import KVStoreError
 
 
@@ -17,6 +20,44 @@ def gpus(request):
     """Four GPUs with NCCL."""
     with standin_cupy.installed(request.param), nccl():
         yield [mx.gpu(index) for index in range(4)]
+
+
+@pytest.fixture(params=GPUS)
+def cards(request):
+    """All GPUs there are, at least two, with NCCL: of the stand-in, or real ones."""
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(place(request.param))
+        count = device.num_gpus()
+        if request.param == "standin":
+            stack.enter_context(nccl())
+        elif count < 2:
+            pytest.skip("there is one GPU")
+        yield [context(index) for index in range(count)]
+
+
+def test_sums_of_all_cards(cards):
+    """What each card adds comes back to each, run after run; a Module trains with it to the same weights twice."""
+    kv = mx.kv.create("nccl")
+    kv.init("w", mx.nd.zeros((1000,), ctx=cards[0]))
+    for step in range(5):
+        values = [np.arange(1000, dtype="f4") + place + step for place in range(len(cards))]
+        kv.push("w", [mx.nd.array(value, ctx=ctx) for value, ctx in zip(values, cards, strict=True)])
+        outs = [mx.nd.empty((1000,), ctx=ctx) for ctx in cards]
+        kv.pull("w", outs)
+        for out in outs:
+            np.testing.assert_array_equal(out.asnumpy(), sum(values))
+    found = []
+    for _ in range(2):
+        mx.random.seed(1)
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4), name="softmax")
+        rng = np.random.default_rng(0)
+        rows = 4 * len(cards)
+        data = rng.standard_normal((4 * rows, 6)).astype("f4")
+        batches = mx.io.NDArrayIter(data, rng.integers(0, 4, 4 * rows).astype("f4"), rows)
+        module = mx.mod.Module(net, context=cards)
+        module.fit(batches, kvstore="nccl", num_epoch=2, optimizer_params={"learning_rate": 0.1})
+        found.append([array.asnumpy().tobytes() for _, array in sorted(module.get_params()[0].items())])
+    assert found[0] == found[1]
 
 
 @pytest.fixture

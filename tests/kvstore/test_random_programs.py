@@ -140,13 +140,6 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def no_links():
-    """Simulated devices as they were, afterwards."""
-    yield
-    connect(None)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_random_stores_keep_what_they_plan(seed: int, no_links: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the byte, with or without an updater, compressed or not, on any devices and links, and sums are right.

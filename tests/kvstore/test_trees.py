@@ -10,11 +10,7 @@ from weftplan.device.links import connect, matrix, nvlink_mesh, ports
 from weftplan.kvstore.exchange.trees import binary_trees, ring
 from weftplan.kvstore.exchange.ways import TreeRule, trees
 
-
-@pytest.fixture(autouse=True)
-def _apart_afterwards():
-    yield
-    connect(None)
+pytestmark = pytest.mark.usefixtures("no_links")
 
 
 def edges(parents):

@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 
 from tests.support.ops_harness import gradients, run
+from tests.support.ops_harness import infer_shapes as infer
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.core import registry
 
 WINDOW = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)}
-
-
-def infer(op, ins, outs, params):
-    """Shapes that an operator infers."""
-    found = registry.get(op)
-    new = found.infer_shape(registry.parse_params(found, params), list(ins), list(outs))
-    return list(new[0]), list(new[1])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.contract.devices import place
+from tests.contract.devices import GPUS, place
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.ops.test_cuda_on_host import CASES, of
@@ -14,12 +14,16 @@ from weftplan import device
 from weftplan.ops.core.implementations import choose, provided
 from weftplan.ops.core.schema import OpContext
 
-pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "nothing is missing")
 
-
-@pytest.fixture(scope="module")
-def where():
-    """The stand-in's first GPU, whose kernels are machine code of the host."""
+@pytest.fixture(scope="module", params=GPUS)
+def where(request):
+    """The stand-in's first GPU, whose kernels are machine code of the host; or a real one."""
+    if request.param == "gpu":
+        with place("gpu") as context:
+            yield device.get(context(0))
+        return
+    if build.missing():
+        pytest.skip(build.missing())
     texts = cuda.texts(every=False)
     build.build(text for label, text in texts.items() if not label.startswith(("philox", "updates")))
     with place("standin") as context, on_host((0, 1)):

@@ -64,3 +64,26 @@ def test_nvrtc_takes_every_source():
     """The same of every source, for every dtype."""
     for text in cuda.texts(every=True).values():
         assert len(_or_skip(text)) > 0
+
+
+BOUND_BY_MEMORY = ("normalize", "normalize_back", "pool", "pool_back", "pool_whole", "softmax_columns",
+                   "softmax_columns_back", "drop", "drop_back")  # fmt: skip
+"""Kernels whose arithmetic is to take less time than their memory."""
+
+
+@pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
+def test_kernels_bound_by_memory_divide_no_long_numbers(tmp_path):
+    """A division of 64 bits by a number that the compiler does not know takes some hundred instructions; a loop over
+    elements has none of 32 bits, either. One call of Philox serves eight elements of Dropout."""
+    found = {}
+    for label, text in cuda.texts(every=False).items():
+        if label.startswith(("batch_norm", "pooling", "softmax._ROWS", "dropout")):
+            found |= cuda.ptx(text, tmp_path)
+    for name in BOUND_BY_MEMORY:
+        body = found[name]
+        assert not re.search(r"\b(div|rem)\.[su]64", body), name
+        assert len(re.findall(r"\b(?:div|rem)\.[su]32", body)) <= 9, name
+        for loop in cuda.loops(body):
+            assert not re.search(r"\b(div|rem)\.[su]32", loop), f"{name} divides in a loop"
+    assert len(re.findall(r"mul\.hi\.u64", found["drop"])) <= 8 * 2.5
+    assert "st.shared" in found["drop"]

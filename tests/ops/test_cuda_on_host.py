@@ -52,6 +52,9 @@ CASES = {
     "channels longer than a block": (
         "BatchNorm", [numbers(3, 2, 27, 17), *numbers(3, 2), np.ones(2)], {"fix_gamma": False, "momentum": 0.5}),
     "channels at the end": ("BatchNorm", [numbers(70, 5), *numbers(3, 5), np.ones(5)], {"axis": -1}),
+    "channels of one image": (
+        "BatchNorm", [numbers(2, 3, 1500), *numbers(3, 3), np.ones(3)], {"fix_gamma": False}),
+    "channels of odd rows": ("BatchNorm", [numbers(301, 2, 7), *numbers(3, 2), np.ones(2)], {"fix_gamma": False}),
     "statistics that were learnt": (
         "BatchNorm", [numbers(4, 3, 40), *numbers(3, 3), np.full(3, 2.0)], {"use_global_stats": True}),
     "rows longer than a block": ("LayerNorm", [numbers(3, 2500), *numbers(2, 2500)], {}),
@@ -68,6 +71,9 @@ CASES = {
     "classes longer than a block": ("softmax", [numbers(2, 2500, scale=9)], {}),
     "classes in the middle": ("softmax", [numbers(3, 40, 5, scale=9)], {"axis": 1}),
     "classes of no chance": ("softmax", [wild(5, 37)], {}),
+    "classes far apart": ("softmax", [numbers(3, 11, 300, scale=9)], {"axis": 1}),
+    "logarithms far apart": ("log_softmax", [numbers(2, 1100, 9, scale=9)], {"axis": 1}),
+    "chances far apart": ("softmax", [wild(5, 37, 8)], {"axis": 1}),
     "logarithms": ("log_softmax", [numbers(3, 1100, 2, scale=9)], {"axis": 1}),
     "logarithms of no chance": ("log_softmax", [wild(4, 33)], {}),
     "labels": ("SoftmaxOutput", [numbers(300, 7), whole(-1, 8, 300)], {"normalization": "valid", "use_ignore": True}),
@@ -120,6 +126,7 @@ CASES = {
     "an image in columns": ("im2col", [numbers(3, 2, 11, 13)], {"kernel": (3, 2), "stride": (1, 2), "pad": (1, 0)}),
     "columns in an image": (
         "col2im", [numbers(1, 2 * 9, 36)], {"output_size": (8, 8), "kernel": (3, 3), "stride": (1, 1)}),
+    "dropout of many blocks": ("Dropout", [numbers(5000)], {"p": 0.3}),
     "dropout of all": ("Dropout", [numbers(40)], {"p": 1.0}),
 }  # fmt: skip
 VECTORS = {"BatchNorm": slice(1, None)}

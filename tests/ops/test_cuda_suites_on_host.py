@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.contract.devices import place
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.device.test_standin_cuda import *  # noqa: F403
@@ -10,6 +11,7 @@ from tests.ops.test_cuda_ctc import *  # noqa: F403
 from tests.ops.test_cuda_random import *  # noqa: F403
 from tests.ops.test_cuda_sums import *  # noqa: F403
 from tests.ops.test_on_devices import *  # noqa: F403
+from weftplan import device
 
 pytestmark = [
     pytest.mark.stress,
@@ -22,6 +24,13 @@ del (
     test_floats_are_not_added_by_atomics,  # noqa: F821
     test_the_document_lists_no_others,  # noqa: F821 - it belongs behind the tests of its own file
 )
+
+
+@pytest.fixture(scope="module")
+def where():
+    """Of the stand-in alone: a real GPU does not run the host's machine code."""
+    with place("standin") as context:
+        yield device.get(context(0))
 
 
 @pytest.fixture(autouse=True)

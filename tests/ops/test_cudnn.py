@@ -1,14 +1,16 @@
 """Convolutions through cuDNN, on stand-ins: values, workspace in the plan, the choice of an algorithm."""
 
+import contextlib
 import importlib.metadata
 import inspect
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.contract.devices import place
+from tests.contract.devices import GPUS, place
 from tests.standin_cudnn import cudnn
 from tests.standin_cudnn.graph import Graph, recommended
 from tests.standin_cupy import machine, meter
@@ -54,20 +56,30 @@ def same(found, expected, dtype):
         np.testing.assert_allclose(mine.astype(float), theirs.astype(float), rtol=loose, atol=loose * 10)
 
 
+@contextlib.contextmanager
+def provided(where, **settings):
+    """Contexts of GPUs with cuDNN, of the stand-ins or real."""
+    if where == "gpu":
+        pytest.importorskip("cudnn", reason="nvidia-cudnn-frontend is not installed")
+    with cudnn() if where == "standin" else contextlib.nullcontext(), place(where, **settings) as context:
+        yield context
+
+
+@pytest.mark.parametrize("where", GPUS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
 @pytest.mark.parametrize("case", SHAPES)
-def test_values_are_those_of_the_host(case, name, dtype):
+def test_values_are_those_of_the_host(case, name, dtype, where):
     """Forward and all gradients; each part is one launch of cuDNN, and CuPy takes nothing beside the plan."""
     shape, params = SHAPES[case]
     if name == "Deconvolution" and params.get("num_group", 1) > 1:
         shape = (shape[0], params["num_filter"], *shape[2:])
     net = network(name, params)
-    with cudnn(), place("standin", kind="NaiveEngine") as context:
+    with provided(where, kind="NaiveEngine") as context:
         expected, _ = results(net, shape, mx.cpu(), dtype)
         found, executor = results(net, shape, context(0), dtype)
         launched = {kind for kind in meter.launches if kind.startswith("cudnn")}
-        assert launched == {"cudnn fprop", "cudnn dgrad", "cudnn wgrad"}
+        assert where == "gpu" or launched == {"cudnn fprop", "cudnn dgrad", "cudnn wgrad"}
         assert mx.device.get(context(0)).temporaries.reserved == 0
         del executor
     same(found, expected, dtype)
@@ -247,3 +259,37 @@ def test_the_stand_in_has_the_real_names():
         if "args" in theirs:
             continue  # made from a table
         assert set(inspect.signature(method).parameters) <= set(theirs), (name, version)
+
+
+@pytest.mark.parametrize("level", ["0", "1"])
+def test_nodes_are_planned_on_their_own_gpu(monkeypatch, level):
+    """When an executor is bound to gpu(2), and to each GPU of a Module; no worker plans or measures anything, and GPUs
+    of one model take the same algorithm."""
+    monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
+    asked, choose = [], cudnn_graphs._choose
+    main = threading.current_thread()
+
+    def spied(library, xp, *rest):
+        asked.append((xp.cuda.runtime.getDevice(), threading.current_thread() is main))
+        return choose(library, xp, *rest)
+
+    monkeypatch.setattr(cudnn_graphs, "_choose", spied)
+    net = network("Convolution", {"kernel": (3, 3), "num_filter": 4})
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="f"), name="softmax")
+    with cudnn(), place("standin") as context:
+        executor = net.simple_bind(context(2), data=(2, 4, 8, 8))
+        planned = list(asked)
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+        assert planned == asked
+        assert set(asked) == {(2, True)}
+        asked.clear()
+        contexts = [context(1), context(3)]
+        rng = np.random.default_rng(0)
+        data = mx.io.NDArrayIter(rng.standard_normal((4, 4, 8, 8)).astype(np.float32), np.zeros(4, np.float32), 4)
+        module = mx.mod.Module(net, context=contexts)
+        module.fit(data, num_epoch=2)
+        assert set(asked) == {(1, True), (3, True)}
+        assert len({found.index for found in cudnn_graphs._found.values() if not isinstance(found, str)}) == 1
+        del executor, module

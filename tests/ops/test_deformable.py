@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.ops_harness import check_contract, check_gradient, gradients, run
+from tests.support.ops_harness import infer_shapes as infer
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops.core import registry, tiling
 
@@ -182,13 +183,6 @@ def test_a_region_turned_by_nothing_is_one_that_is_not_turned():
     area = {"pooled_size": 2 * (2,), "spatial_scale": 1.0}
     (straight,) = run("_contrib_ROIAlign", [data, np.array([[0, 1.5, 2.5, 6.5, 5.5]])], area)
     np.testing.assert_allclose(turned, straight, atol=1e-12)
-
-
-def infer(op, ins, outs, params):
-    """Shapes that an operator infers."""
-    found = registry.get(op)
-    new = found.infer_shape(registry.parse_params(found, params), list(ins), list(outs))
-    return list(new[0]), list(new[1])
 
 
 AREA = {"output_dim": 3, "pooled_size": 4, "group_size": 2, "spatial_scale": 0.5}

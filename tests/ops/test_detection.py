@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.ops_harness import check_contract, check_gradient, prepare, run
+from tests.support.ops_harness import infer_shapes as infer
 from tests.support.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ops.core import registry
@@ -172,13 +173,6 @@ def test_too_few_negatives():
     params = {"negative_mining_ratio": 3.0, "overlap_threshold": -1.0}
     with pytest.raises(MXNetError, match="3 background anchors are wanted, but only 0"):
         run(TARGET, [anchors, label, np.zeros((1, 2, 6))], params)
-
-
-def infer(op, ins, outs, params):
-    """Shapes that an operator infers."""
-    found = registry.get(op)
-    new = found.infer_shape(registry.parse_params(found, params), list(ins), list(outs))
-    return list(new[0]), list(new[1])
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,14 @@
 """What holds for every neural-network operator: numeric gradients, in-place pairs, None outputs, workspace, dtypes."""
 
-import importlib
-import pkgutil
-
 import numpy as np
 import pytest
 
-import weftplan.ops.nn
 from tests.support import ops_harness
 from tests.support.ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare
 from tests.support.ops_nn_cases import CASES, DIFFERENTIABLE, SYNC, ident, narrowed
 from tests.support.together import operator, together
 from weftplan.ops.core import registry, tiling
 from weftplan.ops.nn import embedding, softmax_output
-
-MODULES = [
-    importlib.import_module(f"weftplan.ops.nn.{info.name}") for info in pkgutil.iter_modules(weftplan.ops.nn.__path__)
-]
 
 
 def wrt(case):
@@ -27,18 +19,6 @@ def wrt(case):
     if op in ("BatchNorm", SYNC):
         return (0, 1, 2) if params.get("fix_gamma") is False else (0, 2)
     return None
-
-
-def test_every_operator_has_a_case():
-    """No operator of the package is left out of the cases."""
-    modules = {module.__name__ for module in MODULES}
-    listed = {registry.get(op).name for op, _, _ in CASES}
-    for name in registry.names(aliases=False):
-        op = registry.get(name)
-        owners = {getattr(function, "__module__", "") for function in (op.forward, op.infer_shape, op.gradient)}
-        elsewhere = name.startswith("_np") or "weftplan.ops.nn.deformable_convolution" in owners  # test_deformable.py
-        if op.backward_of is None and owners & modules and not elsewhere:
-            assert name in listed
 
 
 @together(by=operator)

@@ -1,11 +1,12 @@
 """What holds for every tensor operator: numeric gradients, in-place pairs, None outputs, exact workspace, dtypes."""
 
-import inspect
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support import ops_nn_cases
 from tests.support.ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare, run
 from tests.support.ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
 from tests.support.together import operator, together
@@ -25,46 +26,20 @@ UNSTEADY = re.compile("[Cc]ast|mod")
 """Not comparable across dtypes: rounding moves values over the steps of a remainder."""
 
 
-def _listed():
-    return {registry.get(op).name for op, _, _ in CASES + NO_GRADIENT + UPDATES}
+FAMILIES = ("_np", "_random_", "_sample_", "broadcast_", "preloaded_multi_")
+"""Prefixes of operators whose names the tests put together from parts."""
 
 
-def test_every_tensor_operator_has_a_case():
-    """No tensor operator of this package is left out of the lists below."""
-    missing = set()
-    for name in registry.names(aliases=False):
-        op = registry.get(name)
-        kernel = getattr(op.forward, "kernel", None) or getattr(op.forward, "step", op.forward)
-        module = getattr(inspect.unwrap(kernel), "__module__", "")
-        if op.backward_of is None and module.startswith("weftplan.ops.") and ".nn" not in module:
-            covered = name in _listed() or name.startswith(
-                ("broadcast_", "_logical", "_equal", "_not_equal", "_greater")
-            )
-            neural = name in ("BlockGrad", "MakeLoss", "make_loss") or name.endswith(
-                "Output"
-            )  # tested with the nn package
-            elsewhere = name.startswith("_linalg_") or name == "_rnn_param_concat"  # test_linalg.py, test_nn_rnn.py
-            elsewhere = elsewhere or module.startswith("weftplan.ops.detection")  # test_detection.py
-            elsewhere = elsewhere or name.startswith("_np")  # test_numpy_names.py
-            elsewhere = elsewhere or name == "_scale_gradient"  # test_contributed.py
-            elsewhere = elsewhere or module in (
-                "weftplan.ops.quantize",
-                "weftplan.ops.reduction.histogram",
-            )  # test_quantize.py
-            elsewhere = elsewhere or module == "weftplan.ops.random.distributions"  # test_random_distributions.py
-            elsewhere = elsewhere or module == "weftplan.ops.random.densities"  # test_random_densities.py
-            elsewhere = elsewhere or module in (
-                "weftplan.ops.elementwise.quadratic",
-                "weftplan.ops.random.zipfian",
-            )  # test_contributed.py
-            elsewhere = elsewhere or module == "weftplan.ops.optimizer.multi_lars"  # test_updates.py
-            elsewhere = elsewhere or module == "weftplan.ops.image"  # test_images.py
-            elsewhere = elsewhere or module == "weftplan.ops.sync_batch_norm"  # test_nn_contract.py
-            elsewhere = elsewhere or name.startswith("_slice_assign") or name == "_contrib_gradientmultiplier"
-            elsewhere = elsewhere or module.startswith("weftplan.ops.update_") or "_update" in name  # test_updates.py
-            if not covered and not neural and not elsewhere and not name.startswith(("_lesser", "argm")):
-                missing.add(name)
-    assert not missing
+def test_every_operator_has_a_case():
+    """Every operator is in the lists of cases, or a test here or a golden case calls it by its name or an alias."""
+    listed = {registry.get(op).name for op, _, _ in (*CASES, *NO_GRADIENT, *UPDATES, *ops_nn_cases.CASES)}
+    here = Path(__file__).parent
+    files = [*here.rglob("test_*.py"), *(here.parent / "golden").glob("cases_*.py")]
+    words = {word for path in files for word in re.findall(r"\w+", path.read_text())}
+    named = {registry.get(word).name for word in words if registry.contains(word)}
+    operators = [name for name in registry.names(aliases=False) if registry.get(name).backward_of is None]
+    missing = [name for name in operators if name not in listed | named and not name.startswith(FAMILIES)]
+    assert missing == [], "test them in tests/ops with check_contract and check_gradient"
 
 
 @together(by=operator)

@@ -20,7 +20,6 @@ EXEMPT = {
     "sectioned": "the columns of one table, as `pack` takes them",
     "pack": "the columns of one table",
     "compressed_rows": "the columns of one table",
-    "fill": "the columns of one table",
     "insert": "a row of one table",
     "gap": "a row of one table",
     "release": "a buffer and its range of bytes",

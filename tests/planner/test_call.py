@@ -283,8 +283,8 @@ def test_no_packing_that_cannot_be_smaller(monkeypatch: pytest.MonkeyPatch) -> N
     packed = []
     arena = strategies.arena
 
-    def counted(*args: Any) -> MemoryPlan:
-        packed.append(arena(*args))
+    def counted(*args: Any, **named: Any) -> MemoryPlan:
+        packed.append(arena(*args, **named))
         return packed[-1]
 
     monkeypatch.setattr(strategies, "arena", counted)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.support.scripts import script
 from tests.support.together import together
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +60,8 @@ def lost_names(page: Path) -> list[str]:
     return lost
 
 
-WITH_EXAMPLES = [path for path in documents() if examples(path.read_text())]
+WITH_EXAMPLES = [path for path in documents() if path.name != "CONTRIBUTING.md" and examples(path.read_text())]
+"""All but the guide for extensions, whose examples register what they make: `test_contributing.py` runs each alone."""
 
 
 @together()
@@ -88,28 +88,11 @@ def test_examples_run(path: Path, tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-def listing() -> ModuleType:
-    """The script that writes the tables of files."""
-    spec = importlib.util.spec_from_file_location("list_files", ROOT / "docs/list_files.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_tables_of_files_are_fresh():
-    """Each room's README lists the files that are there, with the first lines of their docstrings."""
-    script = listing()
-    stale = [path for path in script.readmes() if script.filled(path) != path.read_text()]
-    assert not stale, "run python docs/list_files.py"
-
-
 @pytest.mark.parametrize("room", sorted(path.parent for path in (ROOT / "weftplan").glob("*/__init__.py")))
 def test_every_room_has_a_readme_with_its_files(room: Path):
     """Every file and folder of a room is named in the room's README."""
     text = (room / "README.md").read_text()
-    names = [name.rstrip("/") for name in listing().entries(room)]
+    names = [name.rstrip("/") for name in script("list_files").entries(room)]
     assert [name for name in names if name not in text] == []
 
 
@@ -137,31 +120,6 @@ def test_the_check_of_the_treasure_hunt_can_fail(tmp_path: Path):
         "## End\n`gone`\n"
     )
     assert lost_names(page) == ["Var.wait", "Region"]
-
-
-def test_the_operator_of_the_contributing_guide():
-    """The example operator keeps the kernel contract: right in place, silent when its output is unwanted."""
-    import numpy as np
-
-    from weftplan.ops.core.schema import OpContext
-
-    block, _ = examples((ROOT / "CONTRIBUTING.md").read_text())
-    seen: dict[str, object] = {}
-    exec(block.split("register(\n")[0], seen)
-    x = np.arange(3.0)
-    context = OpContext(np)
-    seen["forward"](context, {}, [x], [None])
-    seen["forward"](context, {}, [x], [x])
-    assert x.tolist() == [0.0, 2.0, 4.0]
-
-
-def test_the_numbers_of_operators():
-    """README counts the operators for users as the registry does."""
-    import weftplan as mx
-    from weftplan.ops.core import registry
-
-    public = {registry.get(name).name for name in dir(mx.sym) if registry.contains(name)}
-    assert f" {len(public)} operators, listed by `dir(mx.sym)`" in (ROOT / "README.md").read_text()
 
 
 def test_tests_that_a_document_names_exist():

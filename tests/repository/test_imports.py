@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -14,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.support import sources
+from tests.support.scripts import script
 from tests.support.together import together
 from weftplan.support.slots import declared
 
@@ -27,6 +27,7 @@ LAYERS = (
     {"cli"},
     {"compat"},
     {"rnn"},
+    {"torch"},
     {"convert"},
     {"report"},
     {"training"},
@@ -141,12 +142,7 @@ def test_layers_are_those_of_the_architecture():
 
 def drawing() -> ModuleType:
     """The script that draws the layers; it reads the imports for the tests below, too."""
-    spec = importlib.util.spec_from_file_location("draw_layers", ROOT / "docs/draw_layers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("draw_layers")
 
 
 @functools.cache

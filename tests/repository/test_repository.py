@@ -18,13 +18,34 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "weftplan"
 
 
+def written_as_text(link: Path, target: str) -> bool:
+    """Whether git has written a link as a file that holds its target: then ``core.symlinks`` is false."""
+    if link.is_symlink() or not link.is_file() or link.read_text() != target:
+        return False
+    asked = subprocess.run(["git", "config", "core.symlinks"], cwd=link.parent, capture_output=True, text=True)
+    return asked.stdout.strip() == "false"
+
+
 @pytest.mark.parametrize("name", ["engine", "planner", "kvstore"])
 def test_root_links(name: str):
     """The three signposts at the root are relative links into the package."""
     link = ROOT / name
+    if written_as_text(link, f"weftplan/{name}"):
+        pytest.skip(f"this clone has no symbolic links: git wrote {name} as text, since core.symlinks is false")
     assert link.is_symlink()
     assert os.readlink(link) == f"weftplan/{name}"
     assert (link / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("linkable", "text", "skips"), [("false", "x", True), ("true", "x", False), ("false", "y", False)]
+)
+def test_only_clones_without_links_skip(tmp_path: Path, linkable: str, text: str, skips: bool):
+    """A file in a link's place is a fault, unless git wrote the target there because it may make no links."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "config", "core.symlinks", linkable], cwd=tmp_path, check=True)
+    (tmp_path / "link").write_text(text)
+    assert written_as_text(tmp_path / "link", "x") is skips
 
 
 def test_ci_runs_the_commands_of_the_readme():
@@ -86,6 +107,81 @@ def test_imports_of_absent_modules_say_what_to_use(name: str):
             exec(line, {})
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'weftplan\.nonsense'"):
         importlib.import_module("weftplan.nonsense")
+
+
+NAMES_OF_MXNET = {
+    "module.base_module": "BaseModule",
+    "module.bucketing_module": "BucketingModule",
+    "module.module": "Module",
+    "module.sequential_module": "SequentialModule",
+    "io.io": "NDArrayIter",
+    "optimizer.optimizer": "SGD",
+    "rnn.rnn_cell": "LSTMCell",
+    "rnn.io": "BucketSentenceIter",
+    "rnn.rnn": "do_rnn_checkpoint",
+    "misc": "FactorScheduler",
+    "contrib.onnx": "import_model",
+    "contrib.text": "vocab",
+    "image.image": "ImageIter",
+    "image.detection": "ImageDetIter",
+    "ndarray.ndarray": "NDArray",
+    "symbol.symbol": "Symbol",
+    "context": "Context",
+}
+"""Modules of MXNet 1.9.1 with dots -> what scripts import from them."""
+
+
+@pytest.mark.parametrize("name", NAMES_OF_MXNET)
+def test_deep_modules_of_mxnet(name: str):
+    """``from weftplan.module.base_module import BaseModule``: the module behind the name, never a second copy."""
+    wanted = NAMES_OF_MXNET[name]
+    code = (
+        f"import weftplan.{name} as found\n"
+        f"from weftplan.{name} import {wanted}\n"
+        "import sys, weftplan\n"
+        "assert found.__spec__.name == found.__name__ and sys.modules[found.__name__] is found\n"
+        f"near = getattr(weftplan.{name.partition('.')[0]}, {wanted!r}, {wanted})\n"
+        f"assert near is {wanted}, near\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_file_is_loaded_twice():
+    """A part of a room that has another name, too, is the same module under both."""
+    code = (
+        "import importlib, pkgutil, sys, weftplan\n"
+        "for name in sorted(weftplan._ALIASES):\n"
+        "    module = importlib.import_module(f'weftplan.{name}')\n"
+        "    for part in pkgutil.iter_modules(getattr(module, '__path__', [])):\n"
+        "        if f'{name}.{part.name}' in weftplan._DEEPER: continue\n"
+        "        other = importlib.import_module(f'weftplan.{name}.{part.name}')\n"
+        "        assert other is importlib.import_module(f'{module.__name__}.{part.name}'), part.name\n"
+        "files = [(m.__file__, m) for m in {id(m): m for m in sys.modules.values()}.values()\n"
+        "         if getattr(m, '__file__', None) and '/weftplan/' in m.__file__]\n"
+        "assert len(files) == len({file for file, _ in files}) > 200\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import weftplan.contrib.amp",
+        "from weftplan.contrib import amp",
+        "from weftplan.contrib.amp import amp",
+        "from weftplan.contrib.quantization import quantize_model",
+        "import weftplan.gluon.nn",
+        "from weftplan.gluon.model_zoo import vision",
+        "from weftplan.executor_manager import _split_input_slice",
+        "import weftplan.notebook.callback",
+    ],
+)
+def test_deep_imports_say_what_to_use(line: str):
+    """An import of a part that is absent on purpose has the hint that the attribute has."""
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=100)
+    assert re.match(r"ModuleNotFoundError: \S+ (has no \w+|is absent) on purpose: ", done.stderr.splitlines()[-1])
 
 
 ROOMS = {place.partition(":")[0].partition(".")[0] for place in weftplan._LAZY.values()} - {"device"}

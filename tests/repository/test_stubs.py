@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import doctest
-import importlib.util
 import inspect
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import weftplan as mx
+from tests.support.scripts import script
 from weftplan.executor import simple_bind
 from weftplan.ops.core import registry
 from weftplan.ops.core.examples import EXAMPLES
@@ -24,20 +24,9 @@ from weftplan.planner import plan
 ROOT = Path(__file__).parents[2]
 
 
-def writer(script: str = "write_stubs") -> Any:
-    """A script that writes from the registry."""
-    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_of_operators_is_fresh() -> None:
-    """It is what the registry and the tables of ONNX give now; ``python docs/list_operators.py`` writes it again."""
-    made = writer("list_operators")
-    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run python docs/list_operators.py"
+def test_the_page_of_operators_tells_gradients() -> None:
+    """It says which operators have a gradient, and lists no operator of MXNet as missing that is there."""
+    made = script("list_operators")
     facts = {name: op for name, (op, _) in made.ours().items()}
     assert made.gradient(facts["Convolution"]) == "yes"
     assert made.gradient(facts["SoftmaxOutput"]) == "a loss"
@@ -45,10 +34,9 @@ def test_the_page_of_operators_is_fresh() -> None:
     assert "Convolution" not in made.missing()
 
 
-def test_the_stubs_are_fresh() -> None:
-    """They are what the registry gives now; ``python docs/write_stubs.py`` writes them again."""
-    for path, text in writer().stubs().items():
-        assert path.read_text(encoding="utf-8") == text, f"{path} is not fresh: run python docs/write_stubs.py"
+def test_the_stubs_are_python() -> None:
+    """Each stub parses."""
+    for text in script("write_stubs").stubs().values():
         ast.parse(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,7 @@ class Handle:
 
     def __init__(self) -> None:
         machine.check()
-        self.device, self.stream = thread.device, 0
+        self.device, self.stream, self.thread = thread.device, 0, threading.get_ident()
         self.backend_handle = next(ids)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -267,6 +268,7 @@ class Graph:
 
 def _check(handle: Any) -> None:
     """It is the current device's, and was told the current stream; a captured graph asks no more."""
+    assert handle.thread == threading.get_ident(), "the handle of another thread"
     assert handle.device == thread.device, f"a handle of gpu({handle.device}) on gpu({thread.device})"
     assert handle.stream == get_current_stream().ptr, "the handle has the stream of an earlier call"
 

@@ -67,7 +67,7 @@ def _set_compute_type(dtype: Any, compute_type: int) -> None:
 def _memory_info() -> tuple[int, int]:
     machine.check()
     total = machine.capacity[thread.device]
-    return total - machine.used[thread.device], total
+    return total - machine.used[thread.device] - machine.library_bytes(thread.device), total
 
 
 def _module() -> types.ModuleType:
@@ -90,6 +90,7 @@ def _module() -> types.ModuleType:
         pointerGetAttributes=Attributes,
         deviceCanAccessPeer=lambda device, peer: int(device != peer and (device, peer) not in machine.apart),
         deviceEnablePeerAccess=_enable_peer,
+        deviceGetPCIBusId=lambda device: f"0000:{0x40 - device:02x}:00.0",
         getDeviceProperties=lambda device: {"name": b"stand-in", "multiProcessorCount": 132},
     )
     cupy.cuda = types.SimpleNamespace(

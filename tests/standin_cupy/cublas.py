@@ -6,14 +6,15 @@ What cuBLAS would refuse is refused; what it would read or write beside the memo
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import numpy as np
 
-from tests.standin_cupy.machine import CUDARuntimeError, machine, thread
+from tests.standin_cupy.machine import BlasHandle, CUDARuntimeError, ids, machine, thread
 from tests.standin_cupy.memory import Memory, enqueue
 from tests.standin_cupy.meter import meter
-from tests.standin_cupy.streams import capturable
+from tests.standin_cupy.streams import capturable, get_current_stream
 from weftplan.locks import members
 
 TF32 = 3
@@ -46,9 +47,27 @@ def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int,
     return made, (memory, start, end)
 
 
+def use(handle: int, name: str) -> None:
+    """A handle belongs to one thread and one device. Where it works on several streams, a product has the same bits in
+    every run only if the handle's workspaces are of a fixed size."""
+    found = machine.handles.get(handle)
+    if found is None or (found.thread, found.device) != (threading.get_ident(), thread.device):
+        raise CUBLASError("CUBLAS_STATUS_NOT_INITIALIZED: the handle is of another thread, or of another device")
+    found.streams.add(get_current_stream().key)
+    if len(found.streams) > 1 and not found.fixed:
+        machine.unreproducible.add(name)
+
+
 def _gemm(kind: Any) -> Any:
+    """The call: what the handle is asked, then what is captured."""
+
+    def call(handle: int, *numbers: int) -> None:
+        if handle.__class__ is int:
+            use(handle, _NAMES[kind])
+        product(handle, *numbers)
+
     @capturable
-    def call(
+    def product(
         handle: int, transa: int, transb: int, m: int, n: int, k: int,
         alpha: int, A: int, lda: int, strideA: int, B: int, ldb: int, strideB: int,
         beta: int, C: int, ldc: int, strideC: int, batchCount: int,
@@ -93,7 +112,13 @@ class Cublas:
 
 
 def handle() -> int:
-    """``cupy.cuda.get_cublas_handle``."""
+    """``cupy.cuda.get_cublas_handle``: one for each thread and device, which takes its workspaces when it is made."""
     machine.check()
     machine.library("cuBLAS")
-    return 1
+    mine = (threading.get_ident(), thread.device)
+    for number, one in list(machine.handles.items()):
+        if (one.thread, one.device) == mine:
+            return number
+    number = next(ids)
+    machine.handles[number] = BlasHandle(thread.device)
+    return number

@@ -14,6 +14,7 @@ import numpy as np
 from tests.standin_cupy import array as arrays
 from tests.standin_cupy import names
 from tests.standin_cupy.array import SCALARS, computed, ndarray, run
+from tests.standin_cupy.cublas import handle, use
 from tests.standin_cupy.generators import SPECIAL as RANDOM
 from tests.standin_cupy.memory import MemoryPointer, UnownedMemory
 from tests.standin_cupy.meter import meter
@@ -183,6 +184,8 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         path = self.path
         names.check(path, args, kwargs)
+        if path in _PRODUCTS:
+            use(handle(), path)
         special = _SPECIAL.get(path)
         if special is not None:
             return special(*args, **kwargs)
@@ -226,6 +229,9 @@ def _into(path: str, value: np.ndarray, out: ndarray, reads: list[ndarray], cast
             out.host[...] = value
     return out
 
+
+_PRODUCTS = ("dot", "inner", "matmul", "tensordot", "vdot")
+"""What CuPy computes by cuBLAS."""
 
 # -- functions that differ from NumPy's -------------------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +34,17 @@ Clock = dict[int, int]
 
 lock = threading.RLock()
 ids = itertools.count(1)
+
+
+class BlasHandle:
+    """A handle of cuBLAS: of one thread and one device, with workspaces of its own."""
+
+    def __init__(self, device: int) -> None:
+        self.thread, self.device = threading.get_ident(), device
+        config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        self.fixed = config in (":4096:8", ":16:8")
+        self.workspace = {":4096:8": 32 << 20, ":16:8": 128 << 10}.get(config, 32 << 20)
+        self.streams: set[int] = set()
 
 
 class Machine:
@@ -66,11 +79,40 @@ class Machine:
         """By kind of copy: bytes that one takes a millisecond for; other work takes no time."""
         self.clock = 0.0
         """Milliseconds that work with known times has taken; events keep it."""
+        self.faulty: dict[str, str] = {}
+        """By name of a kernel: the error that its next launch leaves behind. The launch itself succeeds; the error
+        arrives when the host next waits, and every call repeats it from then on."""
+        self.pending: str | None = None
+        """An error that has not arrived yet."""
+        self.pointers: list[int] = []
+        """Handles of streams that are gone; new streams get them first, as from CUDA."""
+        self.frees: deque[Clock] = deque()
+        """What the host has waited for inside ``cudaFree``, which waits for the whole device. Finalizers append."""
+        self.handles: dict[int, BlasHandle] = {}
+        """cuBLAS's handles."""
+        self.unreproducible: set[str] = set()
+        """Products whose bits may differ from run to run: their handle has worked on several streams, and the size of
+        its workspaces was not fixed before it was made."""
 
     def library(self, name: str) -> None:
         """What loading a library does."""
         if self.libraries_missing:
             raise ImportError(f"lib{name.lower()}.so.12: cannot open shared object file: No such file or directory")
+
+    def arrive(self) -> None:
+        """The host waits: errors of earlier work arrive."""
+        if self.pending is not None:
+            self.sticky, self.pending = self.pending, None
+        self.check()
+
+    def settle_frees(self) -> None:
+        """Let the host know what it has waited for inside ``cudaFree``; under the lock."""
+        while self.frees:
+            merge(self.host, self.frees.popleft())
+
+    def library_bytes(self, device: int) -> int:
+        """What libraries have taken on a device by themselves."""
+        return sum(handle.workspace for handle in list(self.handles.values()) if handle.device == device)
 
     def check(self) -> None:
         """What every call of CUDA's runtime does first."""
@@ -85,7 +127,7 @@ class _Thread(threading.local):
     device = 0
     allocator: Any = None
     capturing: Any = None
-    """The stream whose work is being captured."""
+    """The stream whose capture this thread has begun."""
     inside = False
     """A call that is being captured makes others, which belong to it."""
 

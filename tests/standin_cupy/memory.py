@@ -18,7 +18,8 @@ from tests.standin_cupy.machine import (
     thread,
 )
 from tests.standin_cupy.meter import meter
-from tests.standin_cupy.streams import Stream, capturable, get_current_stream, not_while_capturing
+from tests.standin_cupy.streams import Stream, capturable, get_current_stream, not_while_capturing, refuse
+from weftplan.locks import members
 
 
 class _Use:
@@ -44,7 +45,8 @@ class Memory:
         if type(size) is not int or size < 0:
             raise TypeError(f"Memory takes a size in bytes, got {size!r}")
         with lock:
-            if machine.used[self.device_id] + size > machine.capacity[self.device_id]:
+            taken = machine.used[self.device_id] + machine.library_bytes(self.device_id)
+            if taken + size > machine.capacity[self.device_id]:
                 raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
             machine.used[self.device_id] += size
         self.size = size
@@ -58,6 +60,11 @@ class Memory:
 
     def __del__(self) -> None:
         self._used[self.device_id] -= self.size
+        if self.size and self._used is machine.used:
+            meter.frees += 1
+            for stream in members(machine.streams):  # cudaFree returns when the device is idle
+                if stream.device_id == self.device_id and stream.captured is None:
+                    machine.frees.append(stream.now())
 
     def touch(self, start: int, stop: int, stream: Stream, *, write: bool, what: str) -> None:
         """Note an access by the piece of work that ``stream`` has just been given; refuse one that nothing orders."""
@@ -162,12 +169,16 @@ def enqueue(
     """Count a launch on the current stream (or ``stream``) and check that its accesses are ordered."""
     machine.check()
     where = stream or get_current_stream()
-    if thread.capturing is not None:
-        if where is not thread.capturing:
-            not_while_capturing(f"{name} on another stream")
+    if where.captured is not None:
+        if not thread.inside:
+            refuse(where.captured, name)
         return
+    if thread.capturing is not None:
+        not_while_capturing(f"{name} on another stream")
     meter.launch(name, count)
+    machine.pending = machine.faulty.pop(name, None) or machine.pending
     with lock:
+        machine.settle_frees()
         if name in machine.rates:
             _, first, last = (reads or writes)[0]
             machine.clock += 0.01 + (last - first) / machine.rates[name]

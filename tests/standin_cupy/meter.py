@@ -50,6 +50,8 @@ class Meter:
         self.temporaries = 0
         """Arrays that CuPy allocated by itself, from its own pool."""
         self.temporary_bytes = 0
+        self.frees = 0
+        """Calls of ``cudaFree``, each of which waits for the whole device."""
 
     @property
     def total(self) -> int:

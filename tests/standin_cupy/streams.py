@@ -40,14 +40,17 @@ class Device:
         thread.device = self.id
 
     def synchronize(self) -> None:
-        """Wait for every stream."""
+        """Wait for every stream; refused while one of them is captured, by whichever thread."""
         machine.check()
         not_while_capturing("Device.synchronize")
+        mine = [stream for stream in members(machine.streams) if stream.device_id == self.id]
+        for stream in mine:
+            refuse(stream.captured, "Device.synchronize")
         meter.syncs["Device.synchronize"] += 1
         with lock:
-            for stream in members(machine.streams):
-                if stream.device_id == self.id:
-                    merge(machine.host, stream.now())
+            for stream in mine:
+                merge(machine.host, stream.now())
+        machine.arrive()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and other.id == self.id
@@ -85,14 +88,18 @@ class Stream:
     ) -> None:
         machine.check()
         self.device_id = thread.device
-        self.ptr = 0 if null else next(ids)
-        self.key = -1 - self.device_id if null else self.ptr
+        self.ptr = 0 if null else _pointer()
+        self.key = -1 - self.device_id if null else next(ids)
         self.count = 0
         self.seen: Clock = {}
         self.priority = priority
-        self.captured: list[Any] | None = None
-        self.broken = ""
+        self.captured: Capture | None = None
         machine.streams.add(self)
+        self._pointers = machine.pointers
+
+    def __del__(self) -> None:
+        if getattr(self, "ptr", 0):
+            self._pointers.append(self.ptr)
 
     def now(self) -> Clock:
         """What is over once all work enqueued so far is."""
@@ -114,17 +121,20 @@ class Stream:
     @property
     def done(self) -> bool:
         """Work runs at once; the host learns of it here."""
+        not_while_capturing("Stream.done", self)
         with lock:
             merge(machine.host, self.now())
+        machine.arrive()
         return True
 
     def synchronize(self) -> None:
         """Block the host until the stream is empty."""
         machine.check()
-        not_while_capturing("Stream.synchronize")
+        not_while_capturing("Stream.synchronize", self)
         meter.syncs["Stream.synchronize"] += 1
         with lock:
             merge(machine.host, self.now())
+        machine.arrive()
 
     def record(self, event: Event | None = None) -> Event:
         """An event behind the work so far."""
@@ -133,23 +143,30 @@ class Stream:
         return made
 
     def wait_event(self, event: Event) -> None:
-        """Later work starts after ``event``."""
+        """Later work starts after ``event``. An event of a capture makes this stream part of the capture."""
         machine.check()
-        not_while_capturing("wait_event")
         assert isinstance(event, Event), f"wait_event takes an Event, got {event!r}"
-        with lock:
-            merge(self.seen, event.clock)
+        capture = event.capture
+        if capture is None:
+            if self.captured is not None:
+                refuse(self.captured, "wait_event", "cudaErrorStreamCaptureIsolation: the event is of uncaptured work")
+            with lock:
+                merge(self.seen, event.clock)
+        elif self.captured is None:
+            self.captured = capture
+            capture.joined[self.key] = self
+        elif self.captured is capture and self is capture.origin:
+            capture.returned.add(event.stream_key)
 
     def begin_capture(self, mode: int | None = None) -> None:
-        """From now on work is not run but kept, until :meth:`end_capture`."""
+        """From now on work is not run but kept, whichever thread enqueues it, until :meth:`end_capture`."""
         machine.check()
         if self.ptr == 0:
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the default stream cannot be captured")
         if self.captured is not None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is being captured already")
-        self.captured, self.broken = [], ""
+        self.captured = Capture(self)
         thread.capturing = self
-        meter.thread.capturing = meter.thread.silent = True
 
     def is_capturing(self) -> bool:
         """Whether work is kept instead of run."""
@@ -157,39 +174,75 @@ class Stream:
 
     def end_capture(self) -> Graph:
         """What has been kept, as a graph."""
-        calls, self.captured = self.captured, None
+        capture, self.captured = self.captured, None
         thread.capturing = None
-        meter.thread.capturing = meter.thread.silent = False
-        if calls is None:
+        if capture is None or capture.origin is not self:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is not being captured")
-        if self.broken:
-            raise CUDARuntimeError(f"cudaErrorStreamCaptureInvalidated: because of {self.broken}")
-        return Graph(calls, self.device_id)
+        for stream in capture.joined.values():
+            stream.captured = None
+        if capture.broken:
+            raise CUDARuntimeError(f"cudaErrorStreamCaptureInvalidated: because of {capture.broken}")
+        if set(capture.joined) - capture.returned:
+            raise CUDARuntimeError(
+                "cudaErrorStreamCaptureUnjoined: a stream of the capture was not joined to its origin"
+            )
+        return Graph(capture.calls, self.device_id)
 
 
-def not_while_capturing(what: str) -> None:
-    """Refuse what CUDA refuses while a stream is captured; the capture is spoiled."""
+def _pointer() -> int:
+    """A handle for a new stream: one of a stream that is gone, where there is one."""
+    try:
+        return machine.pointers.pop()
+    except IndexError:
+        return next(ids)
+
+
+class Capture:
+    """The work that streams are given while it is captured."""
+
+    def __init__(self, origin: Stream) -> None:
+        self.origin = origin
+        self.calls: list[Any] = []
+        self.broken = ""
+        self.joined: dict[int, Stream] = {}
+        """Streams that have waited for an event of the capture, by key."""
+        self.returned: set[int] = set()
+        """Keys of those for which the origin has waited since."""
+
+
+def refuse(capture: Capture | None, what: str, why: str = "") -> None:
+    """Spoil a capture, if there is one, and raise."""
+    if capture is not None:
+        capture.broken = what
+        why = why or "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
+        raise CUDARuntimeError(f"{why} ({what})")
+
+
+def not_while_capturing(what: str, stream: Stream | None = None) -> None:
+    """Refuse what CUDA refuses while a stream is captured: on a stream that is captured, whichever thread asks, and of
+    the thread that captures; the capture is spoiled."""
+    if stream is not None:
+        refuse(stream.captured, what)
     if thread.capturing is not None:
-        thread.capturing.broken = what
-        raise CUDARuntimeError(
-            f"cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing ({what})"
-        )
+        refuse(thread.capturing.captured, what)
 
 
 def capturable(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that enqueues work: while a stream is captured it is checked, and kept with its arguments."""
+    """A call that enqueues work: while its stream is captured it is checked, and kept with its arguments."""
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        stream = thread.capturing
-        if stream is None or thread.inside:
+        if thread.inside:
             return call(*args, **kwargs)
-        thread.inside = True
+        capture = next((x for x in (*args, *kwargs.values()) if isinstance(x, Stream)), get_current_stream()).captured
+        if capture is None:
+            return call(*args, **kwargs)
+        thread.inside = meter.thread.capturing = meter.thread.silent = True
         try:
             result = call(*args, **kwargs)
         finally:
-            thread.inside = False
-        stream.captured.append((call, args, kwargs))
+            thread.inside = meter.thread.capturing = meter.thread.silent = False
+        capture.calls.append((call, args, kwargs))
         return result
 
     return wrapper
@@ -203,14 +256,16 @@ class Graph:
         self._device_id = device_id
 
     def launch(self, stream: Stream | None = None) -> None:
-        """Enqueue everything, as one launch."""
+        """Enqueue everything on one stream, as one launch."""
         machine.check()
-        not_while_capturing("graph launch")
         where = stream or get_current_stream()
+        not_while_capturing("graph launch", where)
         meter.launch("graph")
         with Device(self._device_id), where, _silently():
             for call, args, kwargs in self._calls:
-                call(*args, **kwargs)
+                # A stream among the arguments was one of the capture.
+                now = [where if isinstance(x, Stream) else x for x in args]
+                call(*now, **{k: where if isinstance(x, Stream) else x for k, x in kwargs.items()})
 
 
 @contextmanager
@@ -229,6 +284,8 @@ class Event:
         machine.check()
         self.device_id = thread.device
         self.clock: Clock = {}
+        self.capture: Capture | None = None
+        self.stream_key = 0
         self.timed = not disable_timing
         self.time = 0.0
 
@@ -238,24 +295,32 @@ class Event:
         if where.device_id != self.device_id:
             raise CUDARuntimeError("cudaErrorInvalidResourceHandle: the event and the stream are of different devices")
         with lock:
-            self.clock = where.now()
+            self.capture, self.stream_key = where.captured, where.key
+            self.clock = {} if where.captured is not None else where.now()
             self.time = machine.clock
+
+    def _of_no_capture(self, what: str) -> None:
+        not_while_capturing(what)
+        refuse(self.capture, what, "cudaErrorCapturedEvent: the event was last recorded in a capturing stream")
 
     @property
     def done(self) -> bool:
         """Work runs at once; the host learns of it here."""
         machine.check()
+        self._of_no_capture("Event.done")
         with lock:
             merge(machine.host, self.clock)
+        machine.arrive()
         return True
 
     def synchronize(self) -> None:
         """Block the host until the event has passed."""
         machine.check()
-        not_while_capturing("Event.synchronize")
+        self._of_no_capture("Event.synchronize")
         meter.syncs["Event.synchronize"] += 1
         with lock:
             merge(machine.host, self.clock)
+        machine.arrive()
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:

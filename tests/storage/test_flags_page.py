@@ -1,10 +1,10 @@
-"""The page of flags is made from the table of variables and the tests' marks, and no effect is without a test."""
+"""No setting claims an effect that no test shows; marks of tests name settings that exist."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -12,16 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def script():
     """``docs/list_settings.py``."""
-    spec = importlib.util.spec_from_file_location("list_settings", ROOT / "docs/list_settings.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["list_settings"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_is_that_of_today(script):
-    """A change of an effect or of a test's mark is on the page."""
-    assert script.PAGE.read_text(encoding="utf-8") == script.page(), "make it again: python docs/list_settings.py"
+    return scripts.script("list_settings")
 
 
 def test_every_effect_has_a_test_and_no_other(script):

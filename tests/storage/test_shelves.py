@@ -59,7 +59,7 @@ def test_as_many_as_die_together_are_served_again_without_the_cache():
         for held in [pool.allocate(64) for _ in range(shelves.MOST_ON_ONE)]:
             pool.free(held)
     taken = []
-    pool._take = lambda nbytes: taken.append(nbytes)
+    pool.take_block = lambda nbytes: taken.append(nbytes)
     for held in [pool.allocate(64) for _ in range(shelves.MOST_ON_ONE)]:
         pool.free(held)
     assert taken == []

@@ -1,6 +1,5 @@
 """Arrays that leave and return beside the computation: virtual time on a simulated device, queues, bits, failures."""
 
-import gc
 import threading
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 import weftplan as mx
 from tests.contract.engines import Boom, boom
+from tests.support.waiting import settled
 from weftplan import device, engine, storage
 from weftplan.device.simulated_device import CostModel
 from weftplan.ndarray.spill import spill_ahead, spilling
@@ -18,12 +18,6 @@ SIZE = 1 << 16
 """Bytes of an array in these tests."""
 COPY, KERNEL = 0.8e-3, 1e-3
 """Virtual seconds of a copy, of a kernel."""
-
-
-def settled():
-    """Everything that is dead has gone back."""
-    gc.collect()
-    mx.nd.waitall()
 
 
 def virtual_seconds(number, homes, room):

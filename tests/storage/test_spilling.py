@@ -1,12 +1,12 @@
 """Arrays that wait in a home while memory is short: values, limits, who may leave, and homes without room."""
 
-import gc
 import threading
 
 import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.waiting import settled
 from weftplan import config, device, storage
 from weftplan.device.file_device import FileDevice
 from weftplan.errors import MXNetError, OutOfMemoryError
@@ -18,12 +18,6 @@ from weftplan.support import slots
 KIB = 1 << 10
 SIZE = 16 * KIB
 """Bytes of an array in these tests."""
-
-
-def settled():
-    """Everything that is dead has gone back."""
-    gc.collect()
-    mx.nd.waitall()
 
 
 def many(ctx, count):

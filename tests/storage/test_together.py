@@ -3,15 +3,14 @@
 The room is two arrays, and the interleaving is forced by operands that say when they are looked up.
 """
 
-import gc
 import threading
-import time
 import weakref
 
 import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.waiting import settled, until
 from weftplan import device, engine, storage
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import pushing
@@ -21,20 +20,6 @@ from weftplan.storage import LimitResource, NaivePool, relief
 
 SIZE = 1 << 16
 """Bytes of an array in these tests."""
-
-
-def until(condition):
-    """Wait for what must come."""
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert condition()
-
-
-def settled():
-    """Everything that is dead has gone back."""
-    gc.collect()
-    mx.nd.waitall()
 
 
 class Seen:

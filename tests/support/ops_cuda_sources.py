@@ -86,6 +86,27 @@ def nvcc(sources, folder, arch="sm_90"):
             for name, k, _, spilled, used in _FOUND.findall(done.stderr)]  # fmt: skip
 
 
+def ptx(text, folder, arch="sm_90"):
+    """The PTX of each kernel of a source, by name."""
+    path = pathlib.Path(folder, "kernel.cu")
+    path.write_text(text)
+    command = [NVCC, "-ptx", f"-arch={arch}", *OPTIONS, "-ftz=true", "-o", str(path.with_suffix(".ptx")), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = path.with_suffix(".ptx").read_text()
+    return {kernel[1]: kernel[0] for kernel in re.finditer(r"\.entry (\w+)\(.*?\n\}\n", found, re.DOTALL)}
+
+
+def loops(body):
+    """The parts of a kernel in PTX between a label and a jump back to it."""
+    lines = body.splitlines()
+    labels = {line[:-1]: number for number, line in enumerate(lines) if re.fullmatch(r"\$L\w+:", line)}
+    for number, line in enumerate(lines):
+        jump = re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)
+        if jump and labels.get(jump[1], number) < number:
+            yield "\n".join(lines[labels[jump[1]] : number])
+
+
 def nvrtc(text, arch="sm_90"):
     """Compile with NVRTC and CuPy's options, as the first launch does; raises AssertionError with the compiler's log.
 

@@ -51,6 +51,15 @@ def infer(op: Op, params: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> li
     return [TensorSpec(tuple(s), np.dtype(d)) for s, d in zip(out_shapes, out_dtypes, strict=True)]
 
 
+def infer_shapes(
+    name: str, inputs: Sequence[Any], outputs: Sequence[Any], params: Mapping[str, Any]
+) -> tuple[list[Any], list[Any]]:
+    """Shapes of inputs and outputs as operator ``name`` completes them; None is unknown."""
+    op = registry.get(name)
+    completed = op.infer_shape(registry.parse_params(op, params), list(inputs), list(outputs))
+    return list(completed[0]), list(completed[1])
+
+
 def garbage(spec: TensorSpec) -> np.ndarray:
     """An array that no kernel would produce: NaN, or 0x5a bytes."""
     array = np.empty(spec.shape, spec.dtype)

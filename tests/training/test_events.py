@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.training import small_network as network
 from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.training.fit import fit_warnings
 from weftplan.training.fit.events import Events, gradient_norm, read_events
 from weftplan.training.fit.fit_warnings import Watch
-
-
-def network():
-    """Two layers and a loss."""
-    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
-    net = mx.sym.Activation(net, act_type="relu", name="act")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
 
 
 def data(scale=1.0):

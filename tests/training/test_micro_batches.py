@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.training import weights
 from weftplan.errors import BindError, ParameterError, ShapeError
 from weftplan.training.fit.microbatch import MicroBatchIter, Pieces, cut_descs
 
@@ -23,12 +24,6 @@ def data(samples=40, batch=8, **settings):
     """Random samples of three classes."""
     rng = np.random.default_rng(2)
     return mx.io.NDArrayIter(rng.random((samples, 4)), rng.integers(0, 3, samples), batch_size=batch, **settings)
-
-
-def weights(module):
-    """All parameters and auxiliary states."""
-    args, aux = module.get_params()
-    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
 
 
 def same(left, right):

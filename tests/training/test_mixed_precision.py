@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.training import weights
 from weftplan.errors import BindError, ParameterError
 from weftplan.training.fit.checkpointing import Checkpoints, read_snapshot
 from weftplan.training.fit.precision import SCALE, LossScale, lowered
@@ -40,12 +41,6 @@ def fit(dtype="float16", *, module=None, make=data, contexts=None, **settings):
         **settings,
     )
     return module
-
-
-def weights(module):
-    """All parameters and auxiliary states."""
-    args, aux = module.get_params()
-    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
 
 
 def test_what_runs_in_which_dtype():

@@ -132,6 +132,11 @@ KINDS = [
     ("rmsprop", {"centered": True}),
     ("adadelta", {}),
 ]
+KINDS += [
+    (name, {})
+    for name, klass in mx.optimizer.Optimizer.opt_registry.items()
+    if not klass.__module__.startswith(("weftplan.", "tests."))  # a plug-in's
+]
 
 
 @pytest.mark.parametrize(("name", "settings"), KINDS)

@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.training import small_network as network
 from weftplan import engine, storage
 from weftplan.executor import Executor, schedule
 from weftplan.training.fit.callbacks import StopAtBatchEnd
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-
-
-def network():
-    """Two layers and a loss."""
-    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
-    net = mx.sym.Activation(net, act_type="relu", name="act")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
 
 
 def batches():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.support.training import weights as values
 from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError
 
 
@@ -24,12 +25,6 @@ def trained(**settings):
     module = mx.mod.Module(network(), **settings)
     module.fit(batches(), num_epoch=2, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.3})
     return module
-
-
-def values(module):
-    """All parameters and states, on the host."""
-    args, aux = module.get_params()
-    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
 
 
 @pytest.mark.parametrize("contexts", [1, 2])

@@ -32,6 +32,7 @@ _COMMANDS = {
     "launch": "Start the processes of a distributed kvstore.",
     "pack": "Place buffers with lifetimes at offsets in one slab.",
     "doctor": "Show what is installed and which settings are in force.",
+    "cache": "Show, or remove, what is kept for later processes.",
 }
 
 

@@ -50,7 +50,9 @@ def command(
     says. Nothing is run. The exit code is
     1 when a file cannot be read.
     """
-    loaded = load_model(model, params)
+    beside = epochs(Path(model)) if params is None else []
+    alone = beside[0] if len(beside) == 1 else None
+    loaded = load_model(model, params if alone is None else str(alone))
     shapes = parse_shapes(shape_texts)
     check_names(shapes, loaded.symbol, "--shape")
     shapes = loaded.network.shapes(shapes, 1 if loaded.network.built_in and not shapes else None)
@@ -70,9 +72,10 @@ def command(
             if found.plan is not None:
                 lines = plan_output.kernels(found.plan, output_width())
             click.echo("\n" + "\n".join(lines))
-        beside = [path.name for path in epochs(Path(model))] if params is None else []
         if beside:
-            for line in paragraph(f"parameters beside it: {', '.join(beside)}", output_width()):
+            names = ", ".join(path.name for path in beside)
+            text = f"parameters of {names}, the only file" if alone is not None else f"parameters beside it: {names}"
+            for line in paragraph(text, output_width()):
                 click.echo(line)
     if html_path is not None:
         write_text(html_path, page(found))

@@ -219,6 +219,8 @@ def _feeds(
             name, path = "", text
         elif name not in names:
             raise click.BadParameter(_no_input(name, names), param_hint="--input")
+        if Path(path).is_dir():
+            raise click.BadParameter(f"{path} is a folder; give one file: an array or an image", param_hint="--input")
         if not Path(path).is_file():
             raise click.BadParameter(
                 f"there is no file {path!r}; the inputs are {', '.join(names)}", param_hint="--input"

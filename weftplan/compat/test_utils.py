@@ -1,8 +1,8 @@
 """``mx.test_utils``: what scripts and tests written for MXNet lean on: comparisons, random arrays, small helpers.
 
 Comparisons of arrays, checks of whole symbols and of distributions stand in files of their own and have their names
-here, too. Random arrays come from NumPy's global generator, which such tests seed. What MXNet's module fetches from the
-network is absent.
+here, too. Random arrays come from NumPy's global generator, which such tests seed. Data sets are read from files that
+are there (``local_data.py``), never fetched.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +44,14 @@ from weftplan.compat.distribution_checks import (
     var_check,
     verify_generator,
 )
+from weftplan.compat.local_data import (
+    download,
+    get_cifar10,
+    get_mnist,
+    get_mnist_iterator,
+    get_mnist_ubyte,
+    get_zip_data,
+)
 from weftplan.compat.symbol_checks import (
     check_consistency,
     check_numeric_gradient,
@@ -55,7 +63,7 @@ from weftplan.compat.symbol_checks import (
 )
 from weftplan.device import gpus
 from weftplan.device.context import Context, current_context
-from weftplan.errors import MXNetError, ParameterError
+from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.training.data.io import DataBatch, DataIter
 
@@ -90,8 +98,12 @@ __all__ = [
     "find_max_violation",
     "gen_buckets_probs_with_ppf",
     "get_atol",
+    "get_cifar10",
     "get_mnist",
+    "get_mnist_iterator",
+    "get_mnist_ubyte",
     "get_rtol",
+    "get_zip_data",
     "list_gpus",
     "mean_check",
     "np_reduce",
@@ -379,15 +391,3 @@ def _flat(state: Any) -> list[Any]:
     if state is None:
         return []
     return [part for one in state for part in _flat(one)] if isinstance(state, (list, tuple)) else [state]
-
-
-def _from_the_network(what: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise MXNetError(f"mx.test_utils.{what} is absent on purpose: fetch the file yourself and give its path")
-
-    refuse.__doc__ = "Absent: it would fetch files from the network."
-    return refuse
-
-
-download = _from_the_network("download")
-get_mnist = _from_the_network("get_mnist")

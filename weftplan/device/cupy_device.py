@@ -9,6 +9,7 @@ CuPy call enqueues work on CuPy's current stream of the calling thread; ``with s
 from __future__ import annotations
 
 import importlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,14 +20,18 @@ from typing import Any
 import numpy as np
 
 from weftplan import config
+from weftplan.device import capture_gate
 from weftplan.device.base import Device
+from weftplan.device.capture_gate import CaptureGate
 from weftplan.device.context import Context
+from weftplan.device.cublas import fix_workspaces
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
 from weftplan.device.peers import PEER, Peers
 from weftplan.device.stream import NO_WORK, NoWork, current_stream, pop_stream, push_stream
 from weftplan.device.temporaries import Temporaries
 from weftplan.errors import DeviceError, OutOfMemoryError
 
+_numbers = itertools.count(1)
 _HOST_MEMORY = 1
 """``cudaMemoryTypeHost``: page-locked."""
 
@@ -64,10 +69,11 @@ def count_gpus() -> int:
 class CupyEvent:
     """A CUDA event, without timing."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_event", "_gate")
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: Any, gate: CaptureGate) -> None:
         self._event = event
+        self._gate = gate
 
     @property
     def handle(self) -> Any:
@@ -76,11 +82,13 @@ class CupyEvent:
 
     def query(self) -> bool:
         """True once the work before the event has finished."""
-        return bool(self._event.done)
+        with self._gate.outside():
+            return bool(self._event.done)
 
     def synchronize(self) -> None:
         """Block the host until the event is complete."""
-        self._event.synchronize()
+        with self._gate.outside():
+            self._event.synchronize()
 
 
 class CupyStream:
@@ -88,6 +96,8 @@ class CupyStream:
 
     def __init__(self, device: CupyDevice, priority: int) -> None:
         self.context = device.context
+        self.number = next(_numbers)
+        """No other stream of this process ever has it, unlike CUDA's handles, which new streams take over."""
         self._device = device
         cupy = device.xp
         with cupy.cuda.Device(device.index):
@@ -100,7 +110,7 @@ class CupyStream:
         with cupy.cuda.Device(self._device.index):
             event = cupy.cuda.Event(disable_timing=True)
             event.record(self.handle)
-        return CupyEvent(event)
+        return CupyEvent(event, self._device.captures)
 
     def wait(self, event: Any) -> None:
         """Make later work wait for ``event``; an event of another kind of device blocks the host instead."""
@@ -111,7 +121,8 @@ class CupyStream:
 
     def synchronize(self) -> None:
         """Block the host until the stream is empty."""
-        self.handle.synchronize()
+        with self._device.captures.outside():
+            self.handle.synchronize()
 
     def finish(self) -> tuple[()]:
         """As :meth:`synchronize`; there are no faults."""
@@ -167,12 +178,17 @@ class CupyDevice:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.index = context.device_id
+        fix_workspaces()
         self.xp: ModuleType = load_cupy(context)
         if config.get("FLAGS_enable_cublas_tensor_op_math"):
             with self.xp.cuda.Device(self.index):
                 self.xp._core.set_compute_type(np.float32, self.xp._core._routines_linalg.COMPUTE_TYPE_TF32)
         self.guards = _GuardStack()
-        self.temporaries = Temporaries(context, self.xp)
+        self.captures = CaptureGate()
+        self._capture_stream: CupyStream | None = None
+        """What work is captured on. No other work is ever put there: a captured stream takes whatever it is given, from
+        any thread, into the graph."""
+        self.temporaries = Temporaries(context, self.xp, self.synchronize)
         self.peers = Peers(self)
         self.home_links: dict[Context, Any] = {}
         """What :mod:`weftplan.device.home_links` has measured."""
@@ -237,12 +253,21 @@ class CupyDevice:
         """What ``fn`` enqueues on the current stream, without running it; a text saying why where that cannot be.
 
         ``fn`` must have run before, so that its kernels are compiled and its libraries are loaded. Its arrays must stay
-        where they are as long as the graph is used.
+        where they are as long as the graph is used. It is captured on a stream of its own, while calls of other threads
+        that CUDA refuses during a capture wait.
         """
-        stream = current_stream()
-        if not isinstance(stream, CupyStream):
+        if not isinstance(current_stream(), CupyStream):
             return "no stream of this GPU is current"
-        handle, why = stream.handle, ""
+        with self.captures.capturing() as granted:
+            if not granted:
+                return f"other threads have waited for {self.context} for {capture_gate.PATIENCE_S:.0f} s"
+            if self._capture_stream is None:
+                self._capture_stream = CupyStream(self, 0)
+            with self._capture_stream as stream:
+                return self._captured(stream.handle, fn)
+
+    def _captured(self, handle: Any, fn: Callable[[], object]) -> CapturedGraph | str:
+        why = ""
         try:
             handle.begin_capture()
         except self.xp.cuda.runtime.CUDARuntimeError as error:
@@ -308,8 +333,9 @@ class CupyDevice:
         return int(attributes.type) == _HOST_MEMORY
 
     def synchronize(self) -> None:
-        """Block the host until the whole device is idle."""
-        self.xp.cuda.Device(self.index).synchronize()
+        """Block the host until the whole device is idle, once no stream of it is captured."""
+        with self.captures.outside():
+            self.xp.cuda.Device(self.index).synchronize()
 
     def __repr__(self) -> str:
         return f"<CupyDevice {self.context}>"

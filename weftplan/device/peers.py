@@ -7,6 +7,8 @@ other bytes. Any thread may call these; the first copy of a pair waits for the c
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,11 @@ class Peers:
         self._place = place
         self._lock = whole_in_children(ReentrantLock())
         self._ways: dict[int, str] = {}
-        self._stages: dict[int, Any] = {}
-        """By stream: page-locked memory, which its copies use one after the other."""
+        self._stages: dict[tuple[int, int], tuple[Any, Any]] = {}
+        """By device and stream (its object: CUDA's handle may be a new stream's while copies of the old one are under
+        way): page-locked memory, which the stream's copies use one after the other, and the event after the last."""
+        self._left: deque[tuple[Any, Any]] = deque()
+        """The same of streams that are gone. Finalizers append."""
 
     def way(self, other: Any) -> str:
         """:data:`PEER` for a GPU to which this one copies directly, or why it does not."""
@@ -75,10 +80,26 @@ class Peers:
         """
         to, of = (array.reshape(-1).view(np.uint8) for array in (dst, src))
         with self._lock:
-            room = self._stages.get(stream.ptr)
-            if room is None:
-                room = self._stages[stream.ptr] = pinned.allocate(_STAGE)
+            key = self._place.xp.cuda.runtime.getDevice(), id(stream)
+            if key not in self._stages:
+                self._stages[key] = self._new_stage(stream, pinned)
+                weakref.finalize(stream, self._leave, key).atexit = False
+            room, event = self._stages[key]
             for start in range(0, of.size, _STAGE):
                 part = room[: min(_STAGE, of.size - start)]
                 of[start : start + part.size].get(stream=stream, out=part, blocking=False)
                 to[start : start + part.size].set(part, stream=stream)
+            event.record(stream)
+
+    def _leave(self, key: tuple[int, int]) -> None:
+        self._left.append(self._stages.pop(key))
+
+    def _new_stage(self, stream: Any, pinned: Any) -> tuple[Any, Any]:
+        """(page-locked memory, event for the end of its copies) for a stream, which waits for those of the last one."""
+        event = self._place.xp.cuda.Event(disable_timing=True)
+        try:
+            room, last = self._left.popleft()
+        except IndexError:
+            return pinned.allocate(_STAGE), event
+        stream.wait_event(last)
+        return room, event

@@ -88,6 +88,19 @@ def name_folders(homes: Iterable[HomeSpec]) -> None:
             _folders[index] = home
 
 
+def peers(context: Context) -> list[Context]:
+    """Other devices of the same type, whether or not anything has used them: all GPUs of the machine; of other types,
+    those that this process has made."""
+    if context.device_type == "gpu":
+        from weftplan.device.cupy_device import count_gpus
+
+        found = [Context("gpu", index) for index in range(count_gpus())]
+    else:
+        with _lock:
+            found = [known for known in _devices if known.device_type == context.device_type]
+    return [peer for peer in found if peer != context]
+
+
 def put(device: Device) -> Device | None:
     """Let ``device`` be the one behind its context from now on; returns the one before: for tests and measurements."""
     with _lock:

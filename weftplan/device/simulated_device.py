@@ -305,9 +305,12 @@ class SimDevice:
             self._made += 1
         return stream
 
-    def launch(self, fn: Callable[[], object]) -> None:
-        """Enqueue ``fn`` on the current stream; without one, run everything pending and then ``fn``."""
-        self._enqueue(lambda stream: stream.enqueue(fn, seconds=self.cost.launch))
+    def launch(self, fn: Callable[[], object], modelled: float = 0.0) -> None:
+        """Enqueue ``fn`` on the current stream; without one, run everything pending and then ``fn``.
+
+        ``modelled``: seconds of work by the planner's model, which the cost model may count.
+        """
+        self._enqueue(lambda stream: stream.enqueue(fn, seconds=self.cost.kernel(modelled)))
 
     def copy(self, dst: Any, src: Any) -> None:
         """Enqueue a copy (equal shapes and dtypes), timed by the cost model or the wires that devices are joined by."""

@@ -25,11 +25,18 @@ class CostModel:
         launch: seconds of a kernel when nothing else is said.
         latency: seconds before a copy's first byte.
         bandwidth: bytes per second of a copy.
+        share: what a node of a bound graph takes beyond ``launch``, as a share of what the planner's model of an
+            accelerator says; 0: every kernel takes ``launch``, whatever its size.
     """
 
     launch: float = 5e-6
     latency: float = 10e-6
     bandwidth: float = 12e9
+    share: float = 1.0
+
+    def kernel(self, modelled: float) -> float:
+        """Seconds of a kernel that by the planner's model works for so long."""
+        return self.launch + self.share * modelled
 
     def copy(self, nbytes: int) -> float:
         """Seconds of copying ``nbytes``."""

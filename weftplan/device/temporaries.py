@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from weftplan.device.context import Context
+from weftplan.device.stream import current_stream
 from weftplan.errors import DeviceError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support import slots
@@ -55,6 +56,13 @@ class _Lease:
         self._home.append(self._block)
 
 
+class _NoStream:
+    ptr = -1
+
+
+_NO_STREAM = _NoStream()
+
+
 class _Refusing(threading.local):
     on = False
 
@@ -62,12 +70,14 @@ class _Refusing(threading.local):
 class Temporaries:
     """CuPy's allocator for one device: :meth:`allocate` is what ``cupy.cuda.using_allocator`` takes."""
 
-    def __init__(self, context: Context, xp: ModuleType) -> None:
+    def __init__(self, context: Context, xp: ModuleType, synchronize: Callable[[], None]) -> None:
         self._context = context
         self._xp = xp
+        self._synchronize = synchronize
         self._lock = whole_in_children(ReentrantLock())
         self._free: dict[int, deque[_Block]] = {}
-        """By stream: blocks that nobody has. Finalizers append; only this class takes, under the lock."""
+        """By stream (:meth:`_stream_number`): blocks that no array has. Finalizers append; only this class takes, under
+        the lock."""
         self._refusing = _Refusing()
         self.reserved = 0
         """Bytes taken from storage and not given back."""
@@ -84,13 +94,20 @@ class Temporaries:
         cuda = self._xp.cuda
         size = max(_ROUND, -(-int(nbytes) // _ROUND) * _ROUND)
         with self._lock:
-            home = self._free.setdefault(int(cuda.get_current_stream().ptr), deque())
+            home = self._free.setdefault(self._stream_number(), deque())
             found = self._fitting(home, size)
         if found is None:
             found = self._take(size)
         lease = _Lease(found, home)
         memory = cuda.UnownedMemory(lease.raw.data.ptr, size, lease, self._context.device_id)
         return cuda.MemoryPointer(memory, 0)
+
+    def _stream_number(self) -> int:
+        """A number for CuPy's current stream. CUDA gives the handle of a stream that is gone to a new one while the
+        device still does the old one's work. Of streams that are not ours, all work is over when a call returns."""
+        handle, stream = int(self._xp.cuda.get_current_stream().ptr), current_stream()
+        ours = stream is not None and int(getattr(stream, "handle", _NO_STREAM).ptr) == handle
+        return int(getattr(stream, "number", 0)) if ours else -handle
 
     @contextmanager
     def refused(self) -> Iterator[None]:
@@ -130,7 +147,7 @@ class Temporaries:
             before = [(home, len(home)) for home in self._free.values() if home]
             if not before:
                 return 0
-            self._xp.cuda.Device(self._context.device_id).synchronize()
+            self._synchronize()
             given = 0
             for home, count in before:
                 for _ in range(count):

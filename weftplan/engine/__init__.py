@@ -14,18 +14,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from weftplan.engine import task_verbs
 from weftplan.engine.core import Engine, Tracer
 from weftplan.engine.factory import create, debug_enabled, get, nested, set_engine, set_tracer, using
 from weftplan.engine.inspection import QueueStatistics, Statistics
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.var import Var
-from weftplan.support.lazy_import import late_import
+
+if TYPE_CHECKING:
+    from weftplan.engine.task_verbs import Task, as_completed, future, map, submit, task, tiles, var_of, wait
 
 __all__ = [
     "Engine",
@@ -58,23 +59,11 @@ __all__ = [
     "wait",
 ]
 
-Task: type
-submit: Callable[..., Any]
-map: Callable[..., Iterator[Any]]
-as_completed: Callable[..., Iterator[Any]]
-task: Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
-tiles: Callable[..., Any]
-wait: Callable[..., None]
-future: Callable[[Any], Future[Any]]
-var_of: Callable[..., Var]
-_TASKS = ("Task", "as_completed", "future", "map", "submit", "task", "tiles", "var_of", "wait")
-"""Of the layer above (``weftplan.tasks``), which is imported when one of them is first asked for."""
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _TASKS:
+    if name not in task_verbs.NAMES:
         raise AttributeError(f"module 'weftplan.engine' has no attribute {name!r}")
-    value = globals()[name] = getattr(late_import("weftplan.tasks"), name)
+    value = globals()[name] = task_verbs.verb(name)
     return value
 
 

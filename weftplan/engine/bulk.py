@@ -6,13 +6,14 @@ writes, members that need those are skipped, and all others run.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weftplan.engine.failure import Failure
+from weftplan.engine.failure import Failure, release_frames
 from weftplan.engine.operation import OprBlock, dedupe, label_of
 from weftplan.engine.sites import Site
 from weftplan.support.read_only_views import undeclared_write
@@ -108,13 +109,16 @@ class BulkRun:
             if careful or failed:
                 blocked = next((f for v in member.reads if (f := fate.get(v, v.failure)) is not None), None)
                 if blocked is None:
-                    blocked = next((f for v in member.writes if (f := fate[v]) is not None and f.blocks(seq)), None)
+                    fates = [(fate[v], v) for v in member.writes]
+                    blocked = next((f for f, v in fates if f is not None and f.blocks(seq, v, member.fn)), None)
             if blocked is None:
                 try:
                     member.fn()
                 except BaseException as error:
                     label = label_of(member.fn, member.name)
                     told = undeclared_write(label, error) if self.engine._debug else error
+                    if not self.engine._debug:
+                        release_frames(error, sys._getframe())
                     blocked = Failure(told, member.name, member.site, seq, member.fn)
                     self.failures.append(blocked)
             if blocked is not None:

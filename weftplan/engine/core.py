@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from types import CodeType
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
@@ -43,6 +43,7 @@ from weftplan.engine.operation import (
     searchable,
 )
 from weftplan.engine.sites import OWN, origin, push_site
+from weftplan.engine.types import ThreadCounts
 from weftplan.engine.var import Order, Var
 from weftplan.engine.waiting import Waiting
 from weftplan.engine.yielding import others_first
@@ -59,8 +60,17 @@ _delete_lock = free_in_children(Lock())
 class Engine(Waiting):
     """Base of all engines. Any thread may call anything here unless a method says otherwise.
 
-    Not made directly: use :func:`weftplan.engine.create` or :func:`weftplan.engine.get`.
+    Not made directly: use :func:`weftplan.engine.create` or :func:`weftplan.engine.get`. A subclass ends its
+    ``__init__`` with :meth:`enlist`, and :func:`weftplan.engine.registry.register` makes its ``kind`` known.
     """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    """Keywords that :meth:`build` takes besides the thread counts."""
+
+    @classmethod
+    def build(cls, threads: ThreadCounts, **options: Any) -> Engine:
+        """Make an engine of this type with the thread counts that the caller asked for; the default ignores them."""
+        return cls(**options)
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,12 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, MutableSet
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import Failure, traceback_of
+from weftplan.engine.failure import MOST_UNTOLD, Failure, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.shield import shielded
@@ -28,6 +29,7 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support.read_only_views import undeclared_write
 
 T = TypeVar("T")
+_seq = attrgetter("seq")
 Tracer = Callable[..., None]
 
 _CPU0 = cpu(0)
@@ -66,6 +68,9 @@ class Execution(Driver):
 
     def __init__(self) -> None:
         self._unobserved: dict[Failure, None] = {}
+        """The first failures that no wait has raised."""
+        self._untold_more = 0
+        """How many others there were."""
         self._failed_vars: MutableSet[Any] = weakref.WeakSet()
         """Vars that hold a failure."""
         self._any_failure = False
@@ -104,8 +109,8 @@ class Execution(Driver):
         self._region = Region(few=self._bound // 2, debug=self._debug)
         self._here: Any = deque()
 
-    def _enlist(self) -> None:
-        """The last step of making an engine: from here on a fork and the end of the process see it."""
+    def enlist(self) -> None:
+        """Make forks and the end of the process see this engine: the last step of a subclass's ``__init__``."""
         live_engines.add(self)
 
     def _note_unusual(self) -> None:
@@ -117,8 +122,26 @@ class Execution(Driver):
         with self._unusual_lock:
             self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1
 
+    @property
+    def waits_in_push(self) -> bool:
+        """True if a push returns when its operation is over: what the operation waits for must be queued before."""
+        return self._inline
+
+    has_threads = True
+    """False if only a thread that waits runs operations: one thread at a time may use the engine."""
+
     def _run_another(self) -> bool:
         """Inside an operation: run one that is ready; False when there is none that this thread may run."""
+        return False
+
+    def drive(self, over: Callable[[], bool]) -> bool:
+        """Run operations on this thread until ``over()`` or until none is ready, if no thread of the engine does it.
+
+        For a caller that waits for the effect of operations, but for no var.
+
+        Returns:
+            True if the caller is to call again: operations that are pending may become ready meanwhile.
+        """
         return False
 
     def _at_work(self) -> int:
@@ -158,19 +181,21 @@ class Execution(Driver):
                 return failure
         for var in op.writes:
             failure = var.failure
-            if failure is not None and failure.blocks(op.seq):
+            if failure is not None and failure.blocks(op.seq, var, op.fn):
                 return failure
         return None
 
     def _execute(self, op: OprBlock) -> Any:
         """Run a dispatched synchronous operation; returns its failure, a mapping of failures (bulk), or None."""
-        if self._careful:
-            return self._execute_carefully(op)
         try:
+            if self._careful:
+                return self._execute_carefully(op)
             result = op.fn()
+            return result if type(op.fn) is BulkRun else None
         except BaseException as error:
-            return Failure.of(op, error)
-        return result if type(op.fn) is BulkRun else None
+            return Failure.of(op, error, keep_locals=self._inline)
+        finally:
+            del op  # frames of a traceback hold this one, and the operation holds the error
 
     def _execute_carefully(self, op: OprBlock, *, on_stream: bool = False) -> Any:
         """The same where something has failed, an asynchronous device is in use, or in debug mode or shutdown.
@@ -189,10 +214,14 @@ class Execution(Driver):
         try:
             result = op.fn()
         except BaseException as error:
-            return Failure.of(op, undeclared_write(op.label, error) if self._debug else error)
+            if self._debug:
+                error = undeclared_write(op.label, error)
+            return Failure.of(op, error, keep_locals=self._inline or self._debug)
+        else:
+            return result if type(op.fn) is BulkRun else None
         finally:
             self._running_on.pop(op.seq, None)
-        return result if type(op.fn) is BulkRun else None
+            del op  # as in _execute
 
     def _hold_back(self, op: OprBlock, on_stream: bool) -> Failure | None:
         """Wait for streams if need be; returns the failure because of which ``op`` must be skipped."""
@@ -236,7 +265,16 @@ class Execution(Driver):
     def _add_unobserved(self, failure: Failure) -> None:
         """Inside the region: note a failure that is on no var."""
         self._failed += 1
+        self._untold_more += not self._keep_untold(failure)
+
+    def _keep_untold(self, failure: Failure) -> bool:
+        """Inside the region: keep a failure that no wait has raised; False when that leaves one out, the one pushed
+        last. May be repeated."""
         self._unobserved[failure] = None
+        if len(self._unobserved) <= MOST_UNTOLD:
+            return True
+        del self._unobserved[max(self._unobserved, key=_seq)]
+        return False
 
     def _hold(self, var: Var, failure: Failure) -> None:
         """Inside the region: ``var`` lacks what ``failure`` should have written. May be repeated."""
@@ -257,7 +295,7 @@ class Execution(Driver):
 
         Returns the failures that are replaced, to be dropped outside: an error may own anything.
         """
-        failed = skipped = 0
+        failed = skipped = untold = 0
         failure = op.failure
         if isinstance(failure, BaseException):  # noted by whoever ran it, who may have had no room for more
             failure = op.failure = Failure(failure, op.name, op.site, op.seq, op.fn)
@@ -272,8 +310,8 @@ class Execution(Driver):
                 skipped += 1
             fresh = op.fn.failures if mapping is not None else [failure]
             for one in fresh:
-                if one is not None and one.observed_seq is None:
-                    self._unobserved[one] = None
+                if one is not None and one.observed_seq is None and (one.seq == op.seq or one in self._unobserved):
+                    untold += not self._keep_untold(one)
                 if one is not None and one.seq == op.seq:
                     failed += 1
         replaced = [var.failure for var in op.writes]
@@ -295,6 +333,7 @@ class Execution(Driver):
             self._all_well()
         if self._counted != op.seq:  # the first time; no call in between, so no interrupt
             self._failed += failed
+            self._untold_more += untold
             self._skipped += skipped
             self._counted = op.seq
         return replaced

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
@@ -18,15 +20,18 @@ from weftplan.engine.execution import Tracer, live_engines
 from weftplan.engine.inspection import users_pending
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
+from weftplan.engine.registry import find
 from weftplan.engine.simulator import Simulator
-from weftplan.engine.threaded import ThreadedBase, ThreadedEngine
+from weftplan.engine.types import ThreadCounts
 from weftplan.errors import ConfigError, EngineError, did_you_mean
 from weftplan.locks import Lock, free_in_children, members
 from weftplan.support import blas_threads, slots
 
-KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 EXIT_PATIENCE_S = 30.0
 """How long the end of the process waits for operations that run; then it names them and goes."""
+
+MOST_KINDS = 5
+"""Kinds of failures that the end of the process tells of."""
 
 _lock = free_in_children(Lock())
 _current: Engine | None = None
@@ -41,7 +46,7 @@ _inner: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def create(
-    kind: str = "ThreadedEnginePerDevice",
+    kind: str = ThreadedEnginePerDevice.kind,
     *,
     cpu_workers: int | None = None,
     task_workers: int | None = None,
@@ -53,55 +58,35 @@ def create(
     """A new engine.
 
     Args:
-        kind: ``NaiveEngine``, ``ThreadedEngine``, ``ThreadedEnginePerDevice`` or ``Simulator``.
+        kind: ``NaiveEngine``, ``ThreadedEngine``, ``ThreadedEnginePerDevice``, ``Simulator``, or another registered
+            type (:func:`weftplan.engine.registry.register`).
         cpu_workers, priority_workers, gpu_workers, copy_workers: thread counts; default: MXNET_CPU_WORKER_NTHREADS,
             MXNET_CPU_PRIORITY_NTHREADS, MXNET_GPU_WORKER_NTHREADS, MXNET_GPU_COPY_NTHREADS. ``ThreadedEngine`` has 16
             workers unless ``cpu_workers`` is given. With ``cpu_workers=1`` no operation is split over idle cores.
         task_workers: threads for tasks; default: ``cpu_workers`` if that is given, else WEFTPLAN_TASK_WORKERS, which
             is as many as the process may use cores. ``ThreadedEngine`` runs tasks on its other workers.
-        options: ``seed`` and ``choose`` of the simulator.
+        options: those of the type (:attr:`Engine.options`): ``seed`` and ``choose`` of the simulator.
 
     Raises:
         ConfigError: an unknown kind, or a thread count below 1.
     """
     if _ending:
         raise EngineError(_ENDING)
-    given = {"cpu_workers": cpu_workers, "task_workers": task_workers, "priority_workers": priority_workers}
-    given |= {"gpu_workers": gpu_workers, "copy_workers": copy_workers}
+    threads = ThreadCounts(cpu_workers, task_workers, priority_workers, gpu_workers, copy_workers)
+    given = dataclasses.asdict(threads)
     for name, value in given.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 1):
             raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
-    unknown = sorted(set(options) - {"seed", "choose"} if kind == "Simulator" else options)
+    klass = find(kind)
+    unknown = sorted(set(options) - set(klass.options))
     if unknown:
         hint = did_you_mean(unknown[0], given)
         raise EngineError(
-            f"engine.create: {kind} has no options {unknown}; {hint}there are {', '.join(given)}, and seed and "
-            f"choose of the Simulator"
+            f"engine.create: {kind} has no options {unknown}; {hint}there are {', '.join(given)}, and "
+            f"{' and '.join(Simulator.options)} of the {Simulator.kind}"
         )
-    if kind in (*KINDS, "Simulator"):
-        blas_threads.limit()  # every kind, so that all give the same bits
-    if kind == "NaiveEngine":
-        return NaiveEngine()
-    if kind == "Simulator":
-        return Simulator(**options)
-    if kind == "ThreadedEngine":
-        engine: ThreadedBase = ThreadedEngine(workers=cpu_workers or 16, copy_workers=copy_workers or 1)
-        engine._alone = cpu_workers == 1
-        return engine
-    if kind == "ThreadedEnginePerDevice":
-        workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
-        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
-        engine = ThreadedEnginePerDevice(
-            cpu_workers=cpu_workers or config.process(workers),
-            task_workers=task_workers or cpu_workers or tasks,
-            priority_workers=priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
-            gpu_workers=gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
-            copy_workers=copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
-        )
-        engine._alone = cpu_workers == 1
-        return engine
-    hint = did_you_mean(kind, [*KINDS, "Simulator"])
-    raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}, Simulator")
+    blas_threads.limit()  # every type, so that all give the same bits
+    return klass.build(threads, **options)
 
 
 def get() -> Engine:
@@ -233,10 +218,26 @@ def _end(engines: Sequence[Engine], patience: float) -> None:
                 "wait_for_all() first",
                 file=sys.stderr,
             )
-        for failure in engine.unobserved_failures():
-            print(
-                f"weftplan: an engine operation failed and nobody waited for it: {failure.describe()}", file=sys.stderr
-            )
+        _tell_untold(engine)
+
+
+def _tell_untold(engine: Engine) -> None:
+    """Summarise the failures that no wait has raised: a line for a single one, else their number and the kinds."""
+    failures = engine.unobserved_failures()
+    count = len(failures) + engine._untold_more
+    if count == 1 and failures:
+        print(
+            f"weftplan: an engine operation failed and nobody waited for it: {failures[0].describe()}", file=sys.stderr
+        )
+    elif count:
+        kinds = Counter(line for failure in failures for line in failure.describe().splitlines()[:1])
+        lines = [f"  {number} x {line}" for line, number in kinds.most_common(MOST_KINDS)]
+        left = count - sum(number for _, number in kinds.most_common(MOST_KINDS))
+        lines += [f"  {left} more"] if left else []
+        print(
+            f"weftplan: {count} engine operations failed and nobody waited for them:\n" + "\n".join(lines),
+            file=sys.stderr,
+        )
 
 
 def _close(engine: Engine) -> None:

@@ -5,8 +5,12 @@ The thread that ran the operation makes it, and any thread that waits may raise 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import MutableSet
+from contextlib import suppress
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.operation import label_of
@@ -43,9 +47,15 @@ class Failure:
         """Vars that hold it; kept only where raising must heal them all (WEFTPLAN_ERRORS=mxnet)."""
 
     @classmethod
-    def of(cls, op: OprBlock, error: BaseException) -> Failure:
-        """The failure of ``op`` with ``error``."""
-        return cls(error, op.name, op.site, op.seq, op.fn)
+    def of(cls, op: OprBlock, error: BaseException, *, keep_locals: bool = False) -> Failure:
+        """The failure of ``op`` with ``error``; for the function that has caught it, outside the region.
+
+        Args:
+            keep_locals: for a debugger, leave the frames of the error as they are.
+        """
+        if not keep_locals:
+            release_frames(error, sys._getframe(1))
+        return cls(error, label_of(op.fn, op.name), op.site, op.seq)
 
     @property
     def label(self) -> str:
@@ -66,9 +76,12 @@ class Failure:
         add_note(self.error, f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}")
         return BaseException.with_traceback(self.error, self.traceback)  # not one of the user's
 
-    def blocks(self, seq: int) -> bool:
-        """True when the operation numbered ``seq`` may not overwrite what failed."""
-        return self.observed_seq is None or seq <= self.observed_seq
+    def blocks(self, seq: int, var: Var | None = None, fn: Any = None) -> bool:
+        """True when the operation numbered ``seq``, which writes ``var`` by ``fn``, may not heal it.
+
+        A function may have ``inherits``: the vars whose old value it reads, or overwrites in part only.
+        """
+        return self.observed_seq is None or seq <= self.observed_seq or var in getattr(fn, "inherits", ())
 
     def heal_everywhere(self, failed_vars: MutableSet[Var]) -> None:
         """MXNet's raise-once rule: every var that holds this failure is readable again, and leaves ``failed_vars``."""
@@ -80,8 +93,44 @@ class Failure:
 
 
 traceback_of = BaseException.__dict__["__traceback__"].__get__
+
+
+def release_frames(error: BaseException, catcher: FrameType) -> None:
+    """Let the finished calls that ``error`` went through drop their locals: an error is kept, arrays are not to be.
+
+    Args:
+        catcher: the frame that caught the error; it is taken out of the traceback, since it holds the operation.
+    """
+    trace = traceback_of(error)
+    if trace is not None and trace.tb_frame is catcher:
+        BaseException.with_traceback(error, trace.tb_next)
+    errors: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while errors:
+        one = errors.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        trace = traceback_of(one)
+        while trace is not None:
+            frame = trace.tb_frame
+            if not frame.f_code.co_flags & _SUSPENDS:  # to clear one of these would close it
+                with suppress(RuntimeError):  # still running
+                    frame.clear()
+            trace = trace.tb_next
+        errors += (_cause_of(one), _context_of(one))
+        if issubclass(type(one), BaseExceptionGroup):
+            errors += _members_of(one)
+
+
+_SUSPENDS = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+_cause_of = BaseException.__dict__["__cause__"].__get__
+_context_of = BaseException.__dict__["__context__"].__get__
+_members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
 _note_lock = free_in_children(ReentrantLock())
 """Two operations may fail with one exception object; re-entrant, since ``add_note`` may be the user's."""
+MOST_UNTOLD = 100
+"""Failures, which no wait has raised, that an engine keeps; it counts the others."""
 MOST_NOTES = 100
 """One exception object may be raised by any number of operations; it does not grow for ever."""
 

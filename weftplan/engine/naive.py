@@ -19,9 +19,11 @@ from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.registry import register
 from weftplan.engine.var import Var
 
 
+@register
 class NaiveEngine(Engine):
     """Runs operations where they are pushed; a push raises the failure, which counts as the wait that raised it."""
 
@@ -40,7 +42,7 @@ class NaiveEngine(Engine):
         self._deferred: set[OprBlock] = set()
         """Operations that are not performed yet though their pushes, inside other operations, have returned."""
         self._by_context: dict[Context, int] = {}
-        self._enlist()
+        self.enlist()
 
     def _dispatch(self) -> None:
         self._region.hand_over(self._dispatched)

@@ -241,7 +241,10 @@ def check_runs(fn: Any, label: str) -> None:
     """
     while isinstance(fn, partial):
         fn = fn.func
-    flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
+    code = getattr(fn, "__code__", None)
+    if code is None:  # an object with a method for its calls
+        code = getattr(getattr(type(fn), "__call__", None), "__code__", None)  # noqa: B004
+    flags = getattr(code, "co_flags", 0)
     if flags & _RUNS_NOTHING:
         kind = "is a generator function" if flags & CO_GENERATOR else "is declared with async def"
         raise EngineError(

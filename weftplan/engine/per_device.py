@@ -17,18 +17,23 @@ from typing import Any
 
 from weftplan import config
 from weftplan.device.context import HOST_MEMORY, Context
+from weftplan.engine.edges import forking
 from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.registry import register
 from weftplan.engine.threaded import ThreadedBase, context_of
+from weftplan.engine.types import ThreadCounts
 from weftplan.engine.workers import WorkerQueue
+from weftplan.support import blas_threads
 
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 
 
+@register
 class ThreadedEnginePerDevice(ThreadedBase):
     """An engine with worker, task, copy and priority threads for each device."""
 
     kind = "ThreadedEnginePerDevice"
-    _short_inline = True
+    short_inline = True
 
     def __init__(
         self, *, cpu_workers: int, task_workers: int, priority_workers: int, gpu_workers: int, copy_workers: int
@@ -39,17 +44,33 @@ class ThreadedEnginePerDevice(ThreadedBase):
         self._priority_workers = priority_workers
         self._gpu_workers = gpu_workers
         self._copy_workers = copy_workers
-        self._enlist()
+        self.enlist()
+
+    @classmethod
+    def build(cls, threads: ThreadCounts, **options: Any) -> ThreadedEnginePerDevice:
+        """Make an engine with the caller's thread counts; the environment decides the others."""
+        workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
+        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
+        engine = cls(
+            cpu_workers=threads.cpu_workers or config.process(workers),
+            task_workers=threads.task_workers or threads.cpu_workers or tasks,
+            priority_workers=threads.priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
+            gpu_workers=threads.gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
+            copy_workers=threads.copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
+            **options,
+        )
+        engine._alone = threads.cpu_workers == 1
+        return engine
 
     def _forget_threads(self) -> None:
         super()._forget_threads()
         self._cpu_workers = self._task_workers = config.process("MXNET_MP_WORKER_NTHREADS")
 
-    def _key(self, op: OprBlock) -> tuple[Any, ...]:
+    def queue_key(self, op: OprBlock) -> tuple[Any, ...]:
         ctx = context_of(op)
         return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer: hashing the enumeration costs more
 
-    def _choose(self, *key: Any) -> WorkerQueue:
+    def make_queue(self, *key: Any) -> WorkerQueue:
         kind, index, prop = key
         if kind == "file" and prop in _COPIES:
             way = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
@@ -70,5 +91,5 @@ class ThreadedEnginePerDevice(ThreadedBase):
     def _queue(self, ctx: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
         key = ("queue", ctx, name)
         if key not in self._by_route:
-            self._by_route[key] = self._new_queue(ctx, name, threads, by_priority=by_priority)
+            self._by_route[key] = self.new_queue(ctx, name, threads, by_priority=by_priority)
         return self._by_route[key]

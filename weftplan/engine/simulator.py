@@ -15,12 +15,14 @@ from typing import Any
 
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import once, running
-from weftplan.engine.operation import OprBlock
+from weftplan.engine.operation import FutureBlock, OprBlock
+from weftplan.engine.registry import register
 from weftplan.engine.var import Var
 
 Choose = Callable[[Sequence[OprBlock]], int]
 
 
+@register
 class Simulator(Engine):
     """An engine on one thread that runs operations in any legal order.
 
@@ -30,6 +32,8 @@ class Simulator(Engine):
     """
 
     kind = "Simulator"
+    has_threads = False
+    options = ("seed", "choose")
 
     def __init__(self, *, seed: int = 0, choose: Choose | None = None) -> None:
         super().__init__()
@@ -41,7 +45,7 @@ class Simulator(Engine):
         self._arrived = threading.Semaphore(0)
         self.history: list[int] = []
         """Numbers of the operations in the order in which they ran."""
-        self._enlist()
+        self.enlist()
 
     def _dispatch(self) -> None:
         self._region.hand_over(self._dispatched)
@@ -90,6 +94,16 @@ class Simulator(Engine):
     def _run_another(self) -> bool:
         return self.step()
 
+    def drive(self, over: Callable[[], bool]) -> bool:
+        if self in running.engines:
+            return False
+        if self._bulking:
+            self._flush_bulk()
+        self._region.apply(self)
+        while not over() and self.step():
+            pass
+        return not over() and bool(self._region.pending)
+
     def _arrive(self, op: OprBlock, start_ns: int, failure: Any) -> None:
         """Note that an asynchronous operation is over; any thread may call this."""
         if start_ns:
@@ -97,6 +111,16 @@ class Simulator(Engine):
         self._complete(op, failure)
         self._asynchronous.discard(op.seq)
         self._arrived.release()
+
+    def _drive(self, var: Var) -> None:
+        if self not in running.engines and not self._region.is_inside():
+            self._before_wait(var)
+            while self._futures_due() and self.step():
+                pass
+
+    def _futures_due(self) -> bool:
+        """Whether a future is to be settled by one of the operations that are ready."""
+        return any(type(op) is FutureBlock for op in self._dispatched)
 
     def _before_wait(self, var: Var | None = None) -> None:
         while self._region.requests or (var.write is not None if var is not None else self._region.pending):

@@ -30,7 +30,7 @@ Below ``_lock`` there are only the device's own locks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -133,7 +133,7 @@ def _pass_for(core: Runs, op: OprBlock, var: Var, mark: Mark, why: Why) -> Failu
             mark.event.synchronize()
         return None
     failure = _pass(core, var, mark)
-    return failure if failure is not None and (why is Why.READS or failure.blocks(op.seq)) else None
+    return failure if failure is not None and (why is Why.READS or failure.blocks(op.seq, var, op.fn)) else None
 
 
 def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
@@ -220,11 +220,21 @@ def pool_of(core: Runs, place: Any) -> StreamPool:
     with _lock:
         pool = next((pool for pool in core._streams if pool.place is place), None)
         if pool is None:
-            pool = StreamPool(place, max(1, int(getattr(core, "_gpu_workers", 1))))
+            pool = StreamPool(place, _count(core))
             core._streams.append(pool)
         pool.users += 1
         found: StreamPool = pool
         return found
+
+
+def _count(core: Any) -> int:
+    """Streams on which an engine computes on one device: as many as workers."""
+    return max(1, int(getattr(core, "_gpu_workers", 1)))
+
+
+def compute_streams(core: Any, contexts: Iterable[Context]) -> int:
+    """Most streams of one of these devices on which an engine computes at the same time; 0 where none has streams."""
+    return _count(core) if any(context.has_streams for context in contexts) else 0
 
 
 class StreamWorker:

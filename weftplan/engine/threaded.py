@@ -17,6 +17,8 @@ from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TaskBlock, TracedBlock, Waiter, ample_room
+from weftplan.engine.registry import register
+from weftplan.engine.types import ThreadCounts
 from weftplan.engine.var import Var
 from weftplan.engine.workers import WorkerQueue, run_another
 from weftplan.errors import EngineError
@@ -30,7 +32,8 @@ PLAIN = (OprBlock, OwnBlock, TaskBlock, TracedBlock)
 
 
 class ThreadedBase(Engine):
-    """Queues and threads; a subclass says which queue an operation goes to."""
+    """Queues and threads. A subclass implements :meth:`queue_key` and :meth:`make_queue`, and may set
+    :attr:`short_inline`; its ``__init__`` ends with :meth:`enlist`."""
 
     at_once = at_once
     write_at_once = write_at_once
@@ -38,7 +41,7 @@ class ThreadedBase(Engine):
     write_too = write_too
     _alone = False
     """True when the user has asked for one worker: what it runs is not split over idle cores."""
-    _short_inline = False
+    short_inline = False
     """True when operations that only start or end something (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) run on the
     thread that finds them ready, after it has left the region."""
 
@@ -71,15 +74,16 @@ class ThreadedBase(Engine):
         if not self._finalizer.alive:
             self._finalizer = _End(self._all_queues)
 
-    def _key(self, op: OprBlock) -> tuple[Any, ...]:
-        """What decides which queue an operation goes to."""
+    def queue_key(self, op: OprBlock) -> tuple[Any, ...]:
+        """Return the properties of an operation that decide its queue; the subclass implements this."""
         raise NotImplementedError
 
-    def _choose(self, *key: Any) -> WorkerQueue:
-        """Inside the region: the queue for a key that is new."""
+    def make_queue(self, *key: Any) -> WorkerQueue:
+        """Return :meth:`new_queue` of a new key; the subclass implements this. Called inside the region."""
         raise NotImplementedError
 
-    def _new_queue(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
+    def new_queue(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
+        """Return a new queue with worker threads of its own, a priority queue with ``by_priority``."""
         queue = WorkerQueue(context, name, threads, by_priority=by_priority)
         self._end_with_engine()
         self._all_queues.append(queue)
@@ -99,17 +103,17 @@ class ThreadedBase(Engine):
                     self._region.tell(op)
                     continue
                 if (
-                    self._short_inline
+                    self.short_inline
                     and (op.prop in _SHORT or (op.asynchronous and op.prop is _NO_SKIP))
                     and not self._streams_used
                 ):
                     del ready[0]
                     here += (op,)
                     continue
-                key, urgent = self._key(op), op.prop is _DELETE
+                key, urgent = self.queue_key(op), op.prop is _DELETE
                 queue = self._by_route.get(key)
                 if queue is None:
-                    queue = self._by_route[key] = self._choose(*key)
+                    queue = self._by_route[key] = self.make_queue(*key)
                 if type(op) in PLAIN:
                     plain[type(op)] = queue
             items = queue.items
@@ -269,7 +273,7 @@ class ThreadedBase(Engine):
         """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
         if not op.own and self._waiters_help != "all":
             return None
-        queue = self._plain_queues.get(type(op)) or self._by_route.get(self._key(op))
+        queue = self._plain_queues.get(type(op)) or self._by_route.get(self.queue_key(op))
         return queue if queue is not None and self._can_help(queue) else None
 
     def stop(self) -> None:
@@ -316,6 +320,7 @@ class _End:
         _end(self.queues)
 
 
+@register
 class ThreadedEngine(ThreadedBase):
     """One queue with ``workers`` threads, one with a single thread for copies; priorities are ignored, and an
     operation that only starts something (ASYNC) goes to the queue like any other; a delete goes to its front.
@@ -330,14 +335,21 @@ class ThreadedEngine(ThreadedBase):
         super().__init__()
         self._workers = workers
         self._copy_workers = copy_workers
-        self._enlist()
+        self.enlist()
 
-    def _key(self, op: OprBlock) -> tuple[Any, ...]:
+    @classmethod
+    def build(cls, threads: ThreadCounts, **options: Any) -> ThreadedEngine:
+        """Make an engine with 16 workers and one copy thread, unless the caller asked for other counts."""
+        engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
+        engine._alone = threads.cpu_workers == 1
+        return engine
+
+    def queue_key(self, op: OprBlock) -> tuple[Any, ...]:
         return (op.prop in _COPIES,)
 
-    def _choose(self, *key: Any) -> WorkerQueue:
+    def make_queue(self, *key: Any) -> WorkerQueue:
         name, threads = ("copy", self._copy_workers) if key[0] else ("worker", self._workers)
-        return self._new_queue(None, name, threads)
+        return self.new_queue(None, name, threads)
 
 
 _CPU0 = Context("cpu", 0)

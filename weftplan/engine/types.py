@@ -1,8 +1,9 @@
-"""What the parts of the engine ask of the whole: for types only, so that no part imports one that is above it."""
+"""What the parts of the engine ask of the whole, as types, so that no part imports one above it; thread counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weftplan.engine.region import Driver, Region
@@ -65,3 +66,14 @@ class Threads(Core, Protocol):
     def _raise(self, failure: Any) -> None: ...
     def _trace(self, op: Any, queue: str, worker: str, start_ns: int) -> None: ...
     def push(self, fn: Any, const_vars: Any = (), mutable_vars: Any = (), *, name: str | None = None) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """The thread counts that a caller of ``create`` asked for; None leaves the count to the engine type."""
+
+    cpu_workers: int | None = None
+    task_workers: int | None = None
+    priority_workers: int | None = None
+    gpu_workers: int | None = None
+    copy_workers: int | None = None

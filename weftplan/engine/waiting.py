@@ -25,6 +25,9 @@ class Waiting(Execution):
     def _before_wait(self, var: Var | None = None) -> None:
         """Before a wait for ``var`` (None: all) blocks: a driver may run operations here."""
 
+    def _drive(self, var: Var) -> None:
+        """Before a wait for ``var`` that suspends no thread: a driver without threads runs operations here."""
+
     def _forbid_wait(self, what: str, *, would_block: bool = False) -> None:
         """Raise if this thread runs an operation of this engine (on an inline engine: if the wait would not end)."""
         if self in running.engines and (would_block or not self._inline):
@@ -46,7 +49,10 @@ class Waiting(Execution):
         self.wait_until_written(var)
         failure = var.failure
         if failure is not None:
-            self._raise(failure)
+            try:
+                self._raise(failure)
+            finally:
+                del failure, var  # the traceback must not hold what holds the error
 
     def wait_until_written(self, var: Var, timeout: float | None = None) -> bool:
         """As :meth:`wait_for_var` for at most ``timeout`` seconds (None: any number), raising no failure of the var's.
@@ -95,18 +101,23 @@ class Waiting(Execution):
         if self._bulking:
             self._flush_bulk()
         self._region.apply(self)
-        self._before_wait()
         self._wait_idle()
         for stream in list(self._streams):
             stream.drain(self)
         self._region.refuse_inside()
         # What has ended has left its failures there by now: nobody need be asked where there are none.
-        failures = self._exclusively(self._observe_all) if self._unobserved else ()
-        if failures:
-            first = failures[0].exception()
-            for other in failures[1:]:
-                add_note(first, f"another operation failed: {other.describe()}")
-            raise first
+        if self._unobserved or self._untold_more:
+            failures, more = self._exclusively(self._observe_all)
+            if failures:
+                first = failures[0].exception()
+                if more > 0:
+                    add_note(first, f"{more} more operations failed than are named here")
+                for other in failures[1:]:
+                    add_note(first, f"another operation failed: {other.describe()}")
+                try:
+                    raise first
+                finally:
+                    del first, failures
 
     def settle(self, timeout: float) -> bool:
         """Wait until nothing is pending, for at most ``timeout`` seconds; raises no failure, and reports none.
@@ -120,23 +131,29 @@ class Waiting(Execution):
         if self._bulking:
             self._flush_bulk()
         self._region.apply(self)
-        self._before_wait()
         idle = self._wait_idle(timeout)
         if idle:
             for stream in list(self._streams):
                 stream.drain(self)
         return idle
 
-    def _observe_all(self) -> list[Failure]:
-        """Inside: the user is told of every failure that no wait has raised; in push order."""
-        failures = sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
+    def _observe_all(self) -> tuple[list[Failure], int]:
+        """Inside: the user is told of every failure that no wait has raised; those kept, in push order, and how many
+        there were besides."""
+        kept = {f for f in self._unobserved if f.observed_seq is None}
+        on_vars = {var.failure for var in self._failed_vars if var.failure is not None}
+        further = {f for f in on_vars if f.observed_seq is None} - kept
+        failures = sorted(kept | further, key=lambda f: f.seq)
+        more = self._untold_more - len(further)
         self._unobserved = {}
+        self._untold_more = 0
         for failure in failures:
             self._observe(failure)
-        return failures
+        return failures, more
 
     def _wait_idle(self, timeout: float = -1, few: int = 0) -> bool:
         """Wait until no more than ``few`` are pending; False when ``timeout`` seconds were not enough."""
+        self._before_wait()
         while True:
             ample_room(6)
             self._region.apply(self)
@@ -177,7 +194,10 @@ class Waiting(Execution):
             checked_vars(self, (var,), (), "throw")
         failure = var.failure
         if failure is not None:
-            self._raise(failure)
+            try:
+                self._raise(failure)
+            finally:
+                del failure, var
 
     def future(self, var: Var) -> Future[Var]:
         """A ``concurrent.futures.Future`` that is done when ``var`` is readable; its exception is the var's failure.
@@ -201,6 +221,7 @@ class Waiting(Execution):
         if self._bulking:
             self._flush_bulk()
         self._submit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
+        self._drive(var)
         return result
 
     def _await(self, var: Var) -> Generator[Any, None, Var]:
@@ -211,12 +232,17 @@ class Waiting(Execution):
 
     def _raise(self, failure: Failure) -> None:
         self._note_observed(failure)
-        raise failure.exception()
+        try:
+            raise failure.exception()
+        finally:
+            del failure  # which the traceback would hold, and with it itself
 
     def _note_observed(self, failure: Failure) -> None:
         """The user is told of ``failure`` now."""
 
         def note() -> None:
+            if failure not in self._unobserved and failure.observed_seq is None and self._untold_more:
+                self._untold_more -= 1
             self._observe(failure)
             self._unobserved.pop(failure, None)
 

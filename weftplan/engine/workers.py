@@ -15,6 +15,7 @@ A thread that waits may take the place of a worker when all of them sleep (``hel
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
 import time
 from collections import deque
@@ -24,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.bulk import BulkRun
 from weftplan.engine.execution import once, report, running
-from weftplan.engine.failure import Failure
+from weftplan.engine.failure import Failure, release_frames
 from weftplan.engine.inspection import QueueStatistics
-from weftplan.engine.operation import OprBlock, ample_room
+from weftplan.engine.operation import OprBlock, ample_room, label_of
 from weftplan.engine.region import ONE
 from weftplan.engine.streams import LATER, enter
 from weftplan.locks import Lock
@@ -286,7 +287,10 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
                         fn()
                         op.fn = None  # what the function holds is dropped here, not inside the region
                     except BaseException as error:
+                        release_frames(error, sys._getframe())
                         op.failure = error
+                        op.name = label_of(fn, op.name)
+                        op.fn = None
                 fn = None
                 me.completed += 1
                 if woken:
@@ -329,9 +333,11 @@ def _run(engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: Any
         engine._trace(op, queue.name, name, start)
         if failure is None and type(op.fn) is not BulkRun:
             op.fn = None  # what it holds goes before anybody is told that it is over
+    succeeded = failure is not LATER
+    del op, failure  # frames of a traceback hold this one
     if device is not None and device.has_graves():
         _bury(engine, me, device, block=False)
-    return failure is not LATER
+    return succeeded
 
 
 def run_another(engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: Any) -> bool:

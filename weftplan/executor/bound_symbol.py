@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import config, device, planner, storage
+from weftplan import config, device, planner
 from weftplan.device.context import Context
 from weftplan.device.home_links import speed
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
@@ -164,13 +164,18 @@ class Binding:
         return new
 
 
+_STRATEGY = "WEFTPLAN_EXECUTOR_STRATEGY"
+_OF_COLLECTOR = (
+    "FLAGS_memory_fraction_of_eager_deletion", "FLAGS_fast_eager_deletion_mode", "FLAGS_eager_delete_scope",
+)  # fmt: skip
+"""Flags that shape what a dynamic executor does, and nothing else."""
+
+
 def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
     """How to plan, and what runs it."""
     options = PlanOptions.from_environment() if given is None else given
     if not options.peers and any(home.kind == "peer" for home in options.homes):
-        peers = [peer for peer in storage.in_use() if peer.device_type == ctx.device_type and peer != ctx]
-        peers.sort(key=lambda peer: -device.get(peer).memory_info()[0])
-        options = options.replace(peers=tuple(map(str, peers)))
+        options = options.replace(peers=tuple(map(str, homes.peers(ctx))))
     if any(home.nbytes is not None for home in options.homes):
         options = options.replace(spill_taken=tuple(map(homes.taken, options.homes)))
     budget = budget or options.budget is not None
@@ -182,8 +187,11 @@ def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tup
         and config.get("WEFTPLAN_MEASURE_LINKS")
     ):
         options = options.replace(links=_links(options, ctx))
-    if config.get("WEFTPLAN_EXECUTOR_STRATEGY") == "dynamic":
+    if config.get(_STRATEGY) == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
+    for name in _OF_COLLECTOR:
+        if config.lookup(name).text is not None:
+            config.warn_once(name, f"{name} has no effect: graphs have a static plan; set {_STRATEGY}=dynamic")
     return options, Executor
 
 

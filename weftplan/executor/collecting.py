@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan import config
+from weftplan.executor.branches import ancestors, parents
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 
@@ -74,7 +75,9 @@ class Collector:
                 if key not in chosen:
                     continue
                 alone = not users[key] & ~(behind[number] | 1 << number)
-                if inside and self.threshold == 0 and alone and step.bind is not None:
+                # A step on a stream cannot give memory of a host back: hosts do not wait for its event.
+                here_too = inside and (step.context == known[key].context or not step.context.has_streams)
+                if here_too and self.threshold == 0 and alone and step.bind is not None:
                     here[step.nid].append(known[key])
                 else:
                     ends[number].append(known[key])
@@ -111,22 +114,12 @@ class Collector:
         return dead
 
 
+class _Idle:
+    """A segment that is not pushed: it comes behind nothing, and nothing behind it."""
+
+    reads = writes = ()
+
+
 def _behind(segments: Sequence[Segment]) -> list[int]:
     """For each segment a mask of those that the engine always runs before it, by the vars that they share."""
-    found: list[int] = []
-    writer: dict[int, int] = {}
-    readers: dict[int, int] = {}
-    """By var: the mask of its last writer and all before that, of the readers since and all before those."""
-    for number, segment in enumerate(segments):
-        mask = 0
-        if segment.pushed:
-            for var in segment.reads:
-                mask |= writer.get(id(var), 0)
-            for var in segment.writes:
-                mask |= writer.get(id(var), 0) | readers.pop(id(var), 0)
-            for var in segment.reads:
-                readers[id(var)] = readers.get(id(var), 0) | mask | 1 << number
-            for var in segment.writes:
-                writer[id(var)] = mask | 1 << number
-        found.append(mask)
-    return found
+    return ancestors(parents([segment if segment.pushed else _Idle() for segment in segments]))

@@ -91,7 +91,7 @@ class DynamicMemory(PlannedMemory):
         else:
             joint_allocation.run(lambda: [chunk.raw for chunk in chunks], partial(self._use, nid, make, run, chunks))
         for chunk in self.local[run.is_train].get(nid, ()):
-            chunk.drop()
+            chunk.drop_in_order()
 
     def _use(self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[Any]) -> None:
         """Make the call, or the one that was made before, with the bytes of ``chunks`` there, and call it."""
@@ -128,11 +128,13 @@ class DynamicExecutor(Executor):
         return DynamicMemory(planned)
 
     def _prepare(self) -> None:
-        # Work that is enqueued on streams goes on when the call of a step is over: there nothing goes back inside.
         asynchronous = any(
             device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks.values()}
         )
-        if asynchronous or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
+        # Work that is enqueued on streams goes on when the call of a step is over: unless memory may be handed on in
+        # the order of streams, nothing goes back inside.
+        inside = self._collector.fast or not asynchronous
+        if not inside or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
         super()._prepare()
         self._memory.used = {
@@ -147,7 +149,7 @@ class DynamicExecutor(Executor):
             if step.node.op is not None and step.node.op.random
         )
         self._memory.local = self._collector.settle(
-            self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=not asynchronous
+            self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=inside
         )
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from weftplan import engine
 from weftplan.device.context import Context
+from weftplan.engine.streams import compute_streams
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
 from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
 from weftplan.executor.debug import debug_str
@@ -152,6 +153,7 @@ class Executor:
         self._forward_steps, self._backward_steps = steps[:split], steps[split:]
         gradients = {id(array.var): array.nbytes for array in self.grad_arrays if array is not None}
         leave, enter = crossings(planned)
+        branches = builder.seconds if compute_streams(self._engine, planned.devices) > 1 else None
 
         def ready(step: Step) -> int:
             return sum(gradients.get(id(var), 0) for var in step.writes)
@@ -163,6 +165,7 @@ class Executor:
             ends_after=leave,
             begins_at=enter,
             graphs=self._memory.graphs,
+            branches=branches,
         )
         self._backward_segments = make_segments(
             self._backward_steps,
@@ -172,6 +175,7 @@ class Executor:
             ready=ready,
             begins_at=enter,
             graphs=self._memory.graphs,
+            branches=branches,
         )
         self._fences_itself = self._overlaps and may_fence(self._forward_segments, self._memory.pool.var)
         if self._fences_itself:

@@ -7,7 +7,7 @@ because it writes vars of its own outputs, so its call and context may be kept a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.device.context import Context
+from weftplan.device.simulated_device import SimDevice
 from weftplan.engine import FnProperty
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.run import Bind, Call, RunState
@@ -26,6 +27,7 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Kernel, Op, Req, Shape, aligned
 from weftplan.planner import PlannedGraph
+from weftplan.planner.symbolic.cost import ACCELERATOR, seconds_of
 from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 
@@ -126,9 +128,39 @@ class StepBuilder:
         kernel = op.forward if chosen is None else chosen.implementation.kernel
         rank = self._ranks.get(node, 0)
         step.bind = self._memory.bound(
-            nid, partial(_kernel_call, op, node, kernel, rank, context, inputs, outputs, requests, workspace, shapes)
+            nid,
+            partial(
+                _kernel_call,
+                op,
+                node,
+                kernel,
+                rank,
+                context,
+                inputs,
+                outputs,
+                requests,
+                workspace,
+                shapes,
+                self._launch(nid),
+            ),
         )
         return step
+
+    def seconds(self, step: Step) -> float:
+        """How long a step takes, by the planner's model."""
+        if step.bind is None or step.copies is not None:
+            return 0.0
+        modelled, place = seconds_of(self._planned, step.nid), device.get(step.context)
+        return place.cost.kernel(modelled) if isinstance(place, SimDevice) else modelled + ACCELERATOR.call
+
+    def _launch(self, nid: int) -> Callable[[Callable[[], object]], None] | None:
+        """What runs a node's call on its device; None: the call itself. A simulated device is told how long it is."""
+        place = device.get(self._planned.devices[nid])
+        if not place.asynchronous:
+            return None
+        if isinstance(place, SimDevice):
+            return partial(place.launch, modelled=seconds_of(self._planned, nid))
+        return place.launch
 
     def _reused(self, eid: int) -> list[Any]:
         if eid in self._external:
@@ -174,6 +206,7 @@ def _kernel_call(
     requests: Sequence[Req],
     workspace: Any,
     output_shapes: tuple[Shape, ...],
+    launch: Callable[[Callable[[], object]], None] | None,
 ) -> Bind:
     """What binds one kernel to a run; outputs to be accumulated are computed in workspace, then added."""
     place = device.get(context)
@@ -213,9 +246,9 @@ def _kernel_call(
             return prepared
         return call.bound(is_train=run.is_train, random_key=(run.seed, (run.counter << 32) + key))
 
-    if not place.asynchronous:
+    if launch is None:
         return bind
-    return lambda run: partial(place.launch, tiling.bound(sizes, bind(run)))
+    return lambda run: partial(launch, tiling.bound(sizes, bind(run)))
 
 
 def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:

@@ -3,7 +3,8 @@
 A segment ends at a cross-device copy, where the context changes, at the node limit, and where gradients that the caller
 waits for have become ready (so that their exchange overlaps the rest of backward), unless these are so small that one
 more operation takes longer than their exchange. What is copied to the host ends one too, and the first reader of what
-is copied back begins one: the copies run beside all other segments.
+is copied back begins one: the copies run beside all other segments. On a device with several compute streams branches
+are segments of their own (``branches.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
+from weftplan.executor.branches import chains
 from weftplan.executor.graphs import Replay
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
@@ -146,6 +148,7 @@ def make_segments(
     ready: Callable[[Step], int] | None = None,
     begins_at: Container[int] = (),
     graphs: str | None = "off",
+    branches: Callable[[Step], float] | None = None,
 ) -> list[Segment]:
     """Cut ``steps`` (in execution order) into segments.
 
@@ -156,6 +159,7 @@ def make_segments(
         ready: bytes of gradients that are ready after a step; those of a segment end it when they are worth it.
         begins_at: ids of nodes that begin a segment.
         graphs: None: segments are captured as CUDA graphs where they can be; otherwise why not.
+        branches: seconds of a step, where branches of the graph are to be segments of their own; None: they need not.
     """
     segments: list[Segment] = []
     pending: list[Step] = []
@@ -168,15 +172,16 @@ def make_segments(
             segments.append(Segment(pending, graphs=graphs))
             pending.clear()
 
-    for step in steps:
-        cut = step.copies is not None or step.nid in begins_at
-        if pending and (cut or step.context != pending[0].context or len(pending) >= limit):
-            flush()
-        pending.append(step)
-        untold += 0 if ready is None else ready(step)
-        if not bulk or step.copies is not None or step.nid in ends_after or untold >= WORTH_TELLING:
-            flush()
-    flush()
+    for chain in [list(steps)] if branches is None or not bulk else chains(steps, branches):
+        for step in chain:
+            cut = step.copies is not None or step.nid in begins_at
+            if pending and (cut or step.context != pending[0].context or len(pending) >= limit):
+                flush()
+            pending.append(step)
+            untold += 0 if ready is None else ready(step)
+            if not bulk or step.copies is not None or step.nid in ends_after or untold >= WORTH_TELLING:
+                flush()
+        flush()
     return segments
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -94,8 +94,8 @@ class Updater:
             )
         return None
 
-    def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """All states as bytes (an ``.npz`` archive with a JSON description of the structure).
+    def get_states(self, dump_optimizer: bool = False, keys: Collection[Any] | None = None) -> bytes:
+        """All states, or those of ``keys``, as bytes (an ``.npz`` archive with a JSON description of the structure).
 
         How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
 
@@ -105,20 +105,28 @@ class Updater:
         if dump_optimizer:
             raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
         arrays: dict[str, Any] = {}
-        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in list(self.states.items())]
+        states, counted = list(self.states.items()), list(getattr(self.optimizer, _COUNTS, {}).items())
+        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in states if keys is None or key in keys]
         buffer = io.BytesIO()
-        counts = [[*_tagged(key), count] for key, count in getattr(self.optimizer, _COUNTS, {}).items()]
+        counts = [[*_tagged(key), count] for key, count in counted if keys is None or key in keys]
         facts = {"__version__": _as_bytes(_VERSION), "__layout__": _as_bytes(layout), "__counts__": _as_bytes(counts)}
         np.savez(buffer, **facts, **arrays)
         return buffer.getvalue()
 
     def replace_states(
-        self, states: dict[Any, State], version: int = _VERSION, weights: Mapping[Any, NDArray] = MappingProxyType({})
+        self,
+        states: dict[Any, State],
+        version: int = _VERSION,
+        weights: Mapping[Any, NDArray] = MappingProxyType({}),
+        counts: Mapping[Any, int] = MappingProxyType({}),
     ) -> None:
         """Go on from these states of a file of that version.
 
         Args:
+            states: by index.
+            version: of the file.
             weights: those that are known, by index; a state of another one is compared with it when it is first used.
+            counts: number of updates of each index; empty leaves those of the optimizer.
 
         Raises:
             FormatError: a state does not fit its weight and the optimizer. Nothing is changed then.
@@ -129,6 +137,7 @@ class Updater:
         self.version = version
         self.states = states
         self._unchecked = states.keys() - weights.keys()
+        self._count_from(counts)
 
     def set_states(self, data: bytes, weights: Mapping[Any, NDArray] = MappingProxyType({})) -> None:
         """Replace all states by those of :meth:`get_states`, or of MXNet's (see :mod:`weftplan.kvstore.mxnet_states`).
@@ -142,31 +151,46 @@ class Updater:
         """
         if data[:1] == b"\x80":
             states, counts = read_mxnet_states(data)
-            self._go_on(states, counts, _VERSION, weights)
+            self.replace_states(states, _VERSION, weights, counts)
             return
-        if data[: len(_ARCHIVE)] != _ARCHIVE:
-            raise FormatError(f"optimizer states are truncated or not a states file, it begins {data[:8]!r}")
-        try:
-            check_zip(io.BytesIO(data), "the archive", stored=True)
-            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files if not name.startswith("__")}
-                version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
-                layout = json.loads(bytes(archive["__layout__"]))
-                states = {_untagged(key, kind): _unflatten(tree, arrays) for key, kind, tree in layout}
-                counts = {}  # files of old have none
-                if "__counts__" in archive:
-                    counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
-        except Exception as error:
-            raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
-        self._go_on(states, counts, version, weights)
+        states, counts, version = read_states(data)
+        self.replace_states(states, version, weights, counts)
 
-    def _go_on(
-        self, states: dict[Any, State], counts: dict[Any, int], version: int, weights: Mapping[Any, NDArray]
-    ) -> None:
-        self.replace_states(states, version, weights)
+    def add_states(self, data: bytes) -> None:
+        """Take over states of :meth:`get_states` next to those of other keys; raises FormatError."""
+        states, counts, version = read_states(data)
+        self.version = version
+        self.states.update(states)
+        self._unchecked.update(states)
+        self._count_from({**getattr(self.optimizer, _COUNTS, {}), **counts})
+
+    def _count_from(self, counts: Mapping[Any, int]) -> None:
         if counts and hasattr(self.optimizer, _COUNTS):
-            setattr(self.optimizer, _COUNTS, counts)
+            setattr(self.optimizer, _COUNTS, dict(counts))
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]
+
+
+def read_states(data: bytes) -> tuple[dict[Any, State], dict[Any, int], int]:
+    """Return (state of each key, number of its updates, version) from what :meth:`Updater.get_states` gave.
+
+    Raises:
+        FormatError: damaged, or no archive of states.
+    """
+    if data[: len(_ARCHIVE)] != _ARCHIVE:
+        raise FormatError(f"optimizer states are truncated or not a states file, it begins {data[:8]!r}")
+    try:
+        check_zip(io.BytesIO(data), "the archive", stored=True)
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files if not name.startswith("__")}
+            version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
+            layout = json.loads(bytes(archive["__layout__"]))
+            states = {_untagged(key, kind): _unflatten(tree, arrays) for key, kind, tree in layout}
+            counts = {}  # files of old have none
+            if "__counts__" in archive:
+                counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
+    except Exception as error:
+        raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
+    return states, counts, version
 
 
 _ARCHIVE = b"PK\x03\x04"

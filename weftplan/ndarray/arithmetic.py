@@ -24,7 +24,7 @@ from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once, write_at_once
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import due, sweep
-from weftplan.ndarray.pushing import Value, push_kernel, work
+from weftplan.ndarray.pushing import Value, keep_failures, push_kernel, work
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
@@ -232,7 +232,9 @@ def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[An
     if (make_room := MAKE_ROOM.value) is not None:
         reads = (*reads, *make_room(context, operands))
     xp = np if context.device_type == "cpu" else device.get(context).xp
-    fn = work(context, kernel_for(op, kind, xp), operands)
+    fn: Callable[..., object] = work(context, kernel_for(op, kind, xp), operands)
+    if engine.get().has_failed and any(getattr(operand, "chunk", None) is chunk for operand in operands[:-1]):
+        fn = keep_failures(fn, (chunk.var,))
     engine.get().push(fn, reads, (chunk.var,), context, name=name)
 
 

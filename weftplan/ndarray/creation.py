@@ -31,6 +31,8 @@ from weftplan.support.slots import ARRAY_CHUNK
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
     """An array with a copy of ``source_array``: numbers, nested lists, NumPy arrays or NDArrays.
 
+    Text of numbers and arrays of objects, such as columns of a file or of a table, are converted as NumPy does.
+
     ``dtype`` defaults to that of an NDArray, else to float32, also for NumPy arrays of other dtypes (as in MXNet
     1.9.1).
 
@@ -44,12 +46,17 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     wanted = check_dtype(dtype)
     try:
         values = np.asarray(source_array)
-        if not is_number(values.dtype):
+        if not is_number(values.dtype) and values.dtype.kind not in "SUO":
             raise TypeError(f"elements of dtype {values.dtype}")
+        if values.dtype.kind == "O" and any(value is None for value in values.flat):
+            raise TypeError("None is no number")
         with np.errstate(all="ignore"):
             values = values.astype(wanted, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DTypeError(f"array: expected numbers of one shape, got {type(source_array).__name__}: {error}") from None
+        raise DTypeError(
+            f"array: expected numbers of one shape, got {type(source_array).__name__}: {error}; make numbers of "
+            f"it first, such as np.asarray(values, dtype=float)"
+        ) from None
     return from_host(values, context)
 
 

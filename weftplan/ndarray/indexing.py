@@ -10,6 +10,7 @@ reported at the next wait; a boolean NDArray must be waited for, because the sha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -140,6 +141,8 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
     def scatter(target: Any, source: Any, *given: Any) -> None:
         _assign(target, indices(given), _trimmed(_on(target, source), ndim))
 
+    if advanced or math.prod(shape) < array.size:
+        reads.append(array.var)  # what is not assigned stays, and with it a failure
     name = "scatter" if advanced else "assign"
     operands = [array, operand, *moved]
     if array.context.device_type == "gpu" and isinstance(operand, Value) and not moved:

@@ -105,6 +105,25 @@ def _launch(place: Any, kernel: Callable[..., object], *raws: Any) -> None:
     place.launch(partial(kernel, *raws))
 
 
+class _Inheriting:
+    """The function of an operation that reads old values, or overwrites them in part, of vars that hold a failure."""
+
+    __slots__ = ("fn", "inherits")
+
+    def __init__(self, fn: Callable[..., object], inherits: Sequence[Any]) -> None:
+        self.fn = fn
+        self.inherits = inherits
+
+    def __call__(self) -> object:
+        return self.fn()
+
+
+def keep_failures(fn: Callable[..., object], variables: Sequence[Any]) -> Callable[..., object]:
+    """``fn`` for an operation that writes ``variables`` without overwriting all of them: it heals none."""
+    failed = [var for var in variables if var.failure is not None]
+    return _Inheriting(fn, failed) if failed else fn
+
+
 def push_kernel(
     kernel: Callable[..., object],
     operands: list[Any],
@@ -121,9 +140,17 @@ def push_kernel(
     Args:
         reads, writes: vars; one in both counts as written.
     """
+    if engine.get().has_failed:
+        reads = (*reads, *(array.var for array in operands if _is_part(array) and array.var in writes))
     if (room := MAKE_ROOM.value) is not None:
         reads = (*reads, *room(ctx, operands))
     _push(work(ctx, kernel, operands), reads, writes, ctx, prop, priority, name)
+
+
+def _is_part(operand: Any) -> bool:
+    """True for an array that is a part of its chunk, which one var orders as a whole."""
+    chunk = getattr(operand, "chunk", None)
+    return chunk is not None and operand.size * operand.dtype.itemsize < chunk.nbytes
 
 
 def push(
@@ -156,5 +183,7 @@ def _push(
     if dead:
         sweep()
     if len(reads) + len(writes) > 1:
+        if engine.get().has_failed:
+            fn = keep_failures(fn, [var for var in writes if var in reads])
         reads, writes = engine.dedupe(reads, writes)
     engine.get().push(fn, reads, writes, ctx, prop=prop, priority=priority, name=name)

@@ -157,6 +157,7 @@ register(
         ],
         inplace=IDENTITY_INPLACE,
         ignored_inputs=(1,),
+        in_mxnet=False,
         doc="data, whose gradient is multiplied by scale, an array of one element.",
     )
 )

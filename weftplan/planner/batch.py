@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weftplan.errors import BudgetError, PlanError
-from weftplan.ops.core.schema import Shape
+from weftplan.support.tensor_types import Shape
 
 Shapes = Mapping[str, Shape]
 

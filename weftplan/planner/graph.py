@@ -14,7 +14,7 @@ from itertools import accumulate, chain, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.ops.core.schema import InplacePair
+from weftplan.support.tensor_types import InplacePair
 
 IntArray = NDArray[np.int64]
 
@@ -28,6 +28,8 @@ class Work:
         ignored: inputs of which only the shape matters.
         inplace: outputs that may be computed over inputs, in the order in which they are tried.
         writes: inputs that it changes, which must be variables.
+        over: outputs that must lie in the memory of an input, whatever the options say; they may be smaller. With
+            ``identity`` a view; else a write to a result, which earlier readers of that result precede.
         is_sum: it adds its second input to its first, so that whoever makes the second may do that in its place.
         only_overwrites: it cannot add to a destination (a copy between devices).
         may_repeat: it gives the same result when it runs a second time, and a graph may then do without the first.
@@ -39,6 +41,7 @@ class Work:
     ignored: tuple[int, ...] = ()
     inplace: tuple[InplacePair, ...] = ()
     writes: tuple[int, ...] = ()
+    over: tuple[InplacePair, ...] = ()
     is_sum: bool = False
     only_overwrites: bool = False
     may_repeat: bool = True
@@ -64,6 +67,8 @@ class Graph:
     """How many outputs each node has; 1 for a variable."""
     heads: InitVar[Iterable[int]]
     """Entries that the caller gets."""
+    effects: Sequence[int] = ()
+    """Nodes that run for their effect: rewrites keep them, although no output depends on them."""
     origin: Sequence[int] = ()
     """For a rewritten graph the node of the front end's graph that each node is, or runs again; -1 for a node that the
     rewrite added."""

@@ -4,7 +4,8 @@ All strategies share this walk and differ in the allocator: one that hands out r
 one that always makes a new storage, which is then placed at an offset. So every strategy merges the same entries in
 place, and their plans have one lower bound.
 
-Per node, in execution order: outputs take inputs' storages by the operator's inplace pairs; the other outputs are
+Per node, in execution order: outputs that must share take their input's storage; others take inputs' storages by the
+operator's inplace pairs; the other outputs are
 allocated, largest first; then the inputs are released. Releasing last means that a node never gets as output a block
 that only it is about to free, except by the first rule.
 """
@@ -78,7 +79,7 @@ def assign(
     """
     graph, row, refs = program.graph, program.graph.row, program.refs
     inputs, reads, pairs, external = graph.inputs, program.reads, program.pairs, program.external
-    device = program.device
+    device, holds = program.device, program.holds
     storage = [-1] * graph.num_entries
     group = [-1] * graph.num_entries
     num_groups = 0
@@ -90,6 +91,14 @@ def assign(
 
     for nid in program.order:
         start, end = row[nid], row[nid + 1]
+        for i, out, _ in graph.works[nid].over:
+            source = inputs[nid][i]
+            if storage[source] >= 0 and refs[start + out]:
+                storage[start + out] = storage[source]
+                live[storage[source]] += refs[start + out]
+                inplace[start + out] = i
+                kind[start + out] = in_place
+                group[start + out] = group[source]
         if enable_inplace and pairs[nid] and not (never and graph.works[nid].label in never):
             for i, out, identity in pairs[nid]:
                 out += start
@@ -123,7 +132,7 @@ def assign(
             storage[e] = block
             group[e] = num_groups
             num_groups += 1
-        for e in reads[nid]:
+        for e in (*reads[nid], *holds[nid]) if nid in holds else reads[nid]:
             block = storage[e]
             if block >= 0:
                 left = live[block] = live[block] - 1

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from weftplan.ops.core.schema import DType, Shape
 from weftplan.planner.graph import Graph
+from weftplan.support.tensor_types import DType, Shape
 
 CALLER = "(caller)"
 """Last reader of an output of the graph."""

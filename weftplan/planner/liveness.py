@@ -1,22 +1,24 @@
 """When bytes are alive, and which order of execution a program allows.
 
-An entry is alive from the step that writes it up to, not including, the step after its last reader; an output of the
-graph stays alive to the end.
+An entry is alive from the step that writes it up to, not including, the step after its last reader, or after the node
+until which it is held; an output of the graph stays alive to the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 
 from weftplan.planner.program import Program
+from weftplan.support.tensor_types import InplacePair
 
 
 def dependencies(program: Program) -> list[list[int]]:
     """Per node the operator nodes that it must follow in any order of execution; empty for variables.
 
     These are the makers of its inputs, its control dependencies, and of the nodes that touch the same auxiliary state
-    the one before it in the given order: nodes that touch a state keep their order, since one of them writes it.
+    the one before it in the given order: nodes that touch a state keep their order, since one of them writes it. A
+    write to a result follows all nodes that read the result, or a view of it, before.
     """
     graph = program.graph
     makers = graph.entry_node
@@ -24,15 +26,49 @@ def dependencies(program: Program) -> list[list[int]]:
     states = {inputs[slot] for work, inputs in zip(graph.works, graph.inputs, strict=True) for slot in work.writes}
     before: list[list[int]] = [[] for _ in range(graph.num_nodes)]
     touched: dict[int, int] = {}
+    root = shared_roots(program)
+    written = overwritten(program)
+    readers: dict[int, list[int]] = {e: [] for e in written}
     for nid in program.order:
         needs = dict.fromkeys([*(makers[e] for e in graph.inputs[nid]), *graph.controls[nid]])
         for e in graph.inputs[nid]:
             if e in states:
                 needs[touched.get(e, nid)] = None
                 touched[e] = nid
+        for e in graph.inputs[nid] if written else ():
+            if root[e] in written:
+                readers[root[e]].append(nid)
+        for pair in graph.works[nid].over:
+            if not pair.identity:
+                needs.update(dict.fromkeys(readers[root[graph.inputs[nid][pair.input]]]))
         needs.pop(nid, None)
         before[nid] = [n for n in needs if not variable[n]]
     return before
+
+
+def shared_roots(program: Program) -> list[int]:
+    """Per entry the entry in whose memory it must lie (:attr:`Work.over`); itself for most."""
+    graph = program.graph
+    root = list(range(graph.num_entries))
+    for nid, work in enumerate(graph.works):
+        for pair in work.over:
+            root[graph.row[nid] + pair.output] = root[graph.inputs[nid][pair.input]]
+    return root
+
+
+def _writes_over(program: Program) -> Iterator[tuple[int, list[int], InplacePair]]:
+    """(node, its inputs, pair) of all writes to results."""
+    graph = program.graph
+    for nid, work in enumerate(graph.works):
+        for pair in work.over:
+            if not pair.identity:
+                yield nid, graph.inputs[nid], pair
+
+
+def overwritten(program: Program) -> set[int]:
+    """Roots (:func:`shared_roots`) of results that some node writes to after they are made."""
+    root = shared_roots(program)
+    return {root[inputs[pair.input]] for _, inputs, pair in _writes_over(program)}
 
 
 def scheduled(
@@ -101,6 +137,8 @@ def lifetimes(program: Program) -> tuple[list[int], list[int]]:
         for e in range(row[nid], row[nid + 1]):
             first[e] = step
             last[e] = step + 1
+        for e in program.holds.get(nid, ()):
+            last[e] = max(last[e], step + 1)
     for e in graph.outputs:
         last[e] = end
     return first, last

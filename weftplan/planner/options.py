@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,9 +15,10 @@ from weftplan.errors import MXNetError, PlanError, did_you_mean
 from weftplan.ops.core.implementations import MODES
 from weftplan.support.keyword_errors import known_keywords
 
-STRATEGIES = ("auto", "arena", "match_range", "none")
+STRATEGIES: dict[str, object] = {}
+"""Every strategy by its name; :func:`weftplan.planner.strategies.register` adds them."""
 RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
-LEGAL = {
+LEGAL: dict[str, Collection[str]] = {
     "strategy": STRATEGIES,
     "sizes": ("true", "mxnet"),
     "compat": ("none", "mxnet", "paddle", "paddle_pir"),
@@ -36,7 +38,8 @@ class PlanOptions:
 
     strategy: str = "auto"
     """``match_range`` (whole blocks, MXNet's rule), ``arena`` (offsets in one slab per device), ``none`` (no
-    sharing but in place) or ``auto`` (the smallest peak of all of these)."""
+    sharing but in place) or ``auto`` (the smallest peak of all of these); or the name of
+    another registered strategy (:mod:`weftplan.planner.strategies`)."""
     match_range: int = 10
     """For ``match_range``: a free block serves sizes from 1/match_range to match_range times its own. 0 switches
     sharing off for every strategy."""

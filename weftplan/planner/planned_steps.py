@@ -5,15 +5,15 @@ Front ends add what their callers want to know besides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from weftplan.device.context import Context
-from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.strategies import Draft
+from weftplan.support.tensor_types import DType, Req, Shape
 
 _NOT_WRITTEN = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}
 _REQUESTS = [_NOT_WRITTEN.get(kind, Req.WRITE) for kind in Kind]
@@ -44,6 +44,10 @@ class PlannedSteps:
     gradients: dict[str, int]
     """Name -> entry id of a result that is written to an array of the caller's."""
     memory: MemoryPlan
+    nbytes: Sequence[int] = ()
+    """Bytes of each entry; empty: those of its shape and dtype."""
+    held: Mapping[int, int] = field(default_factory=dict)
+    """As in :class:`~weftplan.planner.program.Program`."""
 
     def entry_device(self, eid: int) -> Context:
         """Device of an entry: that of the node that makes it."""
@@ -65,6 +69,8 @@ def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, t
         num_forward_nodes=program.num_forward,
         shapes=program.shapes,
         dtypes=program.dtypes,
+        nbytes=program.nbytes,
+        held=program.held,
         devices=[program.contexts[index] for index in program.device],
         requests=requests,
         skipped=frozenset(found.skipped),

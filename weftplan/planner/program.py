@@ -6,14 +6,19 @@ change none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops.core.schema import DType, InplacePair, Shape, aligned
 from weftplan.planner.graph import Graph
+from weftplan.support.tensor_types import DType, InplacePair, Shape, aligned
+
+BYTE = np.dtype(np.uint8)
+"""The dtype of entries of which only the bytes are known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +26,7 @@ class Program:
     """A placed graph with sizes, in an execution order. Lists are indexed by node id or entry id.
 
     Raises:
-        PlanError: a node writes to an input that is not a variable.
+        PlanError: a node writes to an input that is not a variable, or must share memory that is too small.
     """
 
     graph: Graph
@@ -29,9 +34,8 @@ class Program:
     """Operator nodes as they run."""
     num_forward: int
     """How many steps of :attr:`order` are the forward part; the others are the backward part."""
-    shapes: list[Shape]
-    dtypes: list[DType]
     nbytes: list[int]
+    """Per entry; plans count these bytes and no others."""
     contexts: tuple[Context, ...]
     device: list[int]
     """Per node, an index of ``contexts``."""
@@ -43,12 +47,21 @@ class Program:
     """Per node: declared scratch bytes (absent: none)."""
     external_bytes: dict[str, int]
     """Bytes of the caller's arrays by purpose."""
+    shapes: list[Shape] = field(default_factory=list)
+    """Per entry, for reports; without them every entry is a row of bytes."""
+    dtypes: list[DType] = field(default_factory=list)
+    held: Mapping[int, int] = field(default_factory=dict)
+    """Entries whose memory outlives their last reader: entry -> the node until whose end it is alive."""
+    tangents: frozenset[int] = frozenset()
+    """Variables that the caller provides when the backward part begins; empty: unknown."""
+    holds: dict[int, list[int]] = field(init=False)
+    """Per node: the entries that are held until its end."""
     external: bytearray = field(init=False)
-    """Per entry: 1 when its memory is the caller's (variables, gradients)."""
+    """Per entry: 1 when its memory is the caller's (variables, gradients, and entries that must lie in them)."""
     reads: list[list[int]] = field(init=False)
     """Per node: entries whose values it reads, one per slot (ignored inputs left out)."""
     refs: list[int] = field(init=False)
-    """Per entry: slots that read it, plus times it is an output of the graph."""
+    """Per entry: slots that read it, plus times it is held or an output of the graph."""
     pairs: list[Sequence[InplacePair]] = field(init=False)
     """Per node: what may be computed in place, of what its operator declares, in the order in which it is tried."""
 
@@ -57,9 +70,16 @@ class Program:
         graph = self.graph
         makers = graph.entry_node
         variable = graph.is_variable
+        if not self.shapes:
+            self.shapes, self.dtypes = [(size,) for size in self.nbytes], [BYTE] * len(self.nbytes)
         self.external = bytearray(map(variable.__getitem__, makers))
         for e in self.gradients:
             self.external[e] = 1
+        for nid, work in enumerate(graph.works):
+            for pair in work.over:
+                self._check_shared(nid, pair)
+                if self.external[graph.inputs[nid][pair.input]]:
+                    self.external[graph.row[nid] + pair.output] = 1
         self.reads, self.pairs = [], self._allowed(makers)
         self.refs = [0] * graph.num_entries
         refs = self.refs
@@ -78,6 +98,23 @@ class Program:
                     )
         for e in graph.outputs:
             self.refs[e] += 1
+        self.holds = {}
+        for e, nid in self.held.items():
+            self.holds.setdefault(nid, []).append(e)
+            self.refs[e] += 1
+
+    def _check_shared(self, nid: int, pair: InplacePair) -> None:
+        """An output that must lie in an input's memory fits, on the same device, and the input is read."""
+        graph = self.graph
+        source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
+        maker = graph.entry_node[source]
+        fits = self.nbytes[out] <= self.nbytes[source] and pair.input not in graph.works[nid].ignored
+        if not fits or (self.device[maker] != self.device[nid] and not graph.is_variable[maker]):
+            raise PlanError(
+                f"{graph.entry_name(out)!r} ({self.nbytes[out]} bytes) must lie in the memory of "
+                f"{graph.entry_name(source)!r} ({self.nbytes[source]} bytes), which must be read, on the same device "
+                f"and at least as large"
+            )
 
     def _allowed(self, makers: Sequence[int]) -> list[Sequence[InplacePair]]:
         """Per node the pairs of input and output that may share memory at all; the only place that says so.
@@ -91,9 +128,12 @@ class Program:
         found: list[Sequence[InplacePair]] = []
         for nid, (work, inputs, first) in enumerate(zip(graph.works, graph.inputs, graph.row, strict=False)):
             allowed: tuple[InplacePair, ...] = ()
+            must = {pair.output for pair in work.over}
             for pair in work.inplace:
                 source, out = inputs[pair[0]], first + pair[1]
                 if external[source] or external[out] or nbytes[source] != nbytes[out] or pair[0] in work.ignored:
+                    continue
+                if pair[1] in must:
                     continue
                 if device[makers[source]] != device[nid]:
                     continue

@@ -7,9 +7,10 @@ stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from weftplan.device.context import Context
+from weftplan.errors import PlanError
 from weftplan.planner.graph import Graph, Work
 from weftplan.planner.program import Program
 from weftplan.support.post_order import post_order
@@ -60,7 +61,7 @@ class Rewrite:
         self.inputs.append(inputs)
         return made
 
-    def done(self, order: Iterable[int], *, more_forward: int = 0) -> Program:
+    def done(self, order: Sequence[int], *, more_forward: int = 0) -> Program:
         """The rewritten program, whose steps are ``order``; its forward part has so many steps more."""
         program, old, like = self._program, self._program.graph, self._like
         ends = [*self._row[1:], len(like)]
@@ -69,7 +70,7 @@ class Rewrite:
             [*(makers[e] for e in inputs), *controls]
             for inputs, controls in zip(self.inputs, self._controls, strict=True)
         ]
-        kept = post_order([makers[e] for e in old.outputs], needs)
+        kept = post_order([*(makers[e] for e in old.outputs), *old.effects], needs)
         number = [-1] * len(self._works)
         entry = [-1] * len(like)
         source: list[int] = []
@@ -78,6 +79,10 @@ class Rewrite:
             for e in range(self._row[was], ends[was]):
                 entry[e] = len(source)
                 source.append(like[e])
+        steps = [number[n] for n in order]
+        if -1 in steps:
+            missing = self._names[order[steps.index(-1)]]
+            raise PlanError(f"no output and no effect needs step {missing!r}: leave it out or add it to the effects")
         # The node of the given graph whose work each node does; None for a copy.
         stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in kept]
         homes = (self._copied_to[was] for was in kept if was in self._copied_to)
@@ -93,6 +98,7 @@ class Rewrite:
             controls=[[number[n] for n in self._controls[was]] for was in kept],
             counts=[ends[was] - self._row[was] for was in kept],
             heads=[entry[e] for e in old.outputs],
+            effects=[number[nid] for nid in old.effects],
             origin=[-1 if original is None else old.origin[original] for original in stands_for],
             again=frozenset(nid for nid, was in enumerate(kept) if was in self._twin_of or was in old.again),
             base=old.base or old,
@@ -105,7 +111,7 @@ class Rewrite:
         )
         return Program(
             graph=graph,
-            order=[number[n] for n in order],
+            order=steps,
             num_forward=program.num_forward + more_forward,
             contexts=contexts,
             device=device,
@@ -114,6 +120,8 @@ class Rewrite:
             nbytes=[program.nbytes[e] for e in source],
             gradients=gradients,
             added=frozenset(e for e in gradients if source[e] in program.added),
+            held={entry[e]: number[nid] for e, nid in program.held.items() if entry[e] >= 0 and number[nid] >= 0},
+            tangents=frozenset(entry[e] for e in program.tangents if entry[e] >= 0),
             external_bytes=program.external_bytes,
             workspaces={
                 nid: program.workspaces[was]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -23,6 +23,24 @@ from weftplan.planner.packing.reuse import Precedence, compressed_rows
 
 WORTH_A_SEARCH = 1 << 20
 """Bytes above the lower bound for which a second, longer packing is worth its time."""
+
+
+class Packer(Protocol):
+    """A function with the interface of :func:`weftplan.planner.pack`; :func:`judged` checks what it returns."""
+
+    def __call__(
+        self,
+        lower: IntArray,
+        upper: IntArray,
+        size: IntArray,
+        *,
+        alignment: int,
+        effort: Effort,
+        order: Precedence | None,
+        room: int = 0,
+    ) -> Packing:
+        """Give every buffer an offset; up to ``room`` bytes may go to reuse that lets no node wait for another."""
+        ...
 
 
 def blocks(
@@ -51,7 +69,7 @@ def blocks(
             device.append(key[0])
         nbytes[pool] = max(nbytes[pool], buffers.workspace[nid])
         workspace_storage[nid] = pool
-    one_slab = buffers.options.strategy in ("auto", "arena")
+    one_slab = buffers.options.strategy not in ("match_range", "none")
     # An allocation takes whole multiples of the alignment, which MXNet does not count.
     separate = buffers.options.compat == "mxnet" and not one_slab
     room = nbytes if separate else buffers.rounded(nbytes, device)
@@ -87,7 +105,7 @@ def blocks(
     return sum(room), plan
 
 
-def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
+def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer: Packer = pack) -> MemoryPlan:
     """The plan in which every buffer has an offset in one slab per device.
 
     With ``color`` (per node) reuse is to make branches wait for each other as little as it can in the memory that the
@@ -109,7 +127,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
         if len(parts) > 1 and order is not None:
             room, parts = sum(_most_alive(buffers, part) for part in parts), [mine]
         for part in parts:
-            packed, reused = _packed(buffers, part, alignment=alignment, order=order, room=room)
+            packed, reused = _packed(buffers, part, alignment=alignment, order=order, room=room, pack=packer)
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
@@ -119,7 +137,7 @@ def arena(buffers: Buffers, color: Sequence[int]) -> MemoryPlan:
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
     pointers, rows = _in_one(edges, count)
     return MemoryPlan(
-        strategy="arena",
+        strategy=name,
         entry_storage=np.array(buffers.entry_group, dtype=np.int32),
         workspace_storage=workspace_storage,
         storage_slab=slab.astype(np.int32),
@@ -168,7 +186,7 @@ def _most_alive(buffers: Buffers, part: IntArray) -> int:
 
 
 def _packed(
-    buffers: Buffers, part: IntArray, *, alignment: int, order: Precedence | None, room: int
+    buffers: Buffers, part: IntArray, *, alignment: int, order: Precedence | None, room: int, pack: Packer
 ) -> tuple[Packing, tuple[IntArray, IntArray]]:
     """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result; with its `reuse_edges`.
 

@@ -1,23 +1,28 @@
-"""Strategies behind one interface: a program and options in, a :class:`Draft` with the memory plan out.
+"""Strategies of sharing memory: a program and options in, a :class:`Draft` with the memory plan out.
 
-This file decides which plans are made and which one is used. It relies on ``inplace.py`` for who shares a storage and
-on ``slabs.py`` for where storages are.
+A strategy assigns storages to entries and places them; :data:`~weftplan.planner.options.STRATEGIES` holds every
+strategy by its name, and the options, ``WEFTPLAN_PLANNER_STRATEGY``, the command line and the docs read it there.
+``inplace.py`` decides which entries share a storage, ``slabs.py`` where storages are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Protocol, TypeVar, cast
 
+from weftplan.errors import PlanError
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import Assignment, add_in_place, assign
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.options import PlanOptions
+from weftplan.planner.options import STRATEGIES, PlanOptions
+from weftplan.planner.packing import pack
 from weftplan.planner.program import Program
 from weftplan.planner.reachability import MOST_STEPS
-from weftplan.planner.slabs import arena, blocks
+from weftplan.planner.slabs import Packer, arena, blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +39,69 @@ class Draft:
         return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
-def plan_graph(program: Program, options: PlanOptions) -> Draft:
-    """The graph with the plan of the chosen strategy.
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """An assignment of storages, with the facts that placing them needs."""
 
-    ``auto`` is the smallest of the plans of all strategies, always in one slab per device; equal peaks prefer whole
-    blocks, which need no extra edges.
+    assignment: Assignment
+    block_bytes: int
+    """Bytes of all blocks as the strategy's own rule counts them (``MemoryPlan.reported_bytes``)."""
+    color: list[int]
+    """The colour of each node, or nothing if all have one (:func:`~weftplan.planner.match_range.colors`)."""
+
+
+class Strategy(Protocol):
+    """One way to share memory. It keeps no state, so that threads may plan at once."""
+
+    @property
+    def name(self) -> str:
+        """The value of ``PlanOptions.strategy`` that chooses it."""
+        ...
+
+    def assign(self, program: Program, options: PlanOptions) -> Shared:
+        """Give every entry a storage; the planner then also tries gradient sums that are added in place."""
+        ...
+
+    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+        """Give every buffer of one assignment its slab and offset."""
+        ...
+
+
+S = TypeVar("S", bound=Strategy)
+
+
+def register(strategy: S) -> S:
+    """Add a strategy under its name. Returns it.
+
+    Raises:
+        PlanError: another strategy has this name.
     """
-    color = colors(program, options.num_temp)
-    reported, variants = _variants(program, options, color)
+    if STRATEGIES.setdefault(strategy.name, strategy) is not strategy:
+        raise PlanError(f"a strategy {strategy.name!r} is registered already; give {strategy!r} another name")
+    return strategy
+
+
+def registered() -> Mapping[str, Strategy]:
+    """Return every strategy by its name, in the order of registration."""
+    return cast("Mapping[str, Strategy]", STRATEGIES)
+
+
+def strategy_of(options: PlanOptions) -> Strategy:
+    """Return the chosen strategy; range 0 is MXNet's switch for "no sharing", which counts for every strategy."""
+    return registered()[options.strategy if options.match_range else "none"]
+
+
+def plan_graph(program: Program, options: PlanOptions) -> Draft:
+    """Return the graph with the plan of the chosen strategy: the smallest one over the variants of its assignment."""
+    strategy = strategy_of(options)
+    shared = strategy.assign(program, options)
+    variants = _variants(program, options, shared.assignment)
     best: Draft | None = None
     # Smallest bound first (equal ones as they come): packing takes longest, and a bound can make it pointless.
     for buffers in sorted(variants, key=attrgetter("lower_bound")) if len(variants) > 1 else variants:
         if best is not None and (buffers.lower_bound >= best.memory.peak or buffers.least_peak() >= best.memory.peak):
             break
-        plan = _plan(buffers, options, reported, color)
+        plan = strategy.place(buffers, shared)
         if best is None or plan.peak < best.memory.peak:
             best = Draft(program, plan, buffers.assignment)
     assert best is not None
@@ -55,20 +109,13 @@ def plan_graph(program: Program, options: PlanOptions) -> Draft:
 
 
 def assignment(program: Program, options: PlanOptions) -> Assignment:
-    """The assignment with the smallest lower bound, without placing anything."""
-    _, variants = _variants(program, options, colors(program, options.num_temp))
-    return min(variants, key=attrgetter("lower_bound")).assignment
+    """Return the assignment with the smallest lower bound, without placing anything."""
+    shared = strategy_of(options).assign(program, options)
+    return min(_variants(program, options, shared.assignment), key=attrgetter("lower_bound")).assignment
 
 
-def _strategy(options: PlanOptions) -> str:
-    # Range 0 is MXNet's switch for "no sharing", which the user wants from every strategy.
-    return options.strategy if options.match_range else "none"
-
-
-def _variants(program: Program, options: PlanOptions, color: list[int]) -> tuple[int, list[Buffers]]:
-    """(bytes that MXNet's rule reports, what is to be placed: with gradient sums as they are, and added in place)."""
-    match_range = 0 if _strategy(options) == "none" else options.match_range
-    pool, plain = _whole_blocks(program, options, match_range, color)
+def _variants(program: Program, options: PlanOptions, plain: Assignment) -> list[Buffers]:
+    """The buffers to place: with gradient sums as they are, and added in place."""
     variants = [plain]
     if options.enable_inplace and options.compat not in paddle.COMPAT:
         summed = add_in_place(program, plain)
@@ -76,60 +123,100 @@ def _variants(program: Program, options: PlanOptions, color: list[int]) -> tuple
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
     made = [Buffers(program, variants[0], options=options)]
-    made += [Buffers(program, found, options=options, like=made[0]) for found in variants[1:]]
-    return sum(pool.block_bytes), made
+    return made + [Buffers(program, other, options=options, like=made[0]) for other in variants[1:]]
 
 
-def _plan(buffers: Buffers, options: PlanOptions, reported: int, color: list[int]) -> MemoryPlan:
-    strategy = _strategy(options)
-    if strategy == "arena":
-        return arena(buffers, color)
-    name = "none" if strategy == "none" else "match_range"
-    least = _least_of_blocks(buffers, reported)
-    packed = arena(buffers, color) if strategy == "auto" and least > buffers.lower_bound else None
-    if packed is not None and packed.peak < least:
-        return packed
-    waits = None
-    if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
-        waits = len(paddle.order_edges(buffers.program, buffers.assignment))
-    peak, whole = blocks(buffers, name, reported_bytes=reported, color=color, added_waits=waits)
-    if strategy == "auto" and peak != buffers.lower_bound:
-        packed = packed or arena(buffers, color)
-        if packed.peak < peak:
+@dataclass(frozen=True, slots=True)
+class WholeBlocks:
+    """Whole blocks, each handed on to one entry after another: MXNet's rule, or Paddle's; without ``reuse`` to none."""
+
+    name: str
+    reuse: bool
+
+    def assign(self, program: Program, options: PlanOptions) -> Shared:
+        """Walk over the program with MXNet's or Paddle's allocator of blocks."""
+        return whole_blocks(program, options, options.match_range if self.reuse else 0)
+
+    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+        """Give every block bytes of its own."""
+        return self.placed(buffers, shared)[1]()
+
+    def placed(self, buffers: Buffers, shared: Shared) -> tuple[int, Callable[[], MemoryPlan]]:
+        """Return the plan's bytes, and the function that makes the plan, which takes longer."""
+        waits = None
+        if self.reuse and buffers.options.compat == "paddle" and len(buffers.program.order) <= MOST_STEPS:
+            waits = len(paddle.order_edges(buffers.program, buffers.assignment))
+        return blocks(buffers, self.name, reported_bytes=shared.block_bytes, color=shared.color, added_waits=waits)
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Offsets in one slab per device, found by a packer (:func:`weftplan.planner.pack`)."""
+
+    name: str
+    packer: Packer = pack
+
+    def assign(self, program: Program, options: PlanOptions) -> Shared:
+        """Walk over the program as whole blocks do; of the result only the groups in place of each other matter."""
+        return whole_blocks(program, options, options.match_range)
+
+    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+        """Give every group and every workspace an offset."""
+        return arena(buffers, shared.color, name=self.name, packer=self.packer)
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smaller plan of two strategies; equal peaks prefer whole blocks, which need no extra edges."""
+
+    name: str
+    blocks: WholeBlocks
+    offsets: Strategy
+
+    def assign(self, program: Program, options: PlanOptions) -> Shared:
+        """Walk once for both strategies."""
+        return self.blocks.assign(program, options)
+
+    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+        """Place by whichever strategy needs less, and by one alone if the other cannot win."""
+        # What whole blocks take in any case: what MXNet's rule counts of them, if sums stay as they are.
+        counted = buffers.options.sizes != "mxnet" and not buffers.assignment.added
+        least = shared.block_bytes if counted else 0
+        packed = self.offsets.place(buffers, shared) if least > buffers.lower_bound else None
+        if packed is not None and packed.peak < least:
             return packed
-    return whole()
+        peak, whole = self.blocks.placed(buffers, shared)
+        if peak != buffers.lower_bound:
+            packed = packed or self.offsets.place(buffers, shared)
+            if packed.peak < peak:
+                return packed
+        return whole()
 
 
-def _least_of_blocks(buffers: Buffers, reported: int) -> int:
-    """Bytes that whole blocks take in any case: what MXNet's rule counts of them, where sums stay as they are."""
-    true_sizes = buffers.options.sizes != "mxnet" and not buffers.assignment.added
-    return reported if true_sizes else 0
-
-
-def _whole_blocks(
-    program: Program, options: PlanOptions, match_range: int, color: list[int]
-) -> tuple[BlockPool, Assignment]:
+def whole_blocks(program: Program, options: PlanOptions, match_range: int) -> Shared:
     """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total. Or Paddle's."""
+    color = colors(program, options.num_temp)
     if options.compat in paddle.COMPAT:
         later = options.compat == "paddle_pir"
         exact = paddle.ExactPool(program, reuse=match_range > 0 and not later)
-        return exact, assign(
+        walked = assign(
             program,
             exact,
             enable_inplace=options.enable_inplace,
             rule=paddle.InplaceRule(program, pir=later),
             never=options.inplace_blacklist,
         )
+        return Shared(walked, sum(exact.block_bytes), color)
     sizes = program.nbytes
     if options.sizes == "mxnet":
         sizes = [4 * (nbytes // dtype.itemsize) for nbytes, dtype in zip(sizes, program.dtypes, strict=True)]
     ranges = [match_range]
     if options.auto_search and match_range:
         ranges = [1 << k for k in range(match_range.bit_length())]
-    best: tuple[BlockPool, Assignment] | None = None
+    best: Shared | None = None
     for candidate in ranges:
         pool = BlockPool(sizes, candidate, color=color)
-        found = assign(
+        walked = assign(
             program,
             pool,
             enable_inplace=options.enable_inplace,
@@ -137,7 +224,13 @@ def _whole_blocks(
             compute_unused=not options.drop_dead_outputs,
             never=options.inplace_blacklist,
         )
-        if best is None or sum(pool.block_bytes) < sum(best[0].block_bytes):
-            best = pool, found
+        if best is None or sum(pool.block_bytes) < best.block_bytes:
+            best = Shared(walked, sum(pool.block_bytes), color)
     assert best is not None
     return best
+
+
+register(Smallest("auto", blocks=WholeBlocks("match_range", reuse=True), offsets=Arena("arena")))
+register(Arena("arena"))
+register(WholeBlocks("match_range", reuse=True))
+register(WholeBlocks("none", reuse=False))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from weftplan import config
+from weftplan.device import cublas
 from weftplan.device.amounts import amount, counted
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
@@ -102,9 +104,24 @@ def left_out(plan: MemoryPlan) -> str:
         "the input pipeline",
         "the interpreter and its libraries",
         "slack of the storage pool",
-        "and on a GPU the CUDA context and workspaces inside cuBLAS and cuDNN",
+        f"and on a GPU {_of_libraries(plan)}",
     ]
     return f"Not in these figures: {', '.join(filter(None, absent))}."
+
+
+def _of_libraries(plan: MemoryPlan) -> str:
+    """What CUDA's libraries take by themselves; for a plan of GPUs with the bytes that are known."""
+    gpus = sum(context.device_type == "gpu" for context in plan.contexts)
+    if not gpus:
+        return "the CUDA context and workspaces inside cuBLAS and cuDNN"
+    threads = max(1, int(config.get("MXNET_GPU_WORKER_NTHREADS"))) * gpus
+    text = (
+        f"the CUDA context, workspaces inside cuDNN, and {threads * cublas.workspace_bytes():,} bytes of cuBLAS "
+        f"({counted(threads, 'worker')} with {cublas.workspace_bytes():,} each"
+    )
+    if cublas.is_reproducible():
+        return f"{text})"
+    return f"{text}; {cublas.VARIABLE} is set to a value with which products may vary from run to run)"
 
 
 def compare(plan: MemoryPlan, other: MemoryPlan) -> str:

@@ -112,6 +112,7 @@ def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[dict[str, A
     plain: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
         ("samples a second", "", (("samples_per_s", "samples/s", "a"),)),
         ("memory", "B", (("live", "live", "a"), ("reserved", "reserved by pools", "b"), ("process", "process", "d"))),
+        ("processor cores in use", "", (("cpu", "cores", "a"),)),
         ("norm of the gradients", "", (("gradient_norm", "norm", "a"),)),
         ("learning rate", "", (("learning_rate", "rate", "a"),)),
         ("loss scale", "", (("loss_scale", "scale", "a"),)),
@@ -120,6 +121,14 @@ def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[dict[str, A
         lines = [_line(words, color, steps, lambda e, key=key: e.get(key)) for key, words, color in wanted]
         lines = [line for line in lines if any(value is not None for _, value in line["points"])]
         if lines:
+            charts.append({"title": title, "unit": unit, "lines": lines})
+    gpus = dict.fromkeys(name for event in steps for name in event.get("gpus", {}))
+    for title, unit, key in (("GPUs busy", "%", "busy"), ("memory of GPUs, all processes", "B", "bytes")):
+        lines = [
+            _line(name, color, steps, lambda e, n=name, k=key: e.get("gpus", {}).get(n, {}).get(k))
+            for name, color in zip(gpus, "abcde", strict=False)
+        ]
+        if any(value is not None for line in lines for _, value in line["points"]):
             charts.append({"title": title, "unit": unit, "lines": lines})
     pending = [_line("all operations that are pending", "a", steps, lambda event: event.get("pending"))]
     names = dict.fromkeys(name for event in steps for name, depth in event.get("queues", {}).items() if depth)

@@ -7,10 +7,12 @@ resource of a stack may report on them, but each must be freed at the top.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from weftplan import device
+from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import relief
@@ -30,6 +32,9 @@ class Adaptor(Resource):
 
     def free(self, allocation: Allocation) -> None:
         self.upstream.free(allocation)
+
+    def free_behind(self, allocation: Allocation) -> None:
+        self.upstream.free_behind(allocation)
 
     def statistics(self) -> Statistics:
         return self.upstream.statistics()
@@ -58,7 +63,8 @@ class PoisonResource(Adaptor):
 
     Reading uninitialised memory, or memory that was handed back too early, then gives the poison (0xFF: NaN, -1),
     always.
-    Writes to host memory at once, not in stream order, also on a simulated device: that is the point.
+    Memory that is freed is written to at once, also on a simulated device, whose work is still to come: that is the
+    point. What comes back behind a stream's work, and what is handed out to a stream, is written to by the stream.
     """
 
     def __init__(self, upstream: Resource, byte: int = 0xFF) -> None:
@@ -68,20 +74,30 @@ class PoisonResource(Adaptor):
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         allocation = self.upstream.allocate(nbytes, name=name)
-        self._fill(allocation.raw)
+        self._fill(allocation.raw, at_once=current_stream() is None)
         self._live[id(allocation)] = allocation
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        # Whoever has no right to free it must not have written to it either.
-        if self._live.pop(id(allocation), None) is None:
-            raise wrong_free(allocation, self)
-        # Poison first: once freed, the bytes may belong to somebody else.
-        self._fill(allocation.raw)
+        self._spoil(allocation, at_once=True)
         self.upstream.free(allocation)
 
-    def _fill(self, raw: Any) -> None:
-        if self.context.is_host:
+    def free_behind(self, allocation: Allocation) -> None:
+        if self.context.has_streams:
+            self._spoil(allocation, at_once=False)
+            self.upstream.free_behind(allocation)
+        else:  # no stream writes to host memory for us
+            super(Adaptor, self).free_behind(allocation)
+
+    def _spoil(self, allocation: Allocation, *, at_once: bool) -> None:
+        """Fill memory that is about to be freed: afterwards its bytes may have another owner."""
+        # A caller that has no right to free it must not have written to it either.
+        if self._live.pop(id(allocation), None) is None:
+            raise wrong_free(allocation, self)
+        self._fill(allocation.raw, at_once=at_once)
+
+    def _fill(self, raw: Any, *, at_once: bool) -> None:
+        if self.context.is_host and (at_once or not self.context.has_streams):
             raw.fill(self.byte)
         else:  # on the GPU's current stream, and over before the memory is anybody's if there is none
             device.get(self.context).launch(partial(raw.fill, self.byte))
@@ -132,11 +148,17 @@ class StatisticsResource(Adaptor):
             self._failures += 1
 
     def free(self, allocation: Allocation) -> None:
+        self._free(allocation, self.upstream.free)
+
+    def free_behind(self, allocation: Allocation) -> None:
+        self._free(allocation, self.upstream.free_behind)
+
+    def _free(self, allocation: Allocation, give: Callable[[Allocation], None]) -> None:
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
         size = (allocation.nbytes, allocation.size)
         try:
-            self.upstream.free(allocation)
+            give(allocation)
         finally:  # a guard has given it back when it complains
             self._freed.append(size)
 

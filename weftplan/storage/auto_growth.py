@@ -51,7 +51,7 @@ class AutoGrowth(ChunkPool):
         self.spare = spare
         self.chunk = max(up(chunk, unit), unit)
 
-    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
         size = up(nbytes, self.unit)
         block = self._best_fit(size)
         if block is None:

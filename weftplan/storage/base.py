@@ -13,12 +13,14 @@ resources that stand on another one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weftplan.device.context import Context
+from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError
 
 
@@ -121,6 +123,21 @@ class Resource(ABC):
         Raises:
             MXNetError: it was freed before, or another resource made it.
         """
+
+    def free_behind(self, allocation: Allocation) -> None:
+        """Take an allocation back with which the current stream still works: who gets its bytes next is ordered behind
+        what the stream has been given to do so far. Without a current stream, the same as :meth:`free`.
+
+        A resource that keeps no memory, or looks at it, waits for the stream.
+
+        Raises:
+            MXNetError: as :meth:`free`.
+        """
+        stream = current_stream()
+        if stream is not None:
+            with suppress(Exception):  # an error of that work is told to those who wait for its results
+                stream.record().synchronize()
+        self.free(allocation)
 
     @abstractmethod
     def statistics(self) -> Statistics:

@@ -75,7 +75,7 @@ class ChunkPool(Ledger):
     def _grow(self, nbytes: int) -> Block:
         """A new chunk as one block, neither free nor handed out; raises OutOfMemoryError."""
         raw = self.device.allocate(nbytes)
-        self._reserve(raw)
+        self.count_taken(raw)
         chunk = Chunk(raw, nbytes, self._made)
         self._made += 1
         self._chunks[chunk.number] = chunk
@@ -88,7 +88,7 @@ class ChunkPool(Ledger):
             if not self._remove(chunk.first):
                 continue
             del self._chunks[chunk.number]
-            self._unreserve(chunk.raw)
+            self.count_given(chunk.raw)
             self.device.free(chunk.raw)
             freed += chunk.nbytes
         return freed
@@ -176,20 +176,20 @@ class ChunkPool(Ledger):
     def _direct(self, nbytes: int, size: int) -> tuple[Any, Any, int]:
         """Memory of the device itself, past all chunks."""
         raw = self.device.allocate(size)
-        self._reserve(raw)
+        self.count_taken(raw)
         return raw, raw[:nbytes] if size != nbytes else raw, size
 
-    def _give(self, block: Any, size: int) -> None:
+    def give_block(self, block: Any, size: int) -> None:
         if block.__class__ is Block:
             self._merge(block)
             return
-        self._unreserve(block)
+        self.count_given(block)
         self.device.free(block)
 
     def _largest_cached(self) -> int:
         return self._free[-1][0] if self._free else 0
 
-    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
         direct = [held for held in live.values() if held.block.__class__ is not Block]
         found = [Segment(held.block, ((0, held.size, held),)) for held in direct]
         for chunk in self._chunks.values():

@@ -87,6 +87,9 @@ class _Margins(Adaptor):
                 device.get(self.context).launch(partial(margin.fill, FILL))
         return allocation
 
+    def free_behind(self, allocation: Allocation) -> None:
+        super(Adaptor, self).free_behind(allocation)  # the margins are looked at
+
     def free(self, allocation: Allocation) -> None:
         whole, error = allocation.block, damage(allocation)
         if whole.raw is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftplan import device
+from weftplan.device import registry as devices
 from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.device.stream import current_stream, no_stream
@@ -122,7 +123,7 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object, 
             continue
         kept = None
         try:
-            for place in home.contexts(context, files=number, peers=registry.in_use()):
+            for place in home.contexts(context, files=number, peers=peers(context)):
                 try:
                     resource = registry.get(place)
                     kept = Kept(home, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
@@ -144,6 +145,11 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object, 
             if kept is None:
                 _unreserve(home, nbytes)
     raise OutOfMemoryError("; ".join(refusals) or f"no home takes bytes of {context}")
+
+
+def peers(context: Context) -> list[Context]:
+    """Devices of the same type, those with most free memory first."""
+    return sorted(devices.peers(context), key=lambda peer: -device.get(peer).memory_info()[0])
 
 
 def taken(home: HomeSpec) -> int:

@@ -17,18 +17,22 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.base import Device
+from weftplan.device.stream import current_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
+from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
 from weftplan.storage.shelves import MOST_ON_ONE, Entry, Shelf, Shelves, by_order
+from weftplan.storage.stream_order import StreamOrder, free_after
 
 
 class Ledger(Resource):
     """Base of resources that own memory: subclasses say where a block comes from and where it goes.
 
-    ``_take`` and ``_give`` run under the lock and keep ``_reserved``, ``_hits`` and the two system counts.
+    A subclass implements ``take_block``, ``give_block`` and ``segments_of``, which run under the lock. They call
+    ``count_taken`` and ``count_given`` for each block from and to the system, and count ``_hits`` of a cache.
 
     What is freed lies on a shelf of its requested size until somebody asks for as many bytes, or until a request that
     neither a shelf nor the cache serves, which first takes all of it back into the ledger. So the pair that programs
@@ -56,13 +60,15 @@ class Ledger(Resource):
         """Counts in one step on every interpreter; :meth:`_drain` reads it, which counts one more."""
         self._readings = 0
         self._nothing: Any = None
+        self._streams: StreamOrder | None = None
+        """What streams still work on; None until memory comes back that way."""
 
     @abstractmethod
-    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
         """(block, ``nbytes`` > 0 raw bytes of it, its size >= nbytes); raises OutOfMemoryError unchanged."""
 
     @abstractmethod
-    def _give(self, block: Any, size: int) -> None:
+    def give_block(self, block: Any, size: int) -> None:
         """Take a block back."""
 
     def segments(self) -> list[Segment]:
@@ -70,13 +76,13 @@ class Ledger(Resource):
             return []
         with self._lock:
             self._drain()
-            return self._segments({id(held.block): held for held in self.holders() if held.nbytes})
+            return self.segments_of({id(held.block): held for held in self.holders() if held.nbytes})
 
     @abstractmethod
-    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
         """As ``segments``, under the lock; ``live`` are the allocations by the id of their block."""
 
-    def _keeps(self, nbytes: int) -> bool:
+    def keeps(self, nbytes: int) -> bool:
         """True when memory of so many requested bytes stays here once it is freed, so that a shelf may hold it; False
         when it goes back to the system at once."""
         return True
@@ -96,14 +102,22 @@ class Ledger(Resource):
                 else:
                     order, _, raw, block, size = entry
                     if order < 0:
-                        return self._allocate_written_off(entry, shelf, name)
+                        allocation = self._allocate_written_off(entry, shelf, name)
+                        return allocation if self._streams is None else self._ordered(allocation, self._streams)
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
                     self._shelf_hits()
                     if (recorder := recording.recorder) is not None:
                         recorder.allocated(allocation)
-                    return allocation
-        return self._allocate(nbytes, name)
+                    return allocation if self._streams is None else self._ordered(allocation, self._streams)
+        allocation = self._allocate(nbytes, name)
+        return allocation if self._streams is None else self._ordered(allocation, self._streams)
+
+    def _ordered(self, allocation: Allocation, streams: StreamOrder) -> Allocation:
+        """An allocation whose bytes are used after what streams still do with them."""
+        if streams and allocation.nbytes:
+            streams.order(address_of(allocation.raw), allocation.nbytes)
+        return allocation
 
     def _allocate_written_off(self, entry: Entry, shelf: Shelf, name: object) -> Allocation:
         """As ``allocate``, with memory from a shelf that is not counted as live."""
@@ -156,7 +170,7 @@ class Ledger(Resource):
                     self._drain()
             if nbytes:
                 try:
-                    block, raw, size = self._take(nbytes)
+                    block, raw, size = self.take_block(nbytes)
                 except OutOfMemoryError as error:
                     block, raw, size = self._take_again(nbytes, error)
             else:
@@ -209,14 +223,14 @@ class Ledger(Resource):
         return nbytes
 
     def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[Any, Any, int]:
-        """As ``_take``, which raised ``cause``: memory that came back meanwhile may make it fit.
+        """As ``take_block``, which raised ``cause``: memory that came back meanwhile may make it fit.
 
         Finalizers and other threads free while the lock is taken, and a refusal must be true when it is made.
         """
         try:
             while self._drain():
                 try:
-                    return self._take(nbytes)
+                    return self.take_block(nbytes)
                 except OutOfMemoryError as error:
                     cause = error
             raise cause
@@ -240,11 +254,28 @@ class Ledger(Resource):
             shelf.listed = True
             self._shelves.touched.append(shelf)
 
+    def free_behind(self, allocation: Allocation) -> None:
+        stream = current_stream()
+        if stream is None or not allocation.nbytes or not self.keeps(allocation.nbytes):
+            super().free_behind(allocation)
+            return
+        if id(allocation) not in self._live:
+            raise wrong_free(allocation, self)
+        if not self.context.has_streams:
+            free_after(stream.record(), self.context, partial(self.free, allocation))
+            return
+        if self._streams is None:
+            with self._lock:
+                self._streams = self._streams or StreamOrder()
+        # Listed first: once it is free, another thread may get it.
+        self._streams.add(address_of(allocation.raw), allocation.nbytes, stream, stream.record())
+        self.free(allocation)
+
     def _take_back(self, entry: Entry) -> None:
         """As ``free``, where there is no room on a shelf."""
         self._returned.append(entry)
         nbytes = entry[1]
-        if self._keeps(nbytes):
+        if self.keeps(nbytes):
             self._shelves.add(nbytes)
         if not self._lock.owned() and self._lock.acquire(blocking=False):
             # Not in the middle of a change of this thread: nothing to fear from draining here.
@@ -265,7 +296,7 @@ class Ledger(Resource):
                 allocation = self._aside.popleft()
                 self._count(allocation.nbytes, allocation.size)
                 if allocation.size:
-                    self._reserve(allocation.block)
+                    self.count_taken(allocation.block)
             entries = self._freed(shelves, size)
             if not entries:
                 break
@@ -277,7 +308,7 @@ class Ledger(Resource):
                         self._requested -= nbytes
                         self._allocated -= size
                     if block is not None:
-                        self._give(block, size)
+                        self.give_block(block, size)
             except BaseException:  # Ctrl-C: the others must not be lost
                 self._returned.extend(entries)
                 raise
@@ -305,7 +336,7 @@ class Ledger(Resource):
             self._requested -= requested
             self._allocated -= allocated
 
-    def _reserve(self, raw: Any) -> None:
+    def count_taken(self, raw: Any) -> None:
         """Count a block that came from the system."""
         self._system_allocations += 1
         total = self._reserved = self._reserved + int(raw.nbytes)
@@ -314,8 +345,10 @@ class Ledger(Resource):
         if (recorder := recording.recorder) is not None:
             recorder.grown(self.context, raw)
 
-    def _unreserve(self, raw: Any) -> None:
-        """Count a block that is about to go back to the system."""
+    def count_given(self, raw: Any) -> None:
+        """Count a block that is about to go back to the system, once no stream works on it."""
+        if self._streams:
+            self._streams.settle(address_of(raw), int(raw.nbytes))
         self._system_frees += 1
         self._reserved -= int(raw.nbytes)
         if (recorder := recording.recorder) is not None:

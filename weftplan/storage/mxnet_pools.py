@@ -71,7 +71,7 @@ class _Pool(Ledger):
             self._rounded[nbytes] = size
         return size
 
-    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
         size = self._block_size(nbytes)
         if self.slack is not None:
             self._note_peak(size)
@@ -92,7 +92,7 @@ class _Pool(Ledger):
             if not self._release_all():
                 raise
             raw = self.device.allocate(size)
-        self._reserve(raw)
+        self.count_taken(raw)
         return raw, raw[:nbytes], size
 
     def _leaves_reserve(self, size: int) -> bool:
@@ -124,7 +124,7 @@ class _Pool(Ledger):
             self._before, self._recent = self._recent, live
             self._release(self._reserved - self._before - (self.slack or 0))
 
-    def _give(self, block: Any, size: int) -> None:
+    def give_block(self, block: Any, size: int) -> None:
         stack = self._free.get(size)
         if stack is None:
             stack = self._free[size] = []
@@ -137,7 +137,7 @@ class _Pool(Ledger):
             size, stack = next(iter(self._free.items()))
             while stack and freed < nbytes:
                 raw = stack.pop()
-                self._unreserve(raw)
+                self.count_given(raw)
                 self.device.free(raw)
                 freed += size
             if not stack:
@@ -147,7 +147,7 @@ class _Pool(Ledger):
     def _release_all(self) -> int:
         return self._release(self._reserved)
 
-    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
         found = [Segment(held.block, ((0, held.size, held),)) for held in live.values()]
         return found + [Segment(raw, ((0, size, None),)) for size, stack in self._free.items() for raw in stack]
 

@@ -78,7 +78,7 @@ class NaiveBestFit(ChunkPool):
     def _bytes(self, value: int | Callable[[], int]) -> int:
         return (value() if callable(value) else value) // self.unit * self.unit
 
-    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
         size = up(nbytes + self.header, self.unit)
         if size > self.largest:
             return self._past_chunks(nbytes, size)
@@ -96,7 +96,7 @@ class NaiveBestFit(ChunkPool):
             block = self._split(block, size, high=False)
         return block, self._view(block, nbytes), block.size
 
-    def _keeps(self, nbytes: int) -> bool:
+    def keeps(self, nbytes: int) -> bool:
         return up(nbytes + self.header, self.unit) <= self.largest
 
     def _view(self, block: Block, nbytes: int) -> Any:

@@ -16,17 +16,17 @@ class RawResource(Ledger):
         device: where the memory comes from.
     """
 
-    def _keeps(self, nbytes: int) -> bool:
+    def keeps(self, nbytes: int) -> bool:
         return False
 
-    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
         raw = self.device.allocate(nbytes)
-        self._reserve(raw)
+        self.count_taken(raw)
         return raw, raw, nbytes
 
-    def _give(self, block: Any, size: int) -> None:
-        self._unreserve(block)
+    def give_block(self, block: Any, size: int) -> None:
+        self.count_given(block)
         self.device.free(block)
 
-    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+    def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
         return [Segment(held.block, ((0, held.size, held),)) for held in live.values()]

@@ -49,7 +49,10 @@ def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T
                     raise _error(f"{kind.__name__} has no setting", unknown, settings_of(kind), elsewhere)
                 names = [one.name for one in parameters if one.kind in _NAMED and one.name not in ("self", "cls")]
                 raise _error(f"{function.__name__} has no argument", unknown, names, elsewhere)
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                del args, kwargs  # the traceback of an error must not hold them
 
         return checked
 

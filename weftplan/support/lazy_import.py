@@ -9,13 +9,15 @@ Any thread may call it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, cast
@@ -60,37 +62,89 @@ def _import_without_interrupt(module: str) -> ModuleType:
             handler(signal.SIGINT, held[-1])
 
 
-class ImportsOfAttributes:
-    """A finder for ``sys.meta_path``: ``import package.name`` gives the module that the attribute ``name`` stands for.
+class Aliases:
+    """Modules of a package that have other names, too: ``import package.name`` gives the module behind the name.
 
-    It comes last, and so is asked only for what is no file of the package.
+    One finder comes first in ``sys.meta_path``, so that a file is never loaded twice under two names; another one comes
+    last, for names that no file has.
 
     Args:
         package: the full name of the package, which is imported already.
         names: attributes of it that are modules.
-        absent: names of modules that are not there on purpose -> what to use instead.
+        deeper: further names, with dots -> the full name of the module; both below ``package``.
+        absent: names of modules that are not there on purpose, with dots or without -> what to use instead.
     """
 
-    def __init__(self, package: str, names: Collection[str], absent: Mapping[str, str]) -> None:
-        self._package, self._names, self._absent = package, names, absent
+    def __init__(
+        self, package: str, names: Collection[str], deeper: Mapping[str, str], absent: Mapping[str, str]
+    ) -> None:
+        self._package, self._names, self._deeper, self._absent = package, names, deeper, absent
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """A spec for one of the names.
+    def install(self) -> None:
+        """Let ``import`` ask both finders."""
+        sys.meta_path.insert(0, _Finder(self._package, self.alias))
+        sys.meta_path.append(_Finder(self._package, self.other))
+
+    def alias(self, name: str) -> Callable[[], ModuleType] | None:
+        """How to get the module that has another name than the one asked for, or that is a part of such a module."""
+        if name in self._deeper:
+            return partial(late_import, f"{self._package}.{self._deeper[name]}")
+        parent, _, last = name.rpartition(".")
+        holder = sys.modules.get(f"{self._package}.{parent}") if parent else None
+        if holder is None or holder.__name__ == f"{self._package}.{parent}":
+            return None
+        own = f"{holder.__name__}.{last}"
+        found = own in sys.modules or (hasattr(holder, "__path__") and importlib.util.find_spec(own) is not None)
+        return partial(late_import, own) if found else None
+
+    def other(self, name: str) -> Callable[[], ModuleType] | None:
+        """How to get the module that an attribute is.
 
         Raises:
             ModuleNotFoundError: it is absent on purpose.
         """
-        package, _, name = fullname.rpartition(".")
-        if package != self._package:
-            return None
-        if name in self._absent:
+        parent, _, last = name.rpartition(".")
+        if not parent and name in self._names:
+            return partial(getattr, sys.modules[self._package], name)
+        reason = self._absent.get(name)
+        if reason is not None:
             # without its name, of which ``from package import name`` would hear as "cannot import name"
-            raise ModuleNotFoundError(f"{package} has no {name} on purpose: {self._absent[name]}")
-        return ModuleSpec(fullname, cast(Any, self)) if name in self._names else None
+            raise ModuleNotFoundError(f"{self._package} has no {name} on purpose: {reason}")
+        holder = sys.modules.get(f"{self._package}.{parent}") if parent else None
+        if holder is None or last.startswith("_"):
+            return None
+        try:
+            value = getattr(holder, last)
+        except AttributeError as error:
+            if "on purpose" in str(error):
+                raise ModuleNotFoundError(str(error)) from None
+            return None
+        return partial(getattr, holder, last) if isinstance(value, ModuleType) else None
+
+
+class _Finder:
+    """A finder and loader of modules that have run already, or that are imported under their own name."""
+
+    def __init__(self, package: str, find: Callable[[str], Callable[[], ModuleType] | None]) -> None:
+        self._prefix, self._find = f"{package}.", find
+        self._asked = threading.local()
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """A spec for a name that this finder knows."""
+        asked = vars(self._asked).setdefault("names", set())
+        if not fullname.startswith(self._prefix) or fullname in asked:
+            return None
+        asked.add(fullname)  # what is asked below may import the same name
+        try:
+            get = self._find(fullname.removeprefix(self._prefix))
+        finally:
+            asked.discard(fullname)
+        # As a package, so that it may have deeper names; a module with a path keeps its own.
+        return None if get is None else ModuleSpec(fullname, cast(Any, self), loader_state=get, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module, which has run already."""
-        module: ModuleType = getattr(sys.modules[self._package], spec.name.rpartition(".")[2])
+        module: ModuleType = spec.loader_state()
         spec.loader_state = module.__spec__
         return module
 

@@ -63,6 +63,8 @@ def is_shown(wish: bool | None = None) -> bool:
         return False
     if wish is not None:
         return wish
+    if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":  # of several processes one speaks for all
+        return False
     return bool(config.get("WEFTPLAN_PROGRESS")) and not is_on_screen()
 
 

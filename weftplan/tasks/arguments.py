@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,17 @@ from weftplan.engine.var import Var
 from weftplan.support.read_only_views import read_only
 from weftplan.tasks.arrays import is_array, is_ndarray
 from weftplan.tasks.handle import Task
+from weftplan.tasks.held_arrays import held_arrays
 
-NO_ARRAYS = frozenset({int, float, bool, str, type(None)})
+NO_ARRAYS = frozenset(
+    {int, float, bool, str, bytes, complex, type(None), FunctionType, np.ufunc, np.float32, np.float64}
+)
 """Classes of arguments in which no array is looked for."""
 
 
 def arrays_in(values: Any) -> Iterator[Any]:
-    """The arrays and tasks among ``values``, and in lists, tuples and dictionaries among them."""
+    """The arrays and tasks among ``values``, in lists, tuples and dictionaries among them, and in objects that hold or
+    share arrays (:mod:`weftplan.tasks.held_arrays`)."""
     for value in values:
         kind = type(value)
         if kind is np.ndarray:
@@ -38,6 +43,8 @@ def arrays_in(values: Any) -> Iterator[Any]:
             yield from arrays_in(value.values())
         elif is_array(value):
             yield value
+        else:
+            yield from held_arrays(value)
 
 
 def call_opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.tasks.handle import Task
-from weftplan.tasks.registry import in_flight, nothing, registry
+from weftplan.tasks.registry import nothing, registry
 from weftplan.tasks.tiles import Grid, Tiles
 
 _CPU0 = Context("cpu", 0)
@@ -97,35 +97,6 @@ def vars_of(array: Any, engine: Engine) -> list[Var]:
             f"expected a NumPy or CuPy array, an NDArray, a task or an engine var, got {type(array).__name__}"
         )
     return registry.vars_of(array.base if _is_row(array) else array, engine)
-
-
-def vars_for(
-    read: Sequence[Any], written: Sequence[Any], engine: Engine, flight: object
-) -> tuple[list[Var], list[Var], bool]:
-    """The vars that a task reads and writes which is about to be pushed; slices that it writes get vars of their own.
-
-    The last result is true when all are NumPy arrays, not of a derived class. ``flight`` stands for the task: whoever
-    calls this takes it out of :data:`in_flight` when the task has been pushed.
-    """
-    in_flight.add(flight)
-    for array in written:
-        # What runs at once gains nothing, and in debug mode an array is writable or read-only as a whole.
-        if type(array) is np.ndarray and array.base is not None and not engine._inline and not engine._debug:
-            registry.cut(array, engine)
-    reads: list[Var] = []
-    writes: list[Var] = []
-    plain = True
-    known = registry.known
-    for arrays, found in ((read, reads), (written, writes)):
-        for array in arrays:
-            if type(array) is not np.ndarray:
-                plain = False
-                found += vars_of(array, engine)
-            elif (var := known(array, engine)) is not None:
-                found.append(var)
-            else:
-                registry.add_vars(array, engine, found)
-    return reads, writes, plain
 
 
 @known_keywords()

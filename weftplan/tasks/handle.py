@@ -7,19 +7,32 @@ methods. A task that nobody has begun is claimed by taking the one item of ``_cl
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import operator
 import queue
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import CancelledError
-from typing import Any
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextvars import Context, copy_context
+from types import CoroutineType
+from typing import Any, Generic, NoReturn, TypeVar
 
-from weftplan.engine.operation import Waiter
+import numpy as np
+
+from weftplan.engine.execution import report
+from weftplan.engine.operation import FnProperty, FutureBlock, Waiter
+from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
+T = TypeVar("T")
+_callbacks: weakref.WeakKeyDictionary[Task[Any], list[Callable[[Any], object]]] = weakref.WeakKeyDictionary()
+"""Calls that are due when a task is over."""
 
-class Task:
+
+class Task(Generic[T]):
     """A call that was submitted. Made by :func:`weftplan.engine.submit` only.
 
     Attributes:
@@ -28,12 +41,37 @@ class Task:
         var: written when the task is over; whatever takes arrays as ``reads`` takes a task, too.
     """
 
-    __slots__ = ("__weakref__", "_args", "_call", "_claim", "_kwargs", "_value", "array", "name", "var")
+    __slots__ = (
+        "__weakref__",
+        "_args",
+        "_call",
+        "_claim",
+        "_context",
+        "_kwargs",
+        "_nout",
+        "_value",
+        "array",
+        "inherits",
+        "name",
+        "var",
+    )
 
     def __init__(
-        self, var: Var, call: Callable[..., Any], args: Any, kwargs: dict[str, Any], array: Any, name: str
+        self,
+        var: Var,
+        call: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        array: Any,
+        name: str,
+        nout: int | None = None,
+        inherits: Sequence[Var] = (),
     ) -> None:
         self.var = var
+        self._context: Context | None = copy_context()
+        self._nout = nout
+        self.inherits = inherits
+        """Vars that it writes without overwriting all that failed there: it is skipped for that failure."""
         self._call: Any = call
         self._args = args
         self._kwargs: Any = kwargs
@@ -48,9 +86,17 @@ class Task:
             del self._claim[0]
         except IndexError:
             raise CancelledError(f"task {self.name!r} was cancelled") from None
-        call, args, kwargs = self._call, self._args, self._kwargs
-        self._call = self._args = self._kwargs = None  # what they hold goes with the task, not with the handle
-        self._value = call(*args, **kwargs) if kwargs else call(*args)
+        call, args, kwargs, context = self._call, self._args, self._kwargs, self._context
+        # What they hold goes with the task, not with the handle.
+        self._call = self._args = self._kwargs = self._context = None
+        value = context.run(call, *args, **kwargs) if kwargs else context.run(call, *args)  # type: ignore[union-attr]
+        if type(value) is CoroutineType:
+            value.close()
+            raise EngineError(
+                f"task {self.name!r} returned a coroutine, so none of its work has run; submit a plain function, or "
+                f"call asyncio.run(...) inside it"
+            )
+        self._value = value
 
     def done(self) -> bool:
         """True when it has run, failed, or been skipped or cancelled."""
@@ -71,7 +117,7 @@ class Task:
             del self._claim[0]
         except IndexError:
             return self.cancelled()
-        self._call, self._args, self._kwargs = _cancelled, None, None
+        self._call, self._args, self._kwargs, self._context = _cancelled, None, None, None
         self.var.engine.future(self.var)  # the failure counts as told
         return True
 
@@ -93,7 +139,7 @@ class Task:
         """
         return _wait(self.var, timeout)
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """What the function returned, waiting for it.
 
         Raises:
@@ -104,8 +150,12 @@ class Task:
         """
         if timeout is not None and not _wait(self.var, timeout):
             raise TimeoutError(f"task {self.name!r} was not over after {timeout} seconds")
-        self.var.engine.wait_for_var(self.var)
-        return self._value
+        try:
+            self.var.engine.wait_for_var(self.var)
+        except BaseException:
+            del self  # the traceback, which the task's error holds, must not hold the task
+            raise
+        return self._value  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What :meth:`result` would raise because the task failed, or None. Raises TimeoutError, as that does."""
@@ -116,19 +166,109 @@ class Task:
                 raise
             return self._failure()
         except BaseException as error:
-            if self._failure() is None:  # not the task's: an interrupt, or a wait inside a task
+            failure = self.var.failure
+            if failure is None:  # not the task's: an interrupt, or a wait inside a task
                 raise
-            return error
+            return BaseException.with_traceback(error, failure.traceback)  # without this frame, which holds the task
         return None
 
     def _failure(self) -> BaseException | None:
         failure = self.var.failure
         return None if failure is None else failure.exception()
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def future(self) -> Future[T]:
+        """A ``concurrent.futures.Future`` of the result, for functions that accept no other handle.
+
+        ``concurrent.futures.wait([task.future()])``, ``asyncio.wrap_future(task.future())``.
+        """
+        result: Future[T] = Future()
+        result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, so that settling cannot fail
+
+        def settle(done: Future[Var]) -> None:
+            error = done.exception()
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(self._value)
+
+        self.var.engine.future(self.var).add_done_callback(settle)
+        return result
+
+    def add_done_callback(self, fn: Callable[[Task[T]], object]) -> None:
+        """Have ``fn(task)`` called when the task is over; at once if it is.
+
+        In a coroutine its event loop calls ``fn``, elsewhere a worker thread. An error of ``fn`` is reported on stderr.
+        """
+        if not callable(fn):
+            raise EngineError(f"add_done_callback: expected a function of the task, got {type(fn).__name__}")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        due = _callbacks.setdefault(self, [])
+        due.append(fn)
+
+        def call() -> None:
+            if fn in due:
+                due.remove(fn)
+                try:
+                    fn(self)
+                except BaseException as error:
+                    report(error)
+
+        settle = call if loop is None else functools.partial(loop.call_soon_threadsafe, call)
+        engine = self.var.engine
+        engine._flush_bulk()
+        engine._submit(FutureBlock(settle, (self.var,), (), "callback", push_site(), prop=FnProperty.NO_SKIP))
+        engine._drive(self.var)
+
+    def remove_done_callback(self, fn: Callable[[Task[T]], object]) -> int:
+        """Forget all calls of ``fn`` that are due; returns how many there were."""
+        due = _callbacks.get(self, [])
+        before = len(due)
+        due[:] = [one for one in due if one != fn]
+        return before - len(due)
+
+    def __await__(self) -> Generator[Any, None, T]:
         """``await task`` in a coroutine: :meth:`result` without blocking the event loop."""
-        yield from self.var.__await__()
-        return self._value
+        try:
+            yield from self.var.__await__()
+        except BaseException:
+            del self  # as in result
+            raise
+        return self._value  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: Any) -> Task[Any]:
+        """The task of one item of the result, which fails as this one does."""
+        if self._nout is not None and isinstance(index, int) and not -self._nout <= index < self._nout:
+            raise IndexError(f"task {self.name!r} has {self._nout} results, so none at {index}")
+        engine = self.var.engine
+        var = engine.new_variable()
+        item: Task[Any] = Task(var, _item, (self, index), {}, None, f"{self.name}[{index!r}]")
+        engine.push(item, (self.var,), (var,), prop=FnProperty.TASK, name=item.name)
+        return item
+
+    def __iter__(self) -> Iterator[Task[Any]]:
+        """The tasks of the items, as many as ``nout`` says."""
+        if self._nout is None:
+            raise EngineError(
+                f"task {self.name!r} cannot be unpacked before it has run: say how many results it has, as in "
+                f"a, b = engine.submit(fn, nout=2)"
+            )
+        return iter([self[index] for index in range(self._nout)])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """``np.asarray(task)``: the result as an array, waiting for it."""
+        result = np.asarray(self.result(), dtype=dtype)
+        return result.copy() if copy else result
+
+    @property
+    def _condition(self) -> NoReturn:
+        """``concurrent.futures.wait`` and ``as_completed`` ask their own futures for it."""
+        raise AttributeError(
+            f"task {self.name!r} is no future: use engine.wait(tasks) or engine.as_completed(tasks), await it, or pass "
+            f"task.future() to a function that needs a concurrent.futures.Future"
+        )
 
     def __repr__(self) -> str:
         state = (
@@ -145,19 +285,23 @@ class Task:
         return f"<Task {self.name!r}: {state}>"
 
 
+def _item(task: Task[Any], index: Any) -> Any:
+    return operator.getitem(task._value, index)
+
+
 def _cancelled() -> None:
     """Stands for the function of a task that was cancelled."""
 
 
 def _wait(var: Var, timeout: float | None) -> bool:
     """Until ``var`` is readable, failed or not; False when ``timeout`` seconds were not enough."""
-    if timeout is not None and timeout < 0:
+    if timeout is not None and not timeout >= 0:
         raise EngineError(f"timeout must be at least 0 seconds, got {timeout!r}")
     written: bool = var.engine.wait_until_written(var, timeout)
     return written
 
 
-def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterator[Task]:
+def as_completed(tasks: Iterable[Task[T]], timeout: float | None = None) -> Iterator[Task[T]]:
     """Tasks in the order in which they end, each once; a failed, skipped or cancelled one counts as ended.
 
     Args:
@@ -173,7 +317,7 @@ def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterato
     [1, 2, 4]
     """
     waiting = dict.fromkeys(tasks)
-    ended: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Task[T]] = queue.SimpleQueue()
     for task in waiting:
         if type(task) is not Task:
             raise EngineError(f"as_completed: expected what engine.submit() returned, got {type(task).__name__}")
@@ -187,7 +331,7 @@ def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterato
     return _in_turn(waiting, ended, None if timeout is None else time.monotonic() + timeout)
 
 
-def _in_turn(waiting: dict[Task, None], ended: queue.SimpleQueue[Task], end: float | None) -> Iterator[Task]:
+def _in_turn(waiting: dict[Task[T], None], ended: queue.SimpleQueue[Task[T]], end: float | None) -> Iterator[Task[T]]:
     count = len(waiting)
     while waiting:
         if ended.empty():
@@ -202,7 +346,7 @@ def _in_turn(waiting: dict[Task, None], ended: queue.SimpleQueue[Task], end: flo
             yield task
 
 
-def results(tasks: list[Task], timeout: float | None) -> Iterator[Any]:
+def results(tasks: list[Task[T]], timeout: float | None) -> Iterator[T]:
     """Results in the order of ``tasks``; what has not begun is cancelled when one fails, is late, or nobody goes on."""
     end = None if timeout is None else time.monotonic() + timeout
     tasks.reverse()
@@ -211,5 +355,5 @@ def results(tasks: list[Task], timeout: float | None) -> Iterator[Any]:
             yield tasks[-1].result(None if end is None else max(0.0, end - time.monotonic()))
             tasks.pop()
     finally:
-        for task in tasks:
-            task.cancel()
+        while tasks:
+            tasks.pop().cancel()

@@ -4,8 +4,10 @@ Arrays are known by their *owner*, the object at the end of the chain ``array.ba
 whole has one var. Slices that tasks write get vars of their own (``parts.py``), and so do the tiles of an array that
 was divided (``tiles.py``); a view has the vars of all that it touches, so a slice and the whole never run into each
 other. Whoever asks for *the* var of an array gets one, and from then on the buffer is ordered as a whole. An entry
-lasts as long as an array over that owner; no array is kept alive by it. Memory that is reached through unrelated owners
-(the same DLPack tensor imported twice, a pointer) is not recognised as the same: give such operations a common var.
+lasts as long as an array over that owner; no array is kept alive by it. Memory that no array owns (a tensor's, a mapped
+file's) may have several owners, so entries of such *foreign* memory are linked to all entries whose addresses overlap
+(``address_ranges.py``): an access takes the vars of its own entry and of those. Two mappings of one file at different
+addresses are not recognised as the same: give such operations a common var.
 
 Between looking for vars and pushing on them a buffer must not be cut, or two tasks would not see each other. A task is
 therefore *in flight* meanwhile, and whoever would cut while others are in flight leaves it, which is always right.
@@ -31,6 +33,7 @@ from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.tasks.address_ranges import AddressRanges
 from weftplan.tasks.parts import Parts
 from weftplan.tasks.tiles import Grid, address, bounds
 
@@ -49,7 +52,7 @@ def nothing() -> None:
 class _Entry:
     """One owner: its vars, and weak references to the arrays through which it is known, by their ids."""
 
-    __slots__ = ("anchors", "grid", "parts", "var", "whole")
+    __slots__ = ("__weakref__", "anchors", "grid", "links", "parts", "span", "var", "whole")
 
     def __init__(self, var: Var) -> None:
         self.var = var
@@ -59,6 +62,10 @@ class _Entry:
         self.whole = False
         """Somebody has ``var``: it is to order every access."""
         self.anchors: dict[int, weakref.ref[Any]] = {}
+        self.span: tuple[int, int] | None = None
+        """Addresses of its bytes, as far as arrays were seen; None until a foreign entry exists."""
+        self.links: list[_Entry] | None = None
+        """Entries of the same bytes; an empty list for an array that holds objects, which is looked into each time."""
 
     def vars(self) -> list[Var]:
         """All of them."""
@@ -82,6 +89,8 @@ class _Registry:
         self._entries: dict[int, _Entry] = {}
         self._dead: deque[tuple[int, int]] = deque()
         """(owner, anchor) ids of arrays that died; appended by weak-reference callbacks only."""
+        self._ranges: AddressRanges[_Entry] | None = None
+        """Entries by their addresses; None until memory is seen that no array owns."""
 
     def vars_of(self, array: Any, engine: Engine) -> list[Var]:
         found: list[Var] = []
@@ -96,6 +105,8 @@ class _Registry:
                 found.append(entry.var)
             else:
                 found += _vars_in(entry, array)
+            for linked in entry.links or ():
+                found += _vars_in(linked, array)
 
     def known(self, array: Any, engine: Engine) -> Var | None:
         """The var of an array that has been seen, owns its memory and is ordered as a whole, as most are; None: look.
@@ -110,6 +121,7 @@ class _Registry:
             or array.base is not None
             or entry.parts is not None
             or entry.grid is not None
+            or entry.links is not None
             or id(array) not in entry.anchors
         ):
             return None
@@ -124,6 +136,8 @@ class _Registry:
                 entry = self._entry(array, engine)
                 if entry.grid is not None:
                     return _vars_in(entry, array)
+                if entry.links:
+                    return self.vars_of(array, engine)
                 if entry.parts is None or entry.whole:
                     entry.whole = True
                     return [entry.var]
@@ -136,6 +150,31 @@ class _Registry:
         engine._admitted(fence)
         return [var]
 
+    def has(self, array: Any) -> bool:
+        """Whether tasks have used the memory of ``array``."""
+        with self._lock:
+            self._bury()
+            return isinstance(array, np.ndarray) and id(_roots(array)[1]) in self._entries
+
+    def covers(self, array: Any, var: Var, engine: Engine) -> bool:
+        """Whether ``array`` has all the elements that ``var`` orders."""
+        with self._lock:
+            entry = self._entry(array, engine)
+            root = _roots(array)[0]
+            if array.nbytes >= root.nbytes and (entry.span is None or entry.span == bounds(root)):
+                return True
+            low, high = bounds(array)
+            if entry.grid is not None:
+                return entry.grid.covers(array)
+            if entry.parts is None or array.nbytes != high - low:
+                return False
+            ends = [*entry.parts.starts[1:], bounds(root)[1]]
+            return all(
+                low <= max(start, bounds(root)[0]) and end <= high
+                for start, end, owner in zip(entry.parts.starts, ends, entry.parts.vars, strict=True)
+                if owner is var
+            )
+
     def cut(self, array: Any, engine: Engine) -> None:
         """Give a slice that a task is about to write vars of its own, if that can be done now.
 
@@ -143,7 +182,7 @@ class _Registry:
         """
         with self._lock:
             entry = self._entry(array, engine)
-            if entry.grid is not None or entry.whole or len(in_flight) > 1 or not array.size:
+            if entry.grid is not None or entry.whole or entry.links or len(in_flight) > 1 or not array.size:
                 return
             if array.nbytes >= _roots(array)[0].nbytes:
                 return
@@ -177,20 +216,46 @@ class _Registry:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = _Entry(engine.new_variable())
-        elif entry.var.engine is not engine:
-            for var in entry.vars():
-                if var.state != "IDLE":
-                    raise EngineError(
-                        f"an array of shape {getattr(array, 'shape', '?')} is still used by operations on "
-                        f"{var.engine!r}, and was given to {engine!r}; wait for the first engine before"
-                    )
-            entry.move(engine)
+            if isinstance(anchor, np.ndarray) and anchor.dtype.hasobject:
+                entry.links = []
+        else:
+            for one in (entry, *(entry.links or ())):
+                if one.var.engine is not engine:
+                    _move(one, array, engine)
         if known not in entry.anchors:
             dead = self._dead
             entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
             # Once more: a finalizer that ran in here may have buried the entry with its last other array.
             self._entries[key] = entry
+            if isinstance(anchor, np.ndarray):
+                self._place(entry, anchor, foreign=not anchor.flags.owndata)
+                for one in entry.links or ():
+                    if one.var.engine is not engine:
+                        _move(one, array, engine)
         return entry
+
+    def _place(self, entry: _Entry, anchor: np.ndarray, *, foreign: bool) -> None:
+        """Lock held: note the addresses of a new array over the memory of ``entry``, and link it to others there."""
+        if self._ranges is None:
+            if not foreign:
+                return
+            self._ranges = AddressRanges(_is_pending)
+            for other in list(self._entries.values()):
+                if other is not entry:
+                    for reference in list(other.anchors.values()):
+                        root = reference()
+                        if isinstance(root, np.ndarray) and root.size:
+                            other.span = self._ranges.add(other, *bounds(root))
+        if not anchor.size:
+            return
+        low, high = bounds(anchor)
+        if entry.span is not None and entry.span[0] <= low and high <= entry.span[1]:
+            return
+        links = [*(entry.links or ())]
+        links += [one for one in self._ranges.overlapping(low, high) if one is not entry and one not in links]
+        if links:
+            entry.links = links
+        entry.span = self._ranges.add(entry, low, high)
 
     def _bury(self) -> None:
         """Lock held: forget the arrays that died, and owners without arrays; each obituary goes after its entry."""
@@ -205,12 +270,40 @@ class _Registry:
                     del entry.anchors[known]
                 if not entry.anchors:
                     del self._entries[key]
+                    entry.links = None
+                    if self._ranges is not None and entry.span is not None:
+                        self._ranges.end(entry)
             self._dead.popleft()
 
     def __len__(self) -> int:
         with self._lock:
             self._bury()
             return len(self._entries)
+
+
+def _is_pending(entry: _Entry) -> bool:
+    """True while operations use the memory of an entry whose arrays have died."""
+    return any(var.engine._region.requests or var.state != "IDLE" for var in entry.vars())
+
+
+def _move(entry: _Entry, array: Any, engine: Engine) -> None:
+    """Give ``entry`` to another engine.
+
+    Raises:
+        EngineError: the engine that it had still works on it.
+    """
+    for var in entry.vars():
+        if var.state != "IDLE":
+            raise EngineError(
+                f"an array of shape {getattr(array, 'shape', '?')} is still used by operations on {var.engine!r}, and "
+                f"was given to {engine!r}; wait for the first engine before"
+            )
+    entry.move(engine)
+
+
+def owner_of(array: Any) -> Any:
+    """The owner of the memory of ``array``; the array itself when it brings a var."""
+    return _roots(array)[1] if isinstance(array, np.ndarray) else array
 
 
 def _vars_in(entry: _Entry, array: Any) -> list[Var]:

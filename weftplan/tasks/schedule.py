@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ParamSpec
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -31,19 +33,22 @@ from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
 from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
-from weftplan.errors import EngineError
+from weftplan.errors import EngineError, UndeclaredAccessWarning
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.slots import TASK_MEMORY
 from weftplan.tasks.arguments import NO_ARRAYS, arrays_in, call_opened
-from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_for, vars_of
+from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_of
+from weftplan.tasks.call_vars import inherited, vars_for
 from weftplan.tasks.handle import Task, results
-from weftplan.tasks.registry import in_flight
+from weftplan.tasks.held_arrays import arrays_of_function, unseen_arrays
+from weftplan.tasks.registry import in_flight, owner_of, registry
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def submit(
-    fn: Callable[..., Any],
+    fn: Callable[..., T],
     *args: Any,
     out: Any = None,
     reads: Sequence[Any] = (),
@@ -53,8 +58,9 @@ def submit(
     priority: int = 0,
     prop: FnProperty = FnProperty.TASK,
     name: str | None = None,
+    nout: int | None = None,
     **options: Any,
-) -> Task:
+) -> Task[T]:
     """Schedule ``fn(*args, **options, out=out)``; without ``out``, ``fn(*args, **options)``.
 
     A list, tuple or dictionary among the arguments is the caller's own, unless there are NDArrays or tasks in it: then
@@ -74,6 +80,7 @@ def submit(
         priority: larger first, in queues that honour it.
         prop: kind of work.
         name: for errors and traces; default: the function's.
+        nout: how many results it returns, so that the handle can be unpacked: ``a, b = submit(divmod, 7, 2, nout=2)``.
 
     Returns:
         A handle of the call: ``result()``, ``wait(timeout)``, ``await``, ``cancel()``. Nobody needs to keep it.
@@ -105,10 +112,10 @@ def submit(
         taken += reads
     if writes:
         targets += writes
-    return _schedule(fn, args, options, taken, targets, ctx, priority, prop, name, out)
+    return _schedule(fn, args, options, taken, targets, ctx, priority, prop, name, out, nout)
 
 
-def submit_each(fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+def submit_each(fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[T]:
     """As ``concurrent.futures.Executor.map``: submit ``fn`` for all sets of arguments, then give results in order.
 
     Arrays among the arguments count as read. When a call fails, or nobody asks for more results, those that have not
@@ -138,14 +145,15 @@ def task(
     priority: int = 0,
     prop: FnProperty = FnProperty.TASK,
     name: str | None = None,
-) -> Callable[[Callable[P, Any]], Callable[P, Task]]:
+    nout: int | None = None,
+) -> Callable[[Callable[P, T]], Callable[P, Task[T]]]:
     """Make a function schedule itself: calling it returns a handle at once, and its arrays order it.
 
     Args:
         reads: names of the parameters that it reads; default: all that are not written. When given, an array passed to
             a parameter that is in neither list is an error.
         writes: names of the parameters that it writes.
-        ctx, priority, prop, name: as for :func:`submit`.
+        ctx, priority, prop, name, nout: as for :func:`submit`.
 
     The plain function stays reachable as ``__wrapped__``. Arrays that are defaults of parameters count, too.
 
@@ -171,7 +179,7 @@ def task(
             "@engine.task() for one that only reads"
         )
 
-    def decorate(fn: Callable[P, Any]) -> Callable[P, Task]:
+    def decorate(fn: Callable[P, T]) -> Callable[P, Task[T]]:
         signature = inspect.signature(fn)
         label = label_of(fn, name)
         read_names, write_names = _checked_names(label, list(signature.parameters), reads, writes)
@@ -184,7 +192,7 @@ def task(
         }
 
         @functools.wraps(fn)
-        def call(*args: P.args, **kwargs: P.kwargs) -> Task:
+        def call(*args: P.args, **kwargs: P.kwargs) -> Task[T]:
             every: tuple[Any, ...] = args
             named: Mapping[str, Any] = kwargs
             if positional is not None and not kwargs and len(args) == len(positional):
@@ -217,7 +225,7 @@ def task(
                         f"task {label!r} got an array in parameter {parameter!r}, which is in neither reads nor "
                         f"writes; add it to the one that is true"
                     )
-            return _schedule(fn, every, dict(named), read, written, ctx, priority, prop, label)
+            return _schedule(fn, every, dict(named), read, written, ctx, priority, prop, label, None, nout)
 
         return call
 
@@ -229,7 +237,7 @@ def wait(*arrays: Any, readers: bool = False) -> None:
     """Block until what was submitted so far has written ``arrays``; without arrays, until everything is done.
 
     Args:
-        arrays: as for :func:`submit`, or vars, or tasks.
+        arrays: as for :func:`submit`, or vars, or tasks; also lists, tuples, sets and iterators of them.
         readers: also wait for the tasks that read them: needed before *you* write them by hand.
 
     Raises:
@@ -239,12 +247,39 @@ def wait(*arrays: Any, readers: bool = False) -> None:
     if not arrays:
         get().wait_for_all()
         return
-    found = list(dict.fromkeys(var for array in arrays for var in vars_of(array, get())))
+    found = list(dict.fromkeys(var for array in _each(arrays) for var in vars_of(array, get())))
     if readers:
+        for one in found:
+            _engine_of(one).push(_nothing, (), (one,), name="wait")
+    var: Var | None = None
+    try:
         for var in found:
-            _engine_of(var).push(_nothing, (), (var,), name="wait")
-    for var in found:
-        _engine_of(var).wait_for_var(var)
+            _engine_of(var).wait_for_var(var)
+    finally:
+        del arrays, found, var  # the traceback of an error must not hold what holds the error
+
+
+def _each(arrays: Iterable[Any]) -> Iterator[Any]:
+    """Yield the arrays and tasks in ``arrays`` and in the collections in it."""
+    for array in arrays:
+        if type(array) is not Task and not is_array(array) and isinstance(array, Iterable):
+            yield from _each(array)
+        else:
+            yield array
+
+
+def _tell_unseen(fn: Callable[..., Any], seen: Sequence[Any], label: str) -> None:
+    """Debug mode: warn of arrays that other tasks use and that ``fn`` reaches without naming them."""
+    owners = {id(owner_of(array)) for array in seen}
+    names = {name for name, array in unseen_arrays(fn) if id(owner_of(array)) not in owners and registry.has(array)}
+    if names:
+        warnings.warn(
+            f"task {label!r} reaches arrays that other tasks use through its closure, defaults or globals, so it is "
+            f"not ordered with those tasks: {', '.join(sorted(names))}; pass the arrays as arguments, or name them in "
+            f"reads=[...] or writes=[...]",
+            UndeclaredAccessWarning,
+            stacklevel=4,
+        )
 
 
 def future(array: Any) -> Future[Any]:
@@ -278,20 +313,34 @@ def _schedule(
     prop: FnProperty,
     name: str | None,
     out: Any = None,
-) -> Task:
+    nout: int | None = None,
+) -> Task[Any]:
     """Push the call with the vars of ``read`` and ``written``; ``kwargs`` is the caller's no longer."""
     if not callable(fn):
         hint = ": write submit(fn, x), not submit(fn(x))" if fn is None else ""
         raise EngineError(f"expected a function, got {type(fn).__name__}{hint}")
     engine = get()
     label = label_of(fn, name)
-    if type(fn) is not np.ufunc:
+    overwritten: Sequence[Any] | None = None
+    if type(fn) is np.ufunc:
+        if len(args) > fn.nin:  # outputs by position
+            written = [*written, *arrays_in(args[fn.nin :])]
+    else:
         check_runs(fn, label)
+        if type(fn) is not FunctionType:
+            held, changed, whole = arrays_of_function(fn, args, kwargs, written, label)
+            read, written = [*read, *held], [*written, *changed]
+            if whole:
+                overwritten = changed
+                read = [array for array in read if not any(array is other for other in changed)]
     work = fn
     reads: Sequence[Var] = ()
     writes: Sequence[Var] = ()
+    inherits: Sequence[Var] = ()
     var = engine.new_variable()
     try:
+        if engine._debug:
+            _tell_unseen(fn, [*read, *written], label)
         if read or written:
             try:
                 read_vars, write_vars, plain = vars_for(read, written, engine, var)
@@ -301,6 +350,11 @@ def _schedule(
                 reads, writes = read_vars, write_vars
             else:
                 reads, writes = dedupe(read_vars, write_vars)
+            if engine._any_failure:
+                masked = "where" in kwargs or "where" in getattr(fn, "keywords", ())
+                if overwritten is None and out is not None and not masked:
+                    overwritten = out if isinstance(out, (tuple, list)) else (out,)
+                inherits = inherited(read_vars, written, overwritten or (), engine)
             if engine._debug:
                 changing = frozenset(writes)
                 work = functools.partial(call_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
@@ -313,7 +367,7 @@ def _schedule(
                     ndarrays := [one for one in (*read, *written) if is_ndarray(one)]
                 ):
                     work = holding(ndarrays, work)
-        made = Task(var, work, args, kwargs, out, label)
+        made: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits)
         engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
     finally:
         in_flight.discard(var)

@@ -47,6 +47,7 @@ class Grid:
             raise EngineError(f"tiles: an array of shape {array.shape} has no elements to divide")
         self.shape = tuple(-(-n // t) for n, t in zip(array.shape, tile, strict=True))
         self.tile = tile
+        self._shape = array.shape
         axes = sorted((s, n, axis) for axis, (s, n) in enumerate(zip(array.strides, array.shape, strict=True)) if n > 1)
         span = array.itemsize
         for stride, count, _ in axes:
@@ -79,6 +80,16 @@ class Grid:
                 self._known.clear()
             found = self._known[key] = self._look(view)
         return found
+
+    def covers(self, view: Any) -> bool:
+        """Whether ``view`` has all the elements of the tiles that it touches."""
+        extents = (range(0, n, t) for n, t in zip(self._shape, self.tile, strict=True))
+        sizes = [
+            math.prod(min(t, n - start) for start, n, t in zip(place, self._shape, self.tile, strict=True))
+            for place in itertools.product(*extents)
+        ]
+        touched = set(self.touched(view)[0])
+        return bool(view.size == sum(size for size, var in zip(sizes, self.vars, strict=True) if var in touched))
 
     def _look(self, view: Any) -> tuple[list[Var], bool]:
         if not view.size:

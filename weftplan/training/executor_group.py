@@ -18,6 +18,7 @@ from weftplan.symbol import Symbol, topological_order
 from weftplan.training.data.device_placement import Placed, split_batch
 from weftplan.training.data.io import DataBatch, DataDesc
 from weftplan.training.memory import Share
+from weftplan.training.mxnet_names import GroupNames
 
 GradReq = str | Sequence[str] | Mapping[str, str]
 
@@ -38,7 +39,7 @@ def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
     return nd.array(value, dtype=value.dtype if dtype is None else dtype)
 
 
-class ExecutorGroup:
+class ExecutorGroup(GroupNames):
     """Executors of one symbol on a list of contexts.
 
     Args:
@@ -58,7 +59,8 @@ class ExecutorGroup:
 
     Raises:
         BudgetError: an executor does not fit its share.
-        BindError: a context occurs twice, or what is trained on several contexts needs statistics of the whole batch.
+        BindError: a context occurs twice although there is a memory budget, or what is trained on several contexts
+            needs statistics of the whole batch.
     """
 
     def __init__(
@@ -78,8 +80,8 @@ class ExecutorGroup:
         share: Share | None = None,
         state_names: Sequence[str] = (),
     ) -> None:
-        if len(set(contexts)) != len(contexts):
-            raise BindError(f"a context may occur only once, got {list(contexts)}")
+        if share is not None and len(set(contexts)) != len(contexts):
+            raise BindError(f"with a memory budget a context may occur only once, got {list(contexts)}")
         if for_training and len(contexts) > 1:
             _refuse_shared_statistics(symbol, len(contexts))
         self.contexts = list(contexts)
@@ -131,11 +133,6 @@ class ExecutorGroup:
         self.aux_arrays = [[e.aux_dict[name] for e in self.executors] for name in self.aux_names]
         self.state_arrays = [[e.arg_dict[name] for e in self.executors] for name in state_names]
         self.set_states(value=0)
-
-    @property
-    def execs(self) -> list[Executor]:
-        """The executors, under the name that scripts know."""
-        return self.executors
 
     def load(self, batch: DataBatch) -> None:
         """Copy each context's slice of the batch into its executor, asynchronously.

@@ -12,6 +12,13 @@ import click
 from weftplan.device.context import Context, cpu
 
 
+def _meant(text: str) -> str:
+    """What other programs call a device."""
+    kind, _, number = text.strip().lower().partition(":")
+    same = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "host": "cpu"}.get(kind)
+    return "" if same is None else f"did you mean {same}{number if number.isdigit() else 0}? "
+
+
 def parse_devices(text: str) -> list[Context]:
     """``"2"`` (that many CPU contexts) or a list such as ``"cpu(0),cpu(1)"`` or ``"gpu0,gpu1"``.
 
@@ -27,7 +34,7 @@ def parse_devices(text: str) -> list[Context]:
         match = re.fullmatch(r"\s*(cpu|gpu|sim)[(:]?(\d+)\)?\s*", item)
         if match is None:
             raise click.BadParameter(
-                f"{item!r} is no device: expected a number of CPU contexts, or a list such as gpu0,gpu1"
+                f"{item!r} is no device: {_meant(item)}expected a number of CPU contexts, or a list such as gpu0,gpu1"
             )
         contexts.append(Context(match[1], int(match[2])))
     if len(set(contexts)) != len(contexts):

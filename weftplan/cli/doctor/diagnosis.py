@@ -52,6 +52,7 @@ def diagnose() -> dict[str, Any]:
         "load": _load(cpus, blas),
         "variables": variables,
         "unknown_variables": [{"name": name, "nearest": config.nearest(name)} for name in config.strangers()],
+        "variables_without_effect": config.without_effect(),
         "kernels": _kernels(),
         "plans": _kept("plans", "WEFTPLAN_PLAN_CACHE"),
         "warnings": blas_speed.warnings(),

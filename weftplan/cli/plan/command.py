@@ -21,9 +21,12 @@ from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan.compare import Row, compare, curve
 from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
+from weftplan.cli.plan.torch_step import plan_step
+from weftplan.convert.onnx_in import OnnxFile
+from weftplan.convert.onnx_plan import plan_onnx
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError, PlanError
+from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
@@ -100,7 +103,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--order", type=click.Choice(["given", "best"]), help="Whether the planner may choose the execution order."
 )
-@click.option("--strategy", type=click.Choice(STRATEGIES), help="How buffers share memory.")
+@click.option("--strategy", type=click.Choice(tuple(STRATEGIES)), help="How buffers share memory.")
 @click.option(
     "--recompute",
     type=click.Choice([*RECOMPUTE, "budget"]),
@@ -121,6 +124,12 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     help="Print which kernel computes each node, why it was chosen, and the passes over the graph that ran.",
 )
 @click.option("--compare", "want_compare", is_flag=True, help="Print strategies, policies and budgets side by side.")
+@click.option(
+    "--torch",
+    "torch_step",
+    is_flag=True,
+    help="MODEL is package.module:function, which returns (loss, arguments[, optimizer]) of a step of PyTorch.",
+)
 @click.option(
     "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
 )
@@ -148,12 +157,17 @@ def command(
     want_kernels: bool,
     want_compare: bool,
     want_curve: bool,
+    torch_step: bool,
 ) -> None:
     """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
     then names the smallest budget that works. After Ctrl-C it is 130.
     """
+    if torch_step:
+        laid_out = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
+        _write(laid_out, model, html_path, picture, save, to_stderr=as_json)
+        return
     if recompute == "budget" and budget is None:
         raise click.UsageError("--recompute budget needs --budget BYTES")
     if batch_max and budget is None:
@@ -169,7 +183,15 @@ def command(
         raise click.UsageError(f"--kvstore {kvstore} needs --workers N, and belongs to training")
     if workers is not None and not distributed:
         raise click.UsageError("--workers N belongs to --kvstore dist_sync, dist_device_sync or dist_async")
-    network = load_network(model)
+    try:
+        network = load_network(model)
+    except UnknownOperatorError as error:
+        if not model.endswith(".onnx"):
+            raise
+        if train:
+            raise UnknownOperatorError(f"{error}; --inference plans the file by sizes alone") from error
+        _write(_by_sizes(model, shape_texts, as_json), model, html_path, picture, save, to_stderr=as_json)
+        return
     given = parse_shapes(shape_texts)
     shapes = network.shapes(given, batch)
     limit = _limit(budget, contexts)
@@ -243,11 +265,23 @@ def command(
             if not as_json:
                 click.echo("\n".join(["", *shown(several[name], width)]))
     if as_json:
-        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan), **several}, indent=1))
+        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan, kernels=want_kernels), **several}, indent=1))
     _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json)
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> MemoryPlan:
+    """Print the plan of an ONNX file with operators that are not run; the plan."""
+    sized, width = plan_onnx(OnnxFile(model), parse_shapes(shape_texts)), output_width()
+    if as_json:
+        click.echo(json.dumps({"model": model, **plan_output.as_json(sized, kernels=False)}, indent=1))
+        return sized
+    lines = [f"{model}: inference by sizes alone", "", *plan_output.figures(sized, width)]
+    lines += ["", *plan_output.peak(sized, width), "", *paragraph("; ".join(sized.notes), width)]
+    click.echo("\n".join(lines))
+    return sized
 
 
 @contextmanager

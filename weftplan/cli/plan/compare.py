@@ -8,6 +8,7 @@ from typing import Any
 
 from weftplan.errors import BudgetError, MXNetError
 from weftplan.planner import MemoryPlan
+from weftplan.planner.options import STRATEGIES
 
 POINTS = 6
 """Plans on the curve of memory against time, both ends included."""
@@ -21,7 +22,7 @@ Row = dict[str, Any]
 def compare(make: Make, *, train: bool) -> Iterator[Row]:
     """A row for each strategy and, for training, for each recompute policy and some budgets."""
     off = {"recompute": "off"}
-    for strategy in ("none", "match_range", "arena", "auto"):
+    for strategy in reversed(STRATEGIES):
         yield _row(f"strategy {strategy}", make, strategy=strategy, order="given", **off)
     plain = _row("auto, best order", make, strategy="auto", order="best", **off)
     yield plain

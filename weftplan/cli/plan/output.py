@@ -16,8 +16,8 @@ ROWS = 12
 """Buffers at the peak that are listed."""
 
 
-def as_json(plan: MemoryPlan) -> dict[str, Any]:
-    """The figures of a plan, for programs. Bytes are integers."""
+def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, Any]:
+    """The figures of a plan, for programs, with or without what computes each node. Bytes are integers."""
     return {
         "peak": plan.peak,
         "lower_bound": plan.lower_bound,
@@ -46,7 +46,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
         ],
         "notes": list(plan.notes),
         "passes": [one._asdict() for one in plan.passes],
-        "kernels": dict(plan.kernels),
+        **({"kernels": dict(plan.kernels)} if kernels else {}),
         "left_out": plan.left_out,
     }
 

@@ -25,6 +25,7 @@ from weftplan.cli.train import tasks as train_tasks
 from weftplan.cli.train.report import write_report
 from weftplan.cli.train.result import print_result, result_rows, weights_sha256
 from weftplan.device.context import Context
+from weftplan.engine.registry import registered
 from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
@@ -38,7 +39,6 @@ from weftplan.training.initializers.initializer import Xavier
 from weftplan.training.module.base_module import BaseModule
 from weftplan.training.module.module import Module
 
-ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
@@ -65,7 +65,7 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 @click.option(
     "--engine",
     "kind",
-    type=click.Choice(ENGINES),
+    type=click.Choice(tuple(registered())),
     default=None,
     help="The engine. Without this option MXNET_ENGINE_TYPE decides.",
 )

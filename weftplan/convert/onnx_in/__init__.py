@@ -22,6 +22,7 @@ import weftplan.convert.onnx_in.shapes  # noqa: F401 - they fill the tables
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
+from weftplan.convert.onnx_in.external import check_amount, external_tensor
 from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
 from weftplan.ndarray import NDArray
@@ -74,17 +75,31 @@ class OnnxFile:
         except Exception as error:  # protobuf's own classes, which differ between its versions
             what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
             raise FormatError(f"{self._where}: {what}") from error
+        self.model = model
+        """The file's content, as ``onnx`` reads it."""
         self._graph = model.graph
         self._room = max(FREE, RATIO * len(content))
 
     def read(self, shapes: Mapping[str, Shape] | None = None) -> tuple[Symbol, Params, Params]:
         """What :func:`import_model` returns, and raises of the model."""
         try:
+            lost = self.unread()
+            if lost:
+                names = ", ".join(f"{name} ({count})" for name, count in lost.items())
+                raise UnknownOperatorError(f"{self._where}: {len(lost)} operator(s) of ONNX are not read: {names}")
             return _read(self._onnx, self._graph, shapes or {}, self._opset, self._where, self._room)
         except MXNetError:
             raise
         except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
             raise FormatError(f"{self._where}: damaged, or beyond what is read: {error}") from error
+
+    def unread(self) -> dict[str, int]:
+        """Operators that are not read, with how often each occurs."""
+        lost: dict[str, int] = {}
+        for node in self._graph.node:
+            if node.op_type not in RULES and node.op_type not in FOLDS:
+                lost[node.op_type] = lost.get(node.op_type, 0) + 1
+        return lost
 
     def declared_shapes(self) -> tuple[dict[str, Shape], dict[str, Shape]]:
         """Shapes of (the inputs that are no parameters, the outputs) as the file says them; 0 where one is open."""
@@ -100,13 +115,7 @@ def _dims(value: Any) -> Shape:
 def _read(
     onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str, room: int
 ) -> tuple[Symbol, Params, Params]:
-    lost: dict[str, int] = {}
-    for node in graph.node:
-        if node.op_type not in RULES and node.op_type not in FOLDS:
-            lost[node.op_type] = lost.get(node.op_type, 0) + 1
-    if lost:
-        names = ", ".join(f"{name} ({count})" for name, count in lost.items())
-        raise UnknownOperatorError(f"{where}: {len(lost)} operator(s) of ONNX are not read: {names}")
+    check_amount(graph.initializer, where)
     constants = {tensor.name: _tensor(onnx, tensor, where) for tensor in graph.initializer}
     found = Model({}, opset, where, room)
     for value in graph.input:
@@ -171,7 +180,7 @@ class _Names:
 
 def _tensor(onnx: Any, tensor: Any, where: str) -> Any:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise FormatError(f"{where}: {tensor.name!r} lies in another file; save the model as one file")
+        return external_tensor(onnx, tensor, where)
     if any(dim < 0 for dim in tensor.dims) or math.prod(tensor.dims) > max(8 * tensor.ByteSize(), 8):
         raise FormatError(f"{where}: damaged: {tensor.name!r} has shape {list(tensor.dims)} and fewer bytes")
     return onnx.numpy_helper.to_array(tensor)

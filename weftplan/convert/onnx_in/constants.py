@@ -42,6 +42,12 @@ def _ranged(call: Call, inputs: list[Any]) -> Any:
     return np.arange(start, limit, step)
 
 
+def _expanded(call: Call, inputs: list[Any]) -> Any:
+    dims = np.broadcast_shapes(np.shape(inputs[0]), [int(dim) for dim in np.reshape(inputs[1], -1)])
+    call.spend(math.prod(dims), np.asarray(inputs[0]).dtype)
+    return np.broadcast_to(inputs[0], dims)
+
+
 def _gathered(call: Call, inputs: list[Any]) -> Any:
     values, places, axis = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), call.get("axis", 0)
     call.spend(values.size // max(values.shape[axis], 1) * places.size, values.dtype)
@@ -90,6 +96,8 @@ FOLDS.update(
         "Sub": _of_two(np.subtract),
         "Mul": _of_two(np.multiply),
         "Div": _of_two(lambda a, b: a // b if np.asarray(a).dtype.kind in "iu" else a / b),
+        "Mod": lambda call, i: _of_two(np.fmod if call.get("fmod", 0) else np.mod)(call, i),
+        "Expand": _expanded,
         "Floor": lambda call, i: np.floor(i[0]),
         "Ceil": lambda call, i: np.ceil(i[0]),
         "Identity": lambda call, i: i[0],

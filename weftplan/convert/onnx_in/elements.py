@@ -97,6 +97,27 @@ def _softmax(call: Call) -> Symbol:
     return call.make("reshape", flat, shape=shape)
 
 
+@rule("Gelu")
+def _gelu(call: Call) -> Symbol:
+    """Exact, or the approximation by ``tanh``."""
+    if call.get("approximate", "none") != "tanh":
+        return call.make("LeakyReLU", call.symbol(), act_type="gelu")
+    x = call.symbol()
+    inner = call.make("tanh", (x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi))
+    made: Symbol = x * (inner + 1.0) * 0.5
+    return made
+
+
+@rule("Mod")
+def _mod(call: Call) -> Symbol:
+    """The remainder with the divisor's sign, or with ``fmod`` the dividend's."""
+    left, right = call.symbol(), call.symbol(1)
+    if not call.get("fmod", 0):
+        return call.make("broadcast_mod", left, right)
+    size = call.make("broadcast_mod", call.make("abs", left), call.make("abs", right))
+    return call.make("broadcast_mul", size, call.make("sign", left))
+
+
 @rule("Cast")
 def _cast(call: Call) -> Symbol:
     kind = onnx_module().helper.tensor_dtype_to_np_dtype(call.get("to"))

@@ -34,6 +34,17 @@ def _reshape(call: Call) -> Symbol:
     return call.make("reshape", call.symbol(), shape=tuple(dims) or (1,))
 
 
+@rule("Expand")
+def _expand(call: Call) -> Symbol:
+    """Both shapes are broadcast against each other."""
+    shape = call.shape()
+    target = np.broadcast_shapes(shape, tuple(call.numbers(1, "shape") or []))
+    made = call.symbol()
+    if len(target) > len(shape):
+        made = call.make("reshape", made, shape=(1,) * (len(target) - len(shape)) + shape)
+    return made if target == shape else call.make("broadcast_to", made, shape=target)
+
+
 @rule("Transpose")
 def _transpose(call: Call) -> Symbol:
     return call.make("transpose", call.symbol(), axes=tuple(call.get("perm") or ()))

@@ -24,17 +24,20 @@ from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import copy_to_all
-from weftplan.kvstore.distributed.exchange.member import EXIT_S, KVStoreDist
+from weftplan.kvstore.distributed.exchange.member import EXIT_S, FAILED_S, KVStoreDist
+from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
+from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
+from weftplan.support import program_end
 
 
 class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
@@ -44,6 +47,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         super().__init__(name)
         self._comm = mpi.communicator(self._mpi)
         self._server = Server(self._mpi, self._comm)
+        self._group.advice = "start again from a checkpoint"
         self._versions: dict[Key, list[int]] = {}
         """Of each range of a key, the version that this worker saw last."""
         self._optimizer: Any = None
@@ -122,7 +126,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 for (server, a, b), version in zip(ranges, versions, strict=True)
             ]
             answers = yield from ask(self._mpi, self._comm, requests, group, what)
-            versions[:] = [answer.version for answer in answers]
+            versions[:] = [answer.version for answer, _ in answers]
 
         return exchange
 
@@ -144,19 +148,35 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         super().set_optimizer(optimizer)
         self._updater = None  # it belongs to the server
         ours = copies.deepcopy(optimizer)
-        ours.lr_scheduler = None  # the worker's rate comes with each push
-
-        def set_rate(rate: float) -> None:
-            ours.lr = rate
-
-        self._server.use(Updater(ours), set_rate)
+        ours.lr_scheduler = None  # the worker's rate comes with each push, and sets `lr`
+        self._server.use(Updater(ours))
         self._optimizer = optimizer
         self._meet("begin with this optimizer")
 
-    def barrier(self) -> None:
-        """As of ``dist_sync``; servers have applied all that any process pushed before."""
+    def _states(self) -> Updater:
+        """The states on all servers. One process may read or replace them alone."""
+        if self._optimizer is None:
+            return super()._states()  # which raises
+        return ServerStates(self._optimizer, self._places, self._ask_now)
+
+    def _places(self) -> dict[Key, tuple[tuple[int, ...], int, list[tuple[int, int, int]]]]:
+        return {k: (value.shape, self._keys.number(k), self._ranges(k)) for k, value in self._stored.items()}
+
+    def _ask_now(self, requests: Sequence[tuple[int, Header, Array]], what: str) -> list[tuple[Header, Array]]:
+        """Ask servers after all that this process has pushed, and wait for their answers."""
+        self._await_pushes()
+        answers: list[tuple[Header, Array]] = self._sequencer.call(
+            lambda group: ask(self._mpi, self._comm, requests, group, what)
+        )
+        return answers
+
+    def _await_pushes(self) -> None:
         for stored in list(self._stored.values()):  # a push is queued when its sum is there, so it must be over first
             get_engine().wait_until_written(stored.var)
+
+    def barrier(self) -> None:
+        """As of ``dist_sync``; servers have applied all that any process pushed before."""
+        self._await_pushes()
         super().barrier()
 
     _barrier = barrier
@@ -184,11 +204,12 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     def _end(self) -> None:
         written = threading.Event()  # pushes are queued when their sums are there, so they must be over first
         values = [stored.var for stored in list(self._stored.values())]
-        if not self._sequencer.closed:
+        failed = program_end.failure() is not None
+        if not self._sequencer.closed and not failed:
             get_engine().push(written.set, values, (), cpu(0), name="KVStoreEnd", prop=FnProperty.NO_SKIP)
-            written.wait(EXIT_S)
+            wait_driving(written, EXIT_S)
         super()._end()
-        self._server.end(EXIT_S)
+        self._server.end(FAILED_S if failed else EXIT_S, failed=failed)
 
 
 def _rate(optimizer: Any) -> float:

@@ -1,8 +1,9 @@
 """The server half of ``dist_async``: one thread in every process, which owns a share of the values.
 
 A small value lives on one server whole; one of at least MXNET_KVSTORE_BIGARRAY_BOUND elements is cut into one range
-for each. Requests are answered one at a time, in the order in which they come: a push is one update, a pull returns
-what the updates so far have made. Every answer tells the version of the range, which is the number of its updates.
+for each. Requests of a client are answered in the order in which they come, one at a time: a push is one update, a
+pull returns what the updates so far have made. Every answer tells the version of the range, which is the number of its
+updates.
 
 A request is a header of fixed size, then data where the header says so; an answer likewise. Nothing is a pickle.
 """
@@ -13,18 +14,23 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
+from weftplan.engine import get as get_engine
+from weftplan.engine.factory import nested
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray, array, empty
 
 REQUEST, REQUEST_DATA, ANSWER, ANSWER_DATA = 11, 12, 13, 14
@@ -46,6 +52,14 @@ class Verb(IntEnum):
     PULL = 2
     DONE = 3
     FAILED = 4
+    STATES = 5
+    """Answer with the optimizer's states of a range."""
+    RESTORE = 6
+    """Take over states of a range, which follow."""
+
+
+WITH_DATA = frozenset((Verb.PUSH, Verb.RESTORE))
+"""Requests behind which data follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +98,17 @@ class Header:
 
 @dataclass(slots=True)
 class Range:
-    """A part of one value on its server, with the number of updates that made it."""
+    """A part of one value on its server, with the number of updates that made it.
+
+    Attributes:
+        values: what it was made with.
+        weight, gradient: arrays of the server's thread, made by the first push.
+    """
 
     key: Key
-    weight: NDArray
-    gradient: NDArray
+    values: Array
+    weight: NDArray | None = None
+    gradient: NDArray | None = None
     version: int = 0
 
 
@@ -104,19 +124,35 @@ def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[in
     return [(server, bounds[server], bounds[server + 1]) for server in range(servers)]
 
 
+@dataclass(slots=True)
+class Pending:
+    """A request of a client whose data have not arrived; the client's later requests wait for it."""
+
+    request: Header
+    room: Array | None = None
+    """Buffer that MPI fills, once the data's message was matched."""
+    receive: Any = None
+    """MPI's request for it."""
+
+
 class Server:
-    """The thread. ``add`` and ``use`` are called by the program before any client can ask for what they change."""
+    """The thread. ``add`` and ``use`` are called by the program before any client can ask for what they change.
+
+    No receive blocks: a client that is stopped between a header and its data holds up its own requests only.
+    """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi, self._comm = mpi, comm
+        self._status = mpi.Status()
         self._ranges: dict[int, Range] = {}
-        self._update: Callable[[Any, NDArray, NDArray], None] | None = None
-        self._set_rate: Callable[[float], None] | None = None
+        self._updater: Updater | None = None
         self._ending: Any = None
+        self._waiting: dict[int, deque[Pending]] = {}
+        """Requests of each client in the order in which they came."""
         self._sending: list[tuple[Any, Any]] = []
         """Requests of answers under way, each with the bytes that it sends."""
         self._undelivered: list[tuple[Any, Any]] = []
-        """The same of answers to the dead."""
+        """Requests that the death of a client has ended; they keep their buffers."""
         self.pushes = 0
         self.staleness_max = 0
         self.staleness_sum = 0
@@ -125,49 +161,54 @@ class Server:
 
     def add(self, number: int, key: Key, values: Array) -> None:
         """Own a range with these values."""
-        weight = array(values, dtype=values.dtype)
-        self._ranges[number] = Range(key, weight, empty(values.shape, dtype=values.dtype))
+        self._ranges[number] = Range(key, values.copy())
 
-    def use(self, update: Callable[[Any, NDArray, NDArray], None], set_rate: Callable[[float], None]) -> None:
-        """Apply ``update(key, gradient, weight)`` to every push; ``set_rate`` takes a client's learning rate."""
-        self._update, self._set_rate = update, set_rate
+    def use(self, updater: Updater) -> None:
+        """Apply ``updater(key, gradient, weight)`` to every push."""
+        self._updater = updater
 
     @property
     def nbytes(self) -> int:
         """Bytes of the ranges and of one gradient for each."""
-        return sum(one.weight.nbytes + one.gradient.nbytes for one in list(self._ranges.values()))
+        return sum(2 * one.values.nbytes for one in list(self._ranges.values()))
 
-    def end(self, timeout: float) -> None:
-        """Serve until every process has called this, then stop; at once where one has died."""
+    def end(self, timeout: float, *, failed: bool) -> None:
+        """Serve until every process has called this, then stop; at once if one has died or this one ``failed``."""
         if not self._thread.is_alive():  # in a forked child, too
             return
         try:
-            self._ending = self._comm.Ibarrier()
+            self._ending = self._mpi.REQUEST_NULL if failed else self._comm.Ibarrier()
         except self._mpi.Exception:
             self._ending = self._mpi.REQUEST_NULL
         self._thread.join(timeout)
 
-    def _sent(self, answer: tuple[Any, Any]) -> bool:
-        """Whether an answer is under way no more. One that cannot go out is kept for good, as in ``Group.wait``."""
-        request, status = answer[0], self._mpi.Status()
-        if not request.Get_status(status):
+    def _is_over(self, request: Any, kept: tuple[Any, Any]) -> bool | None:
+        """Whether a request is complete; None if it has failed, and is kept for good, as in ``Members.wait``."""
+        if not request.Get_status(self._status):
             return False
-        if status.Get_error() == self._mpi.SUCCESS:
+        if self._status.Get_error() == self._mpi.SUCCESS:
             request.Wait()
-        else:
-            self._undelivered.append(answer)
-        return True
+            return True
+        self._undelivered.append(kept)
+        return None
 
     def _run(self) -> None:
+        # An engine on one thread cannot serve a second one: the arrays are then those of an engine of this thread.
+        with nullcontext() if get_engine().has_threads else nested():
+            self._serve_all()
+
+    def _serve_all(self) -> None:
         mpi, idle = self._mpi, 0
         status = mpi.Status()
         while True:
             try:
                 message = self._comm.Improbe(source=mpi.ANY_SOURCE, tag=REQUEST, status=status)
-                self._sending = [pair for pair in self._sending if not self._sent(pair)]
                 if message is not None:
+                    self._take(message, status.Get_source(), status.Get_count(mpi.BYTE))
+                self._sending = [pair for pair in self._sending if self._is_over(pair[0], pair) is False]
+                served = self._serve_waiting()
+                if message is not None or served:
                     idle = 0
-                    self._serve(message, status.Get_source())
                     continue
                 if self._ending is not None and not self._sending and self._ending.Test():
                     return
@@ -181,52 +222,101 @@ class Server:
             else:
                 time.sleep(0.0005)
 
-    def _serve(self, message: Any, client: int) -> None:
-        raw = bytearray(HEADER)
-        message.Recv([raw, self._mpi.BYTE])
-        data: Any = b""
+    def _take(self, message: Any, client: int, size: int) -> None:
+        """Receive a header, whose message has come."""
+        raw = bytearray(min(size, 2 * HEADER))
         try:
+            message.Recv([raw, self._mpi.BYTE])
             request = Header.decode(raw, client)
+        except KVStoreError as error:
+            self._answer(client, error)
+            return
+        self._waiting.setdefault(client, deque()).append(Pending(request))
+
+    def _serve_waiting(self) -> bool:
+        """Answer the requests that are there with their data; returns whether there was one."""
+        served = False
+        for client, requests in list(self._waiting.items()):
+            while requests:
+                arrived = self._arrived(requests[0], client)
+                if arrived is False:
+                    break
+                pending = requests.popleft()
+                served = True
+                if arrived:
+                    self._serve(pending, client)
+            if not requests:
+                del self._waiting[client]
+        return served
+
+    def _arrived(self, pending: Pending, client: int) -> bool | None:
+        """Whether the data of a request are here; None if they never will be. No size is taken from the header."""
+        if pending.request.verb not in WITH_DATA:
+            return True
+        byte = self._mpi.BYTE
+        if pending.receive is None:
+            status = self._mpi.Status()
+            message = self._comm.Improbe(source=client, tag=REQUEST_DATA, status=status)
+            if message is None:
+                return False
+            pending.room = np.empty(status.Get_count(byte), np.uint8)
+            pending.receive = message.Irecv([pending.room, byte])
+        return self._is_over(pending.receive, (pending.receive, pending.room))
+
+    def _serve(self, pending: Pending, client: int) -> None:
+        request, data = pending.request, pending.room
+        try:
             part = self._ranges.get(request.number)
             if part is None:
-                self._drop(request, client)
                 raise KVStoreError(f"rank {client} asks for key number {request.number}, which is not here")
+            answer: Array | None = None
             if request.verb is Verb.PUSH:
-                self._push(part, request, client)
+                self._push(part, request, data, client)
             elif request.verb is Verb.PULL:
-                data = part.weight.asnumpy()
+                answer = part.values if part.weight is None else part.weight.asnumpy()
+            elif request.verb is Verb.STATES:
+                answer = np.frombuffer(self._used().get_states(keys=[part.key]), np.uint8)
+            elif request.verb is Verb.RESTORE:
+                assert data is not None
+                self._used().add_states(data.tobytes())
             else:
                 raise KVStoreError(f"rank {client} asks a server to {request.verb.name}")
-            answer = Header(Verb.DONE, request.number, part.version, len(data) and data.nbytes)
         except Exception as error:
-            data = f"{type(error).__name__}: {error}".encode()[:TEXT]
-            answer = Header(Verb.FAILED, 0, 0, len(data))
+            self._answer(client, error)
+            return
+        size = 0 if answer is None else answer.nbytes
+        self._send(client, Header(Verb.DONE, request.number, part.version, size), answer)
+
+    def _answer(self, client: int, error: Exception) -> None:
+        text = np.frombuffer(f"{type(error).__name__}: {error}".encode()[:TEXT], np.uint8)
+        self._send(client, Header(Verb.FAILED, 0, 0, text.nbytes), text)
+
+    def _send(self, client: int, header: Header, data: Array | None) -> None:
         # A server that waited for a client to take its answer, while that one waits for another server, could wait for
         # ever. MPI reads the bytes later, so they are kept.
-        byte, head = self._mpi.BYTE, answer.encode()
+        byte, head = self._mpi.BYTE, header.encode()
         self._sending.append((self._comm.Isend([head, byte], dest=client, tag=ANSWER), head))
-        if answer.nbytes:
+        if data is not None and data.nbytes:
             self._sending.append((self._comm.Isend([data, byte], dest=client, tag=ANSWER_DATA), data))
 
-    def _drop(self, request: Header, client: int) -> None:
-        """Receive what comes behind a push that is refused: the next one would take it for its own."""
-        if request.verb is Verb.PUSH:
-            status = self._mpi.Status()
-            data = self._comm.Mprobe(source=client, tag=REQUEST_DATA, status=status)
-            data.Recv([bytearray(status.Get_count(self._mpi.BYTE)), self._mpi.BYTE])
-
-    def _push(self, part: Range, request: Header, client: int) -> None:
-        gradient = np.empty(part.weight.shape, part.weight.dtype)
-        if request.nbytes != gradient.nbytes:
-            self._drop(request, client)
-            raise KVStoreError(f"{part.key!r} has {gradient.nbytes} bytes here, rank {client} pushes {request.nbytes}")
-        self._comm.Recv([gradient.view(np.uint8), self._mpi.BYTE], source=client, tag=REQUEST_DATA)
-        if self._update is None:
+    def _used(self) -> Updater:
+        if self._updater is None:
             raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
-        if request.rate is not None and self._set_rate is not None:
-            self._set_rate(request.rate)
-        part.gradient[:] = gradient
-        self._update(part.key, part.gradient, part.weight)
+        return self._updater
+
+    def _push(self, part: Range, request: Header, data: Array | None, client: int) -> None:
+        values = part.values
+        if data is None or data.nbytes != values.nbytes or request.nbytes != values.nbytes:
+            size = max(request.nbytes, 0 if data is None else data.nbytes)
+            raise KVStoreError(f"{part.key!r} has {values.nbytes} bytes here, rank {client} pushes {size}")
+        updater = self._used()
+        if request.rate is not None:
+            updater.optimizer.lr = request.rate  # type: ignore[attr-defined]
+        if part.weight is None or part.gradient is None:
+            part.weight = array(values, dtype=values.dtype)
+            part.gradient = empty(values.shape, dtype=values.dtype)
+        part.gradient[:] = data.view(values.dtype)
+        updater(part.key, part.gradient, part.weight)
         part.weight.wait_to_read()
         late = part.version - request.version
         self.pushes, self.staleness_sum = self.pushes + 1, self.staleness_sum + late
@@ -236,13 +326,16 @@ class Server:
 
 def ask(
     mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str
-) -> Steps[list[Header]]:
+) -> Steps[list[tuple[Header, Array]]]:
     """Send each (server, header, its array) at once and wait for all answers.
 
     Args:
-        requests: the array is what is pushed, or what a pull fills.
-        group: knows how to wait, and who is lost.
+        requests: the array is what is pushed or restored, or what a pull fills.
+        group: knows how to wait, and which ranks are lost.
         what: for messages.
+
+    Returns:
+        (answer, its data) of each request.
 
     Raises:
         KVStoreError: a server could not do it.
@@ -250,24 +343,33 @@ def ask(
     """
     byte = mpi.BYTE
     with group.losses(what):
-        sent, answers, headers, servers = [], [], [], []
+        group.look_for_losses()
+        sent, taking, answers, headers, servers = [], [], [], [], []
         for server, header, values in requests:
             raw = bytearray(HEADER)
             answers.append(raw)
             servers.append(server)
             headers.append(comm.Irecv([raw, byte], source=server, tag=ANSWER))
             sent.append(comm.Isend([header.encode(), byte], dest=server, tag=REQUEST))
-            if header.verb is Verb.PUSH:
-                sent.append(comm.Isend([values.view(np.uint8), byte], dest=server, tag=REQUEST_DATA))
-        yield from group.wait(headers, [], servers, what)
-        found, errors, data, senders = [], [], [], []
+            taking.append(server)
+            if header.verb in WITH_DATA:
+                sent.append(comm.Isend([values.reshape(-1).view(np.uint8), byte], dest=server, tag=REQUEST_DATA))
+                taking.append(server)
+        yield from group.wait(headers, [], servers, f"answer {what}")
+        found: list[tuple[Header, Array]] = []
+        errors, data, senders = [], [], []
         for (server, header, values), raw in zip(requests, answers, strict=True):
             answer = Header.decode(raw, server)
-            found.append(answer)
+            found.append((answer, values))
             if answer.verb is Verb.FAILED:
                 text = bytearray(min(answer.nbytes, TEXT))
                 errors.append((server, text))
                 data.append(comm.Irecv([text, byte], source=server, tag=ANSWER_DATA))
+                senders.append(server)
+            elif header.verb is Verb.STATES:
+                states = np.empty(answer.nbytes, np.uint8)
+                found[-1] = answer, states
+                data.append(comm.Irecv([states, byte], source=server, tag=ANSWER_DATA))
                 senders.append(server)
             elif header.verb is Verb.PULL:
                 if answer.nbytes != values.nbytes:
@@ -275,8 +377,8 @@ def ask(
                 if answer.nbytes:
                     data.append(comm.Irecv([values.view(np.uint8), byte], source=server, tag=ANSWER_DATA))
                     senders.append(server)
-        going = [] if errors else sent
-        yield from group.wait(data, going, [*senders, *(servers[0] for _ in going)], what)
+        going, receivers = ([], []) if errors else (sent, taking)
+        yield from group.wait(data, going, [*senders, *receivers], f"answer {what}")
     if errors:
         server, text = errors[0]
         raise KVStoreError(f"{what}: server {server} says {text.decode(errors='replace')}")

@@ -158,9 +158,8 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
                     rows = (bucket.of(pulled[1]),)
                     round = round.wider(pulled[0], rows[0])
                 part = JointPart(round, bucket.of(arrays), self._add, rows)
-                self._start(part, priority)
+                self._start(part, priority, Ticket(bucket.description, (part,), part.sum))
                 bucket.part = None if updates else part
-                self._sequencer.put(Ticket(bucket.description, (part,), part.sum))
         if updates:
             for bucket in reversed(call.buckets):
                 self._update(bucket, priority)
@@ -260,33 +259,43 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         return Place(self.num_workers, self.rank, self._group.shares_memory)
 
     def _store_sum(self, key: Key, arrays: list[NDArray], stored: NDArray, priority: int) -> None:
-        assert self._collected is not None, "a sum outside of a push"
-        self._collected.append((key, stored, self._part(key, stored, priority, arrays)))
+        self._collect(key, stored, priority, arrays)
 
     def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
-        assert self._collected is not None, "a sum outside of a push"
         on_host = all(array.context.device_type in HOST for array in (*arrays, merged))
         if on_host and (len(arrays) == 1 or merged.nbytes <= INLINE):
-            part = self._part(key, merged, priority, arrays)
+            self._collect(key, merged, priority, arrays)
         else:
             super()._fill(key, arrays, merged, priority)
-            part = self._part(key, merged, priority)
-        self._collected.append((key, merged, part))
+            self._collect(key, merged, priority)
+
+    def _collect(self, key: Key, merged: NDArray, priority: int, sources: Sequence[NDArray] = ()) -> None:
+        """Push the operation of one key, whose exchange is queued with those of the other keys of the call.
+
+        On an engine that runs operations where they are pushed, the push waits for the exchange; so each key is
+        exchanged by itself, in the order of the pushes.
+        """
+        assert self._collected is not None, "a sum outside of a push"
+        if get_engine().waits_in_push:
+            self._part(key, merged, priority, sources, lambda part: self._ticket([(key, merged, part)]))
+        else:
+            self._collected.append((key, merged, self._part(key, merged, priority, sources)))
 
     def _put(self, collected: list[tuple[Key, NDArray, Part]]) -> None:
         """Queue exchanges for what a call has pushed: in an order that only depends on the calls."""
-        compressing = self._dist_compression is not None
-        if len(collected) == 1 and not compressing:
-            key, merged, part = collected[0]
-            self._sequencer.put(Ticket(f"sum {self._described(key, merged)}", (part,), Group.sum))
+        if len(collected) == 1:
+            self._sequencer.put(self._ticket(collected))
             return
-        if len(collected) > 1:
-            collected = [item for _, item in sorted(enumerate(collected), key=lambda pair: self._travels(*pair))]
-        rule = BucketRule(1, None) if compressing else self._rule
+        collected = [item for _, item in sorted(enumerate(collected), key=lambda pair: self._travels(*pair))]
+        rule = self._rule if self._dist_compression is None else BucketRule(1, None)
         for bucket in rule.cut([(item, item[1].nbytes, item[1].dtype) for item in collected]):
-            what = ", ".join(self._described(key, merged) for key, merged, _ in bucket)
-            exchange: Exchange = self._sum_compressed(bucket[0][0]) if compressing else Group.sum
-            self._sequencer.put(Ticket(f"sum {what}", [part for _, _, part in bucket], exchange))
+            self._sequencer.put(self._ticket(bucket))
+
+    def _ticket(self, bucket: Sequence[tuple[Key, NDArray, Part]]) -> Ticket:
+        """The exchange of a bucket of (key, merge buffer, its part)."""
+        what = ", ".join(self._described(key, merged) for key, merged, _ in bucket)
+        exchange: Exchange = Group.sum if self._dist_compression is None else self._sum_compressed(bucket[0][0])
+        return Ticket(f"sum {what}", [part for _, _, part in bucket], exchange)
 
     def _described(self, key: Key, merged: NDArray) -> str:
         found = self._descriptions.get(key)

@@ -25,8 +25,7 @@ import numpy as np
 from weftplan import config, engine, storage
 from weftplan.device.context import Context, cpu
 from weftplan.errors import EngineError
-from weftplan.ndarray.memory import stream_order
-from weftplan.storage import Resource, registry, relief
+from weftplan.storage import Resource, registry, relief, stream_order
 
 dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
@@ -143,7 +142,7 @@ def sweep(*, everything: bool = False) -> None:
     Each pending operation holds its vars. So when nobody but this function has the var (CPython with a GIL counts
     that exactly) there is none, and the memory goes back at once; else the engine deletes the var in its turn.
     """
-    if stream_order.waiting:
+    if stream_order.late:
         stream_order.settle()
     if _threshold != 0.0 and not everything and _early():
         return

@@ -5,13 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from weftplan import storage
 from weftplan.device.context import Context
-from weftplan.ndarray.memory import stream_order
 from weftplan.ndarray.memory.release import drain, due
 from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.spilling import SpillableChunk
-from weftplan.storage import Allocation, Resource
 from weftplan.storage.recording import address_of
 
 
@@ -38,14 +35,6 @@ class DynamicChunk(SpillableChunk):
             raw = self._raw = allocation.raw
         self._address = address_of(raw) if self.nbytes else 0
         return raw
-
-    def _take(self) -> tuple[Resource, Allocation]:
-        if stream_order.waiting:
-            resource = self._resource or storage.get(self.context)
-            allocation = stream_order.take(resource, self.context, self.nbytes)
-            if allocation is not None:
-                return resource, allocation
-        return super()._take()
 
     def drop(self) -> None:
         if spilling.moving() or self._home is not None:

@@ -37,7 +37,7 @@ from weftplan.device.homes import HomeSpec, parse
 from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import pushing
-from weftplan.ndarray.memory import joint_allocation, stream_order
+from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import drain, due
 from weftplan.ndarray.spill import spill_ahead
@@ -131,7 +131,7 @@ class SpillableChunk(Chunk):
                 resource.free(allocation)
         if kept is not None:
             if beside:
-                stream_order.give(*kept.given_up())  # behind the copy
+                _free_behind(*kept.given_up())  # behind the copy
             else:
                 kept.free()
         if taken is not None:
@@ -182,7 +182,7 @@ class SpillableChunk(Chunk):
         if not beside:
             spill_ahead.gone(self)
         if stream is not None and place is not None:
-            stream_order.give(*place)  # behind the copy
+            _free_behind(*place)  # behind the copy
             return True
         if stream is not None:
             stream.synchronize()
@@ -237,7 +237,7 @@ class SpillableChunk(Chunk):
             return
         _members.pop(id(self), None)
         spill_ahead.gone(self)
-        stream_order.give(*place)
+        _free_behind(*place)
 
     @property
     def away(self) -> bool:
@@ -248,6 +248,10 @@ class SpillableChunk(Chunk):
         _members.pop(id(self), None)
         spill_ahead.gone(self)
         super().__del__()
+
+
+def _free_behind(resource: Resource, allocation: Allocation) -> None:
+    resource.free_behind(allocation)
 
 
 def counted(raw: Any) -> Any:

@@ -54,6 +54,40 @@ LARGEST = TOTAL.replace("total(", "largest(").replace("s[t] + s[t + k]", "fmax(s
 """The same for the largest; a NaN is passed over."""
 
 
+_WALK = {
+    "PLACES": """unsigned int c = blockIdx.x;
+    unsigned int wide = (unsigned int)inner;
+    unsigned int pitch = (unsigned int)channels * wide;
+    unsigned int first = threadIdx.x % wide;
+    unsigned int begin = threadIdx.x / wide * pitch + c * wide + first;
+    unsigned int step = blockDim.x % wide;
+    unsigned int stride = blockDim.x / wide * pitch + step;
+    unsigned int at = begin;
+    unsigned int column = first;""",
+    "WALK": """at = begin;
+    column = first;
+    for (unsigned int i = threadIdx.x; i < (unsigned int)count; i += blockDim.x) {""",
+    "STEP": """at += stride;
+        column += step;
+        if (column >= wide) {
+            column -= wide;
+            at += pitch - wide;
+        }
+    }""",
+}
+"""What :func:`walking` puts into sources. Arrays have fewer than 2^31 elements; unsigned numbers may pass the end."""
+
+
+def walking(code: str) -> str:
+    """A source in which a block goes through channel ``blockIdx.x`` of an array (outer, ``channels``, ``inner``), which
+    has ``count`` elements, and each thread through every ``blockDim.x``-th of them.
+
+    ``PLACES`` stands for declarations; between ``WALK`` and ``STEP`` an element is at ``at``. Divisions are made once
+    for each thread.
+    """
+    return re.sub(r"\b(?:PLACES|WALK|STEP)\b", lambda found: _WALK[found[0]], code)
+
+
 def text_of(code: str, **types: DType) -> str:
     """A source as the compiler reads it; ``types`` says what its letters stand for; ``A`` follows ``T``."""
     letters = {letter: _NAMES[np.dtype(dtype).name] for letter, dtype in types.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from weftplan import config
@@ -20,6 +23,28 @@ class Tuning(NamedTuple):
 
     autotune: int = OFF
     tensor_cores: bool = False
+
+
+class _Planned(threading.local):
+    gpu: int | None = None
+
+
+_planned = _Planned()
+
+
+@contextmanager
+def planned_for(gpu: int) -> Iterator[None]:
+    """Within the ``with`` block this thread asks implementations for nodes of GPU ``gpu``, whichever is current."""
+    before, _planned.gpu = _planned.gpu, gpu
+    try:
+        yield
+    finally:
+        _planned.gpu = before
+
+
+def planned_gpu() -> int | None:
+    """The GPU of :func:`planned_for`; None: the current one."""
+    return _planned.gpu
 
 
 def tuning(wanted: str | None = None) -> Tuning:

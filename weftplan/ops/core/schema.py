@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -38,31 +37,16 @@ import numpy as np
 
 from weftplan.errors import MXNetError
 from weftplan.support import slots
+from weftplan.support.tensor_types import DType as DType
+from weftplan.support.tensor_types import InplacePair as InplacePair
+from weftplan.support.tensor_types import Req as Req
+from weftplan.support.tensor_types import Shape as Shape
+from weftplan.support.tensor_types import aligned as aligned
 
-Shape = tuple[int, ...]
-"""Dimensions; 0 is an unknown dimension while inferring."""
 Params = Mapping[str, Any]
 """Parsed parameters of one node, every declared name present."""
-DType = np.dtype[Any]
 Arrays = Sequence[Any]
 """Inputs or outputs of a kernel: arrays of one array module, None where one is ignored or unwanted."""
-
-
-class Req(IntEnum):
-    """What is to happen to an output: MXNet's OpReq codes."""
-
-    NULL = 0
-    WRITE = 1
-    INPLACE = 2
-    ADD = 3
-
-
-class InplacePair(NamedTuple):
-    """Output ``output`` may take the memory of input ``input``; ``identity``: even while others still read it."""
-
-    input: int
-    output: int
-    identity: bool = False
 
 
 class TensorSpec(NamedTuple):
@@ -234,15 +218,6 @@ class OpContext(Workspace):
         return slots.RANDOM_GENERATOR.get()(self.xp, seed, counter)
 
 
-def aligned(nbytes: int, alignment: int = 64) -> int:
-    """``nbytes`` rounded up to ``alignment``: what one :meth:`OpContext.take` of that many bytes uses.
-
-    >>> aligned(1), aligned(64), aligned(65)
-    (64, 64, 128)
-    """
-    return -(-nbytes // alignment) * alignment
-
-
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
 """A kernel may also have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments
 doing the same on these very arrays (or None): an executor, whose arrays stay where they are, then replays that instead.
@@ -301,6 +276,8 @@ class Op:
     """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     aliases: tuple[str, ...] = ()
+    in_mxnet: bool = True
+    """MXNet 1.9.1 has an operator of this name with these parameters. False for an operator of weftplan alone."""
     single: bool = False
     """One node's own operator (``Custom``), which others of its name have nothing to do with: not in the registry, and
     nothing is remembered under its name."""

@@ -1,7 +1,8 @@
 """BatchNorm, forward and backward: one block for each channel, one launch.
 
-A block reads its channel two or three times; sums run by thread, then by halves, in one fixed order. The formulas are
-those of :mod:`weftplan.ops.nn.batch_norm`.
+A block reads its channel two or three times; sums run by thread, then by halves, in one fixed order. A thread walks
+through its elements by adding to a place of 32 bits: nothing is divided in a loop. The formulas are those of
+:mod:`weftplan.ops.nn.batch_norm`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import TOTAL, floats, launch, width
+from weftplan.ops.core.cuda_source import TOTAL, floats, launch, walking, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
@@ -24,19 +25,20 @@ extern "C" __global__ void normalize(const T* x, T* y, const A* gamma, const A* 
                                      A* mean_out, A* inverse_out, long long channels, long long inner, long long count,
                                      A eps, A keep, A take, int learn, int update, int scaled, int write) {
     __shared__ A s[1024];
-    long long c = blockIdx.x;
+    PLACES
     A mean = (A)0;
     A var = (A)0;
     if (learn == 1) {
         A sum = (A)0;
-        for (long long i = threadIdx.x; i < count; i += blockDim.x)
-            sum += (A)x[(i / inner * channels + c) * inner + i % inner];
+        WALK
+            sum += (A)x[at];
+        STEP
         mean = total(s, sum) / (A)count;
         sum = (A)0;
-        for (long long i = threadIdx.x; i < count; i += blockDim.x) {
-            A d = (A)x[(i / inner * channels + c) * inner + i % inner] - mean;
+        WALK
+            A d = (A)x[at] - mean;
             sum += d * d;
-        }
+        STEP
         var = total(s, sum) / (A)count;
         if (update == 1 && threadIdx.x == 0) {
             moving_mean[c] = moving_mean[c] * keep + mean * take;
@@ -54,27 +56,25 @@ extern "C" __global__ void normalize(const T* x, T* y, const A* gamma, const A* 
     if (write == 0) return;
     A scale = scaled == 1 ? inverse * gamma[c] : inverse;
     A shift = beta[c] - mean * scale;
-    for (long long i = threadIdx.x; i < count; i += blockDim.x) {
-        long long at = (i / inner * channels + c) * inner + i % inner;
+    WALK
         y[at] = (T)((A)x[at] * scale + shift);
-    }
+    STEP
 }
 
 extern "C" __global__ void normalize_back(const T* dy, const T* x, T* dx, const A* gamma, const A* mean_in,
                                           const A* inverse_in, A* dgamma, A* dbeta, long long channels,
                                           long long inner, long long count, int given, int scaled, int write) {
     __shared__ A s[1024];
-    long long c = blockIdx.x;
+    PLACES
     A mean = mean_in[c];
     A inverse = inverse_in[c];
     A sum = (A)0;
     A product = (A)0;
-    for (long long i = threadIdx.x; i < count; i += blockDim.x) {
-        long long at = (i / inner * channels + c) * inner + i % inner;
+    WALK
         A g = (A)dy[at];
         sum += g;
         product += ((A)x[at] - mean) * g;
-    }
+    STEP
     sum = total(s, sum);
     A slope = total(s, product) * inverse;
     if (threadIdx.x == 0) {
@@ -86,15 +86,15 @@ extern "C" __global__ void normalize_back(const T* dy, const T* x, T* dx, const 
     A share = scale * ((A)-1 / (A)count);
     A steep = slope * inverse * share;
     A offset = sum * share - steep * mean;
-    for (long long i = threadIdx.x; i < count; i += blockDim.x) {
-        long long at = (i / inner * channels + c) * inner + i % inner;
+    WALK
         A g = (A)dy[at] * scale;
         if (given == 0) g = g + ((A)x[at] * steep + offset);
         dx[at] = (T)g;
-    }
+    STEP
 }
 """
 )
+_SOURCE = walking(_SOURCE)
 
 
 def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:

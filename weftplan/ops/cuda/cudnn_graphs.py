@@ -16,7 +16,7 @@ import threading
 from typing import Any, NamedTuple
 
 from weftplan.errors import DeviceError
-from weftplan.ops.core.cuda_tuning import FASTEST, OFF, Tuning
+from weftplan.ops.core.cuda_tuning import FASTEST, OFF, Tuning, planned_gpu
 from weftplan.ops.core.schema import Shape
 
 IMAGE, WEIGHT, GRID = 1, 2, 3
@@ -52,7 +52,8 @@ class Algorithm:
 
     def __init__(self, graph: Any, index: int | None, workspace: int) -> None:
         self._graph = graph
-        self._index = index
+        self.index = index
+        """Of the plan among those that were recommended; None: the only one that was built."""
         self._lock = threading.Lock()
         self.workspace = workspace
         """Bytes of scratch."""
@@ -66,10 +67,10 @@ class Algorithm:
         """The same for addresses."""
         handle = _handle(xp)
         with self._lock:
-            if self._index is None:
+            if self.index is None:
                 self._graph.execute(places, workspace, handle)
             else:
-                self._graph.execute_plan_at_index(places, workspace, self._index, handle)
+                self._graph.execute_plan_at_index(places, workspace, self.index, handle)
 
 
 class _Handles(threading.local):
@@ -83,6 +84,9 @@ _MISSING = "cuDNN is not installed: pip install 'weftplan[cudnn12]' or 'weftplan
 _absent: list[bool] = []
 """Not empty once it was looked for in vain: looking takes as long as planning the node."""
 _found: dict[tuple[Any, ...], Algorithm | str] = {}
+_fastest_of: dict[tuple[Any, ...], int] = {}
+"""By model of GPU, problem, tuning and limit: the index of the plan that was the fastest. GPUs of one model take the
+same, so that they compute the same bits, and are not measured one after the other."""
 _planned: dict[tuple[Problem, int], Tuning] = {}
 """With which settings a problem was asked for last: what runs obeys the plan, not the settings of now."""
 
@@ -91,6 +95,7 @@ def forget() -> None:
     """Forget all choices, and the handles of this thread."""
     with _lock:
         _found.clear()
+        _fastest_of.clear()
         _planned.clear()
         _absent.clear()
         _handles.by_device.clear()
@@ -112,7 +117,8 @@ def _handle(xp: Any) -> Any:
 
 
 def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
-    """The algorithm for a problem on the current device with at most ``limit`` bytes of scratch, or why there is none.
+    """The algorithm for a problem with at most ``limit`` bytes of scratch, or why there is none; on the GPU that the
+    node is planned for, else on the current one.
 
     The fastest is not limited where it is wanted whatever it takes.
     """
@@ -124,7 +130,15 @@ def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
         _absent.append(True)
         return _MISSING
     _planned[problem, limit] = tuning
-    return _find(cudnn, xp, problem, tuning, _NO_LIMIT if tuning.autotune == FASTEST else limit)
+    most = _NO_LIMIT if tuning.autotune == FASTEST else limit
+    gpu = planned_gpu()
+    if gpu is None:
+        return _find(cudnn, xp, problem, tuning, most)
+    try:
+        with xp.cuda.Device(gpu):
+            return _find(cudnn, xp, problem, tuning, most)
+    except xp.cuda.runtime.CUDARuntimeError as error:
+        return f"there is no GPU {gpu} to ask cuDNN for: {error}"
 
 
 def _find(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
@@ -184,8 +198,16 @@ def _choose(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -
             refused.append(notes.TENSOR_CORE)
     graph.deselect_numeric_notes(refused)
     if tuning.autotune != OFF:
+        model = bytes(xp.cuda.runtime.getDeviceProperties(xp.cuda.runtime.getDevice())["name"])
+        key = (model, problem, tuning, limit)
+        index = _fastest_of.get(key)
+        if index is not None:
+            graph.build_plan_at_index(index)
+            return Algorithm(graph, index, int(graph.get_workspace_size_plan_at_index(index)))
         best = _fastest(cudnn, xp, graph, problem, limit)
         if best is not None:
+            assert best.index is not None
+            _fastest_of[key] = best.index
             return best
         graph = _graph(cudnn, xp, problem)
         graph.deselect_numeric_notes(refused)

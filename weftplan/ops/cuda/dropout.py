@@ -9,23 +9,37 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import each, floats
+from weftplan.ops.core.cuda_source import THREADS, each, floats, launch
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, OpContext, Params
-from weftplan.ops.cuda.philox import PHILOX
+from weftplan.ops.cuda.philox import ROUNDS
 
 _SOURCE = (
-    PHILOX
-    + """
+    """
 extern "C" __global__ void drop(const T* x, T* y, unsigned char* mask, unsigned long long key0,
                                 unsigned long long key1, float p, A scale, int write, long long count) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    bool kept = uniform_float(key0, key1, (unsigned long long)i) >= p;
-    mask[i] = (unsigned char)(kept ? 1 : 0);
-    if (write == 1) y[i] = (T)((A)x[i] * (kept ? (A)1 : (A)0) * scale);
+    __shared__ unsigned char kept[2048];
+    unsigned int t = threadIdx.x;
+    unsigned long long x0 = (unsigned long long)blockIdx.x * 256ull + (unsigned long long)t + 1ull;
+    unsigned long long x1 = 0ull;
+    unsigned long long x2 = 0ull;
+    unsigned long long x3 = 0ull;
+    ROUNDS
+    for (unsigned int k = 0; k < 8; ++k) {
+        unsigned long long word = k < 2 ? x0 : (k < 4 ? x1 : (k < 6 ? x2 : x3));
+        word = word >> (k % 2 == 0 ? 0 : 32) & 0xffffffffull;
+        kept[t * 8 + k] = (unsigned char)((float)(word >> 8) * (1.0f / 16777216.0f) >= p ? 1 : 0);
+    }
+    __syncthreads();
+    for (unsigned int k = t; k < 2048; k += 256) {
+        unsigned int i = blockIdx.x * 2048 + k;
+        if (i < (unsigned int)count) {
+            mask[i] = kept[k];
+            if (write == 1) y[i] = (T)((A)x[i] * (A)kept[k] * scale);
+        }
+    }
 }
 
 extern "C" __global__ void drop_back(const T* dy, const unsigned char* mask, T* dx, A scale, long long count) {
@@ -33,7 +47,9 @@ extern "C" __global__ void drop_back(const T* dy, const unsigned char* mask, T* 
     if (i < count) dx[i] = (T)((A)dy[i] * (A)mask[i] * scale);
 }
 """
-)
+).replace("ROUNDS", ROUNDS)
+_DRAWN = 8 * THREADS
+"""Elements of a block: a call of Philox gives eight numbers of 32 bits, which a block shares."""
 _MASK = np.dtype(np.uint8)
 
 
@@ -58,7 +74,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     target = ctx.take((1,), data.dtype) if out is None else out
     key = ctx.generator().key
     args = (data, target, kept, *key, np.float32(params["p"]), _scale(params, data.dtype), np.int32(out is not None))
-    each(ctx.xp, _SOURCE, "drop", data.size, args, T=data.dtype)
+    launch(ctx.xp, _SOURCE, "drop", -(-data.size // _DRAWN), THREADS, (*args, data.size), T=data.dtype)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:

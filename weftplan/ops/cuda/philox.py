@@ -15,13 +15,7 @@ import numpy as np
 from weftplan.ops.core.cuda_source import each
 from weftplan.support import slots
 
-PHILOX = """
-__device__ unsigned long long philox(unsigned long long key0, unsigned long long key1, unsigned long long n) {
-    unsigned long long x0 = n / 4ull + 1ull;  // NumPy counts from 1
-    unsigned long long x1 = 0ull;
-    unsigned long long x2 = 0ull;
-    unsigned long long x3 = 0ull;
-    for (int round = 0; round < 10; ++round) {
+ROUNDS = """for (int round = 0; round < 10; ++round) {
         unsigned long long high0 = __umul64hi(0xD2E7470EE14C6C93ull, x0);
         unsigned long long high1 = __umul64hi(0xCA5A826395121157ull, x2);
         unsigned long long low0 = 0xD2E7470EE14C6C93ull * x0;
@@ -32,7 +26,15 @@ __device__ unsigned long long philox(unsigned long long key0, unsigned long long
         x3 = low0;
         key0 += 0x9E3779B97F4A7C15ull;
         key1 += 0xBB67AE8584CAA73Bull;
-    }
+    }"""
+"""Turns the counter ``x0`` to ``x3`` into four random words, with the key ``key0``, ``key1``, which changes."""
+PHILOX = """
+__device__ unsigned long long philox(unsigned long long key0, unsigned long long key1, unsigned long long n) {
+    unsigned long long x0 = n / 4ull + 1ull;  // NumPy counts from 1
+    unsigned long long x1 = 0ull;
+    unsigned long long x2 = 0ull;
+    unsigned long long x3 = 0ull;
+    ROUNDS
     int which = (int)(n % 4ull);
     return which == 0 ? x0 : (which == 1 ? x1 : (which == 2 ? x2 : x3));
 }
@@ -50,7 +52,7 @@ __device__ double normal(unsigned long long key0, unsigned long long key1, unsig
     double radius = sqrt(-2.0 * log1p(-uniform_double(key0, key1, n)));
     return radius * cos(6.283185307179586 * uniform_double(key0, key1, n + 1ull));
 }
-"""
+""".replace("ROUNDS", ROUNDS)
 _FILL = (
     PHILOX
     + """

@@ -17,60 +17,67 @@ from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
 
 _WINDOW = """
-__device__ long long first_of(long long o, long long stride, long long pad) {
-    long long begin = o * stride - pad;
-    return begin < 0ll ? 0ll : begin;
+__device__ int first_of(int o, int stride, int pad) {
+    int begin = o * stride - pad;
+    return begin < 0 ? 0 : begin;
 }
 
-__device__ long long end_of(long long o, long long stride, long long pad, long long kernel, long long extent) {
-    long long end = o * stride - pad + kernel;
+__device__ int end_of(int o, int stride, int pad, int kernel, int extent) {
+    int end = o * stride - pad + kernel;
     return end < extent ? end : extent;
 }
 
-__device__ long long span_of(long long o, long long stride, long long pad, long long kernel, long long extent,
+__device__ int span_of(int o, int stride, int pad, int kernel, int extent,
                              int padded) {
-    long long begin = o * stride - pad;
-    long long end = begin + kernel;
+    int begin = o * stride - pad;
+    int end = begin + kernel;
     if (padded == 1) {
         end = end < extent + pad ? end : extent + pad;
     } else {
-        begin = begin < 0ll ? 0ll : begin;
+        begin = begin < 0 ? 0 : begin;
         end = end < extent ? end : extent;
     }
-    return end - begin < 1ll ? 1ll : end - begin;
+    return end - begin < 1 ? 1 : end - begin;
 }
 
-__device__ long long low_of(long long i, long long stride, long long pad, long long kernel) {
-    long long low = i + pad - kernel + 1;  // the first window that reaches element i
-    return low <= 0ll ? 0ll : (low + stride - 1) / stride;
+__device__ int low_of(int i, int stride, int pad, int kernel) {
+    int low = i + pad - kernel + 1;  // the first window that reaches element i
+    if (low <= 0) return 0;
+    return stride == 1 ? low : (low + stride - 1) / stride;
 }
 
-__device__ long long high_of(long long i, long long stride, long long pad, long long windows) {
-    long long high = (i + pad) / stride;
+__device__ int high_of(int i, int stride, int pad, int windows) {
+    int high = stride == 1 ? i + pad : (i + pad) / stride;
     return high < windows - 1 ? high : windows - 1;
 }
 """
-_EXTENTS = """long long d, long long h, long long w, long long od, long long oh, long long ow, long long kd,
-    long long kh, long long kw, long long sd, long long sh, long long sw, long long pd, long long ph, long long pw,
-    int kind, int padded, T least, long long count"""
+_NAMES = ["d", "h", "w", "od", "oh", "ow", "kd", "kh", "kw", "sd", "sh", "sw", "pd", "ph", "pw"]
+_EXTENTS = f"{', '.join(f'long long {name}_' for name in _NAMES)}, int kind, int padded, T least, long long count"
+_NARROW = " ".join(f"int {name} = (int){name}_;" for name in _NAMES)
+"""Python's numbers are passed as 64 bits; arrays have fewer than 2^31 elements, so 32 do."""
 _SOURCE = (
-    _WINDOW
-    + """
+    (
+        _WINDOW
+        + """
 extern "C" __global__ void pool(const T* x, T* y, EXTENTS) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    long long c = i % ow;
-    long long b = i / ow % oh;
-    long long a = i / (ow * oh) % od;
-    const T* plane = x + i / (ow * oh * od) * (d * h * w);
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned int)count) return;
+    NARROW
+    int rows = (int)i / ow;
+    int planes = rows / oh;
+    int n = planes / od;
+    int c = (int)i - rows * ow;
+    int b = rows - planes * oh;
+    int a = planes - n * od;
+    const T* plane = x + n * (d * h * w);
     A sum = (A)0;
     T most = least;
-    long long right = end_of(c, sw, pw, kw, w);
-    long long bottom = end_of(b, sh, ph, kh, h);
-    long long back = end_of(a, sd, pd, kd, d);
-    for (long long z = first_of(a, sd, pd); z < back; ++z) {
-        for (long long r = first_of(b, sh, ph); r < bottom; ++r) {
-            for (long long q = first_of(c, sw, pw); q < right; ++q) {
+    int right = end_of(c, sw, pw, kw, w);
+    int bottom = end_of(b, sh, ph, kh, h);
+    int back = end_of(a, sd, pd, kd, d);
+    for (int z = first_of(a, sd, pd); z < back; ++z) {
+        for (int r = first_of(b, sh, ph); r < bottom; ++r) {
+            for (int q = first_of(c, sw, pw); q < right; ++q) {
                 T value = plane[(z * h + r) * w + q];
                 if (kind == 0) {
                     if ((A)value > (A)most || isnan((A)value)) most = value;
@@ -84,21 +91,21 @@ extern "C" __global__ void pool(const T* x, T* y, EXTENTS) {
         y[i] = most;
     } else {
         if (kind == 1) {
-            long long n = span_of(a, sd, pd, kd, d, padded) * span_of(b, sh, ph, kh, h, padded);
-            sum = sum * (A)(1.0 / (double)(n * span_of(c, sw, pw, kw, w, padded)));
+            int m = span_of(a, sd, pd, kd, d, padded) * span_of(b, sh, ph, kh, h, padded);
+            sum = sum * (A)(1.0 / (double)(m * span_of(c, sw, pw, kw, w, padded)));
         }
         y[i] = (T)sum;
     }
 }
 
-__device__ bool is_first(const T* plane, T most, long long a, long long b, long long c, long long z, long long r,
-                         long long q, long long h, long long w, long long kh, long long kw, long long sd,
-                         long long sh, long long sw, long long pd, long long ph, long long pw) {
-    long long right = end_of(c, sw, pw, kw, w);
-    long long bottom = end_of(b, sh, ph, kh, h);
-    for (long long u = first_of(a, sd, pd); u <= z; ++u) {
-        for (long long v = first_of(b, sh, ph); v < bottom; ++v) {
-            for (long long t = first_of(c, sw, pw); t < right; ++t) {
+__device__ bool is_first(const T* plane, T most, int a, int b, int c, int z, int r,
+                         int q, int h, int w, int kh, int kw, int sd,
+                         int sh, int sw, int pd, int ph, int pw) {
+    int right = end_of(c, sw, pw, kw, w);
+    int bottom = end_of(b, sh, ph, kh, h);
+    for (int u = first_of(a, sd, pd); u <= z; ++u) {
+        for (int v = first_of(b, sh, ph); v < bottom; ++v) {
+            for (int t = first_of(c, sw, pw); t < right; ++t) {
                 if (u == z && v == r && t == q) return true;
                 if ((A)plane[(u * h + v) * w + t] == (A)most) return false;
             }
@@ -108,28 +115,31 @@ __device__ bool is_first(const T* plane, T most, long long a, long long b, long 
 }
 
 extern "C" __global__ void pool_back(const T* dy, const T* x, const T* y, T* dx, EXTENTS) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    long long q = i % w;
-    long long r = i / w % h;
-    long long z = i / (w * h) % d;
-    long long n = i / (w * h * d);
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned int)count) return;
+    NARROW
+    int rows = (int)i / w;
+    int planes = rows / h;
+    int n = planes / d;
+    int q = (int)i - rows * w;
+    int r = rows - planes * h;
+    int z = planes - n * d;
     const T* plane = x + n * (d * h * w);
     A mine = kind == 0 ? (A)x[i] : (A)0;
     A sum = (A)0;
-    long long last_a = high_of(z, sd, pd, od);
-    long long last_b = high_of(r, sh, ph, oh);
-    long long last_c = high_of(q, sw, pw, ow);
-    for (long long a = low_of(z, sd, pd, kd); a <= last_a; ++a) {
-        for (long long b = low_of(r, sh, ph, kh); b <= last_b; ++b) {
-            for (long long c = low_of(q, sw, pw, kw); c <= last_c; ++c) {
-                long long o = ((n * od + a) * oh + b) * ow + c;
+    int last_a = high_of(z, sd, pd, od);
+    int last_b = high_of(r, sh, ph, oh);
+    int last_c = high_of(q, sw, pw, ow);
+    for (int a = low_of(z, sd, pd, kd); a <= last_a; ++a) {
+        for (int b = low_of(r, sh, ph, kh); b <= last_b; ++b) {
+            for (int c = low_of(q, sw, pw, kw); c <= last_c; ++c) {
+                int o = ((n * od + a) * oh + b) * ow + c;
                 A g = (A)dy[o];
                 if (kind == 0) {
                     if (mine != (A)y[o]) continue;
                     if (is_first(plane, y[o], a, b, c, z, r, q, h, w, kh, kw, sd, sh, sw, pd, ph, pw)) sum += g;
                 } else if (kind == 1) {
-                    long long m = span_of(a, sd, pd, kd, d, padded) * span_of(b, sh, ph, kh, h, padded);
+                    int m = span_of(a, sd, pd, kd, d, padded) * span_of(b, sh, ph, kh, h, padded);
                     sum += g * (A)(1.0 / (double)(m * span_of(c, sw, pw, kw, w, padded)));
                 } else {
                     sum += g;
@@ -140,13 +150,16 @@ extern "C" __global__ void pool_back(const T* dy, const T* x, const T* y, T* dx,
     dx[i] = (T)sum;
 }
 """
-).replace("EXTENTS", _EXTENTS)
+    )
+    .replace("EXTENTS", _EXTENTS)
+    .replace("NARROW", _NARROW)
+)
 _WHOLE = (
     TOTAL
     + """
 extern "C" __global__ void pool_whole(const T* x, T* y, long long size, A share) {
     __shared__ A s[1024];
-    const T* plane = x + blockIdx.x * size;
+    const T* plane = x + (long long)blockIdx.x * size;
     A sum = (A)0;
     for (long long i = threadIdx.x; i < size; i += blockDim.x) sum += (A)plane[i];
     sum = total(s, sum);

@@ -1,5 +1,8 @@
 """Softmax and its losses: one block for each row, one thread for each element of a gradient.
 
+Where the classes of a row lie apart (``multi_output``, an axis that is not the last), neighbouring threads work on
+neighbouring rows instead, each on one of them alone, so that a warp reads consecutive memory.
+
 The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. What is divided
 by the number of valid labels is counted on the device, so that the host waits for nothing.
 """
@@ -54,8 +57,50 @@ extern "C" __global__ void softmax_rows_back(const T* dy, const T* y, T* dx, lon
         dx[base + c * inner] = (T)(logarithm == 1 ? g - exp(out) * sum : (g - sum) * out);
     }
 }
+
+extern "C" __global__ void softmax_columns(const T* x, T* y, long long classes, long long inner, int logarithm,
+                                           long long count) {
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned int)count) return;
+    unsigned int step = (unsigned int)inner;
+    unsigned int outer = i / step;
+    unsigned int begin = outer * (unsigned int)classes * step + (i - outer * step);
+    unsigned int end = begin + (unsigned int)classes * step;
+    A most = (A)x[begin];
+    for (unsigned int at = begin; at < end; at += step) most = fmax(most, (A)x[at]);
+    A sum = (A)0;
+    for (unsigned int at = begin; at < end; at += step) sum += exp((A)x[at] - most);
+    A power = log(sum);
+    for (unsigned int at = begin; at < end; at += step) {
+        A z = (A)x[at] - most;
+        y[at] = (T)(logarithm == 1 ? z - power : exp(z) / sum);
+    }
+}
+
+extern "C" __global__ void softmax_columns_back(const T* dy, const T* y, T* dx, long long classes, long long inner,
+                                                int logarithm, long long count) {
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned int)count) return;
+    unsigned int step = (unsigned int)inner;
+    unsigned int outer = i / step;
+    unsigned int begin = outer * (unsigned int)classes * step + (i - outer * step);
+    unsigned int end = begin + (unsigned int)classes * step;
+    A sum = (A)0;
+    for (unsigned int at = begin; at < end; at += step) {
+        A g = (A)dy[at];
+        sum += logarithm == 1 ? g : g * (A)y[at];
+    }
+    for (unsigned int at = begin; at < end; at += step) {
+        A g = (A)dy[at];
+        A out = (A)y[at];
+        dx[at] = (T)(logarithm == 1 ? g - exp(out) * sum : (g - sum) * out);
+    }
+}
 """
 )
+_APART = 8
+"""From so many elements between the classes of a row on, a thread has a row of its own: a warp then reads whole sectors
+of memory."""
 _LABELS = (
     TOTAL
     + """
@@ -108,6 +153,9 @@ def _flag(value: Any) -> Any:
 def _run(ctx: OpContext, name: str, arrays: tuple[Any, ...], rows: Shape, *, log: bool) -> None:
     outer, classes, inner = rows
     args = (*arrays, classes, inner, _flag(log))
+    if inner >= _APART:
+        each(ctx.xp, _ROWS, name.replace("rows", "columns"), outer * inner, args, T=arrays[0].dtype)
+        return
     launch(ctx.xp, _ROWS, name, outer * inner, width(classes), args, T=arrays[0].dtype)
 
 

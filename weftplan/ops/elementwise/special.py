@@ -316,6 +316,7 @@ unary(
     _digamma_backward,
     scratch=_FOUR,
     forward_scratch=_FOUR,
+    in_mxnet=False,  # MXNet 2.0 has it
     doc="Derivative of the logarithm of the gamma function; infinite at its poles.",
 )
 unary(

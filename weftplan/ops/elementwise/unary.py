@@ -52,6 +52,7 @@ def unary(
     infer_dtype: DTypeRule = same_dtype,
     inplace: tuple[InplacePair, ...] = UNARY_INPLACE,
     aliases: tuple[str, ...] = (),
+    in_mxnet: bool = True,
     doc: str,
 ) -> None:
     """Register an elementwise operator and, with ``derivative``, its backward operator.
@@ -77,6 +78,7 @@ def unary(
             inplace=inplace,
             workspace=block_workspace(*forward_scratch) if forward_scratch else None,
             aliases=aliases,
+            in_mxnet=in_mxnet,
             doc=doc,
         )
     )

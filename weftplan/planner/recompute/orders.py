@@ -27,6 +27,45 @@ def stepwise_forward(program: Program) -> Program:
     return program.in_order([*order, *program.backward])
 
 
+def lazy_backward(program: Program) -> Program:
+    """``program`` with backward nodes that need no tangent placed just before their first reader.
+
+    Nodes that write, that run for their effect or that make an output stay. Returns ``program`` itself where no
+    tangents are declared or nothing moves.
+    """
+    if not program.tangents:
+        return program
+    graph = program.graph
+    late = set(program.tangents)
+    stays = {*graph.effects, *(graph.entry_node[e] for e in graph.outputs), *program.held.values()}
+    free: dict[int, int] = {}
+    for step, nid in enumerate(program.backward):
+        work = graph.works[nid]
+        bound = nid in stays or work.writes or any(not pair.identity for pair in work.over)
+        if bound or not late.isdisjoint(graph.inputs[nid]) or graph.controls[nid]:
+            late.update(range(graph.row[nid], graph.row[nid + 1]))
+        else:
+            free[nid] = step
+    needs = dependencies(program)
+    order: list[int] = []
+    done: set[int] = set()
+    for nid in program.backward:
+        if nid in free:
+            continue
+        ahead: set[int] = set()
+        stack = [nid]
+        while stack:
+            fresh = [n for n in needs[stack.pop()] if n in free and n not in done and n not in ahead]
+            ahead.update(fresh)
+            stack += fresh
+        order += sorted(ahead, key=free.__getitem__)
+        done |= ahead
+        order.append(nid)
+    # A free node that no other reads has nothing to wait for.
+    order += [nid for nid in free if nid not in done]
+    return program.in_order([*program.forward, *order])
+
+
 def reversed_backward(program: Program) -> Program:
     """``program`` with the backward part sorted by the forward nodes it belongs to, the last one first.
 

@@ -17,7 +17,7 @@ from weftplan.planner.program import Program
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.echo import chosen_echo
 from weftplan.planner.recompute.ladder import Ladder
-from weftplan.planner.recompute.orders import reversed_backward, stepwise_forward
+from weftplan.planner.recompute.orders import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
@@ -74,13 +74,17 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | 
 def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
     """The graph ready for prices, in the orders worth a trial.
 
-    The given one; with the backward part in reverse forward order; with both parts step by step.
+    The given one; with free backward steps placed lazily; with the backward part in reverse forward order; with both
+    parts step by step.
     """
     seconds = cost(start.program)
     tapes = [Tape(start.program, assignment=start.assignment, options=options, seconds=seconds)]
     orders = [start.program.order]
-    for program in (start.program, stepwise_forward(start.program)):
-        program = reversed_backward(program)
+    for program in (
+        lazy_backward(start.program),
+        reversed_backward(start.program),
+        reversed_backward(stepwise_forward(start.program)),
+    ):
         if program.order not in orders:
             orders.append(program.order)
             tapes.append(Tape(program, assignment=assignment(program, options), options=options, seconds=seconds))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from weftplan.planner.liveness import overwritten, shared_roots
 from weftplan.planner.program import Program
 from weftplan.planner.rewiring import Rewrite
 
@@ -19,11 +20,18 @@ SUFFIX = "_mirror"
 def repeatable(program: Program) -> list[int]:
     """Forward nodes that may be computed twice, in execution order.
 
-    Losses and makers of the graph's outputs are left out: their results stay alive to the end in any case.
+    Losses and makers of the graph's outputs and of held results are left out: these stay alive in any case. So are
+    writes to results, and readers of results that are written to later: they would read something else.
     """
     graph = program.graph
-    kept = {graph.entry_node[e] for e in graph.outputs}
-    return [nid for nid in program.forward if graph.works[nid].may_repeat and nid not in kept]
+    kept = {graph.entry_node[e] for e in (*graph.outputs, *program.held)}
+    able = [nid for nid in program.forward if graph.works[nid].may_repeat and nid not in kept]
+    changed = overwritten(program)
+    if not changed:
+        return able
+    root = shared_roots(program)
+    pure = [nid for nid in able if all(pair.identity for pair in graph.works[nid].over)]
+    return [nid for nid in pure if changed.isdisjoint(root[e] for e in program.reads[nid])]
 
 
 def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:

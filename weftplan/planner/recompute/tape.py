@@ -109,7 +109,7 @@ class Tape:
             self.outside[e] = 1
         counted = options.workspaces
         self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
-        self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
+        self.pairs = [self._pairs(nid, offers=options.enable_inplace) for nid in range(graph.num_nodes)]
         self.nbytes = np.tile(np.array(program.nbytes, dtype=np.int64), 2)
         """Bytes of each entry, those of twins behind the others."""
         self._nodes = np.array(program.order, dtype=np.int64)
@@ -122,6 +122,9 @@ class Tape:
         self._without_memory = np.flatnonzero(np.tile(np.array(self.outside, dtype=np.uint8), 2))
         self._node_device = np.array(program.device, dtype=np.int64)
         self._device = np.tile(self._node_device[graph.entry_node], 2)
+        position = {nid: step for step, nid in enumerate(program.order)} if program.held else {}
+        self._held = np.array(list(program.held), dtype=np.int64)
+        self._held_at = np.array([position[nid] for nid in program.held.values()], dtype=np.int64)
         self._scratch = np.zeros(graph.num_nodes, dtype=np.int64)
         self._scratch[list(self.workspace)] = list(self.workspace.values())
         self._forward_reads = self._reads_of(self.forward)
@@ -143,16 +146,18 @@ class Tape:
         self._identities = self._table(self.forward, identity=True), self._table(self.backward, identity=True)
         self._others = self._table(self.forward, identity=False), self._table(self.backward, identity=False)
 
-    def _pairs(self, nid: int) -> list[Pair]:
-        """In-place pairs of a node, but those whose output is added straight into a sum.
+    def _pairs(self, nid: int, *, offers: bool) -> list[Pair]:
+        """Mandatory pairs of a node, which act as identities, and its in-place ``offers``.
 
+        Those whose output is added straight into a sum are left out.
         Where an identity shares its input or its output with another pair of the node, the price may differ from the
         plan; no operator declares such pairs.
         """
         inputs, first = self.program.graph.inputs[nid], self.program.graph.row[nid]
+        must = [pair._replace(identity=True) for pair in self.program.graph.works[nid].over]
         return [
             (pair.input, inputs[pair.input], first + pair.output, pair.identity)
-            for pair in self.program.pairs[nid]
+            for pair in (*must, *(self.program.pairs[nid] if offers else ()))
             if not self.outside[first + pair.output]
         ]
 
@@ -201,6 +206,8 @@ class Tape:
         step, entry = self._reads(steps)
         read = np.full(2 * self.num_entries, -1, dtype=np.int64)
         np.maximum.at(read, entry, step)
+        if len(self._held):
+            np.maximum.at(read, self._held, self._held_until(steps))
         read[self.program.graph.outputs] = steps.total
         held = (first >= 0) & (read >= 0)
         needed = np.full(2 * self.num_entries, steps.total, dtype=np.int64)
@@ -250,6 +257,11 @@ class Tape:
             np.concatenate([entry, self._shifted(steps, entry[again]), self._shifted(steps, entry_back)]),
         )
 
+    def _held_until(self, steps: _Steps) -> IntArray:
+        """The step until whose end each held entry is alive."""
+        ahead, at = len(self.forward), self._held_at
+        return np.where(at < ahead, at, steps.at_backward[np.maximum(at - ahead, 0)] if self.backward else at)
+
     def _made(self, steps: _Steps) -> IntArray:
         """Per entry: the step that makes it; -1 where it is not made or has no memory."""
         made = np.full(2 * self.num_entries, -1, dtype=np.int64)
@@ -284,6 +296,10 @@ class Tape:
         value = root[entry]
         last = np.full(2 * self.num_entries, -1, dtype=np.int64)
         np.maximum.at(last, value, step)
+        if len(self._held):
+            value = np.concatenate([value, root[self._held]])
+            step = np.concatenate([step, self._held_until(steps)])
+            np.maximum.at(last, value, step)
         at_last = np.bincount(value[last[value] == step], minlength=2 * self.num_entries)
         last[root[self.program.graph.outputs]] = steps.total
         first = self._made(steps)

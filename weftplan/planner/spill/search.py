@@ -89,7 +89,8 @@ class Search:
                     if group[e] >= 0 and program.device[nid] == device:
                         made[e] = step
                         used[group[e]] = step
-        held = {group[e] for e in program.graph.outputs}
+        shared = (row[nid] + pair.output for nid, work in enumerate(program.graph.works) for pair in work.over)
+        held = {group[e] for e in (*program.graph.outputs, *program.held, *shared)}
         found = []
         for e, step in made.items():
             g = group[e]

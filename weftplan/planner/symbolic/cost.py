@@ -10,14 +10,19 @@ element of its window.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.core import cost
+from weftplan.ops.core.schema import Req, Shape
 from weftplan.ops.fusion.relu import layer_of
+from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.planner.program import Program
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.symbol.node import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,11 @@ ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
 """A data-centre card without reduced precision: taken from data sheets, at about half of what they state."""
 
 
+def _machine(context: Context) -> Machine:
+    """That of a device; a simulated one stands for an accelerator."""
+    return ACCELERATOR if context.has_streams else HOST
+
+
 def node_seconds(program: Program, measured: Mapping[str, float] | None = None) -> list[float]:
     """Seconds of every node of a graph (0 for variables): ``measured`` ones by node name, where there are, or modelled.
 
@@ -52,7 +62,7 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
         if not value >= 0.0:
             raise PlanError(f"measured time of {name!r} must be a number of seconds >= 0, got {value!r}")
     graph, row = program.graph, program.graph.row
-    machines = [HOST if context.is_host else ACCELERATOR for context in program.contexts]
+    machines = [_machine(context) for context in program.contexts]
     result: list[float] = []
     base = graph.base or graph
     assert isinstance(base, IndexedGraph)
@@ -66,26 +76,66 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
         if known is not None:
             result.append(float(known))
             continue
-        machine = machines[program.device[nid]]
         outs = range(row[nid], row[nid + 1])
-        traffic: float = sum(program.nbytes[e] for e in program.reads[nid]) + sum(
-            program.nbytes[e] for e in outs if program.refs[e]
-        )
-        arithmetic = 0.0
-        if node is not None and node.op is not None:
-            name = layer_of(node.op.backward_of or node.op.name)
-            traffic *= cost.SWEEPS.get(name, 1.0)
-            if name == "Pooling":
-                # Of both sides the smaller has one element per window.
-                pooled = min(program.nbytes[e] for e in (*graph.inputs[nid], *outs))
-                traffic += 2.0 * cost.window(node.params) * pooled
-            if name in cost.COUNTED:
-                arithmetic = cost.operations(
-                    name,
-                    [program.shapes[e] for e in graph.inputs[nid]],
-                    [program.shapes[e] for e in outs],
-                    is_backward=node.op.backward_of is not None,
-                    wanted=[program.refs[e] > 0 for e in outs],
-                )
-        result.append(machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth))
+        wanted = [program.refs[e] > 0 for e in outs]
+        result.append(
+            _modelled(
+                machines[program.device[nid]], node, program.shapes, program.nbytes, inputs=graph.inputs[nid],
+                reads=program.reads[nid], outs=outs, wanted=wanted,
+            )
+        )  # fmt: skip
     return result
+
+
+def seconds_of(planned: PlannedSteps, nid: int) -> float:
+    """Modelled seconds of one node of a planned graph, without what its device takes to be called."""
+    graph = planned.graph
+    assert isinstance(graph, IndexedGraph)
+    node = graph.nodes[nid]
+    assert node.op is not None
+    outs = range(graph.row[nid], graph.row[nid + 1])
+    ignored = set(node.op.ignored(node.params))
+    reads = [e for k, e in enumerate(graph.inputs[nid]) if k not in ignored]
+    nbytes = {e: prod(planned.shapes[e]) * planned.dtypes[e].itemsize for e in (*graph.inputs[nid], *outs)}
+    machine = _machine(planned.devices[nid])
+    wanted = [planned.requests[e] != Req.NULL for e in outs]
+    return (
+        _modelled(
+            machine, node, planned.shapes, nbytes, inputs=graph.inputs[nid], reads=reads, outs=outs, wanted=wanted
+        )
+        - machine.call
+    )
+
+
+def _modelled(
+    machine: Machine,
+    node: Node | None,
+    shapes: Sequence[Shape],
+    nbytes: Sequence[int] | Mapping[int, int],
+    *,
+    inputs: Sequence[int],
+    reads: Sequence[int],
+    outs: Sequence[int],
+    wanted: Sequence[bool],
+) -> float:
+    """Seconds of a node on a machine; of its entries ``inputs``, those that it ``reads``, and its outputs ``outs``."""
+    traffic: float = sum(nbytes[e] for e in reads) + sum(
+        nbytes[e] for e, kept in zip(outs, wanted, strict=True) if kept
+    )
+    arithmetic = 0.0
+    if node is not None and node.op is not None:
+        name = layer_of(node.op.backward_of or node.op.name)
+        traffic *= cost.SWEEPS.get(name, 1.0)
+        if name == "Pooling":
+            # Of both sides the smaller has one element per window.
+            pooled = min(nbytes[e] for e in (*inputs, *outs))
+            traffic += 2.0 * cost.window(node.params) * pooled
+        if name in cost.COUNTED:
+            arithmetic = cost.operations(
+                name,
+                [shapes[e] for e in inputs],
+                [shapes[e] for e in outs],
+                is_backward=node.op.backward_of is not None,
+                wanted=wanted,
+            )
+    return machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth)

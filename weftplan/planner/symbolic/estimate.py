@@ -117,10 +117,13 @@ raise it to that, or use a smaller batch
         kvstore,
         workers,
     )
-    several = isinstance(context, Sequence)
-    contexts = list(context) if isinstance(context, Sequence) else [Context("cpu", 0) if context is None else context]
-    if not contexts or len(set(contexts)) != len(contexts):
-        raise PlanError(f"context must be a device or a list of different devices, got {context!r}")
+    several = isinstance(context, Sequence) and not isinstance(context, str)
+    contexts: list[Any] = list(context) if isinstance(context, Sequence) and several else [context]
+    contexts = [Context("cpu", 0)] if contexts == [None] and not several else contexts
+    if not contexts or not all(isinstance(one, Context) for one in contexts) or len(set(contexts)) != len(contexts):
+        raise PlanError(
+            f"context must be a context such as mx.cpu(0) or mx.gpu(0), or a list of different ones, got {context!r}"
+        )
 
     def again(*, batch: int | None = None, budget: int | str | None = None) -> MemoryPlan:
         asked = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
@@ -212,6 +215,9 @@ def _sorted_out(
                     f"a shape is given for {name!r}, which is no argument of the symbol; {hint}it has: {_some(inputs)}"
                 )
     options = [field.name for field in fields(PlanOptions)]
+    for name, value in (*shapes.items(), *more.items()):
+        if name in inputs and hasattr(value, "shape"):
+            raise PlanError(f"the shape of {name!r} is given as an array of shape {value.shape}: give that shape")
     known, overrides = dict(shapes), {}
     for name, value in more.items():
         if name in inputs:

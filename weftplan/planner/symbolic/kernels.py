@@ -12,6 +12,7 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import autotune
 from weftplan.ops.core import implementations, tiling
+from weftplan.ops.core.cuda_tuning import planned_for
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.rule_cache import Settled
 from weftplan.ops.core.schema import DType, Shape, TensorSpec, aligned
@@ -53,11 +54,15 @@ def operator_choices(
         assert last is not None
         start, end, reads = row[nid], row[nid + 1], inputs[nid]
         facts = [shapes[e] for e in reads], [dtypes[e] for e in reads], shapes[start:end], dtypes[start:end]
-        key = (id(op), id(node.params), last.device_type, *facts[0], *facts[1], *facts[2], *facts[3])
+        gpu = last.device_id if where == "gpu" else None
+        key = (id(op), id(node.params), last.device_type, gpu, *facts[0], *facts[1], *facts[2], *facts[3])
         found = known.get(key)
         if found is None:
             ask = partial(_choice, node, facts, last.device_type, where, options)
-            if where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured anew
+            if gpu is not None:
+                with planned_for(gpu):
+                    found = known[key] = ask()
+            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured anew
                 found = known[key] = ask()
             else:
                 more = (options.kernels, offered.get(op.name), *key[2:])

@@ -11,10 +11,10 @@ from math import prod
 import numpy as np
 
 from weftplan.errors import PlanError
-from weftplan.ops.core.schema import Req
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
+from weftplan.support.tensor_types import Req
 
 
 class Claims:
@@ -30,6 +30,10 @@ class Claims:
         self.plan: MemoryPlan = planned.memory
         self.gradients = set(planned.gradients.values())
         self.external = {int(self.graph.row[n]) for n in self.graph.variables()} | self.gradients
+        for nid, work in enumerate(self.graph.works):
+            for pair in work.over:
+                if self.graph.inputs[nid][pair.input] in self.external:
+                    self.external.add(self.graph.row[nid] + pair.output)
         self.storage_of = self.plan.entry_storage.tolist()
 
     def check_arrays(self) -> None:
@@ -72,16 +76,20 @@ class Claims:
         """Sizes, kinds, devices and lifetimes of entries, and the devices of scratch."""
         plan, graph, planned = self.plan, self.graph, self.planned
         heads = set(planned.outputs) | self.gradients
+        sizes = planned.nbytes or [
+            prod(shape) * dtype.itemsize for shape, dtype in zip(planned.shapes, planned.dtypes, strict=True)
+        ]
         end = len(planned.order)
         position = {nid: step for step, nid in enumerate(planned.order)}
         last_read = {e: step for step, nid in enumerate(planned.order) for e in self.reads(nid)}
+        for eid, nid in planned.held.items():
+            last_read[eid] = max(last_read.get(eid, -1), position[nid])
         for eid in range(graph.num_entries):
             name, storage = graph.entry_name(eid), self.storage_of[eid]
-            nbytes = prod(planned.shapes[eid]) * planned.dtypes[eid].itemsize
-            if int(plan.entry_nbytes[eid]) != nbytes:
+            if int(plan.entry_nbytes[eid]) != sizes[eid]:
                 raise PlanError(
                     f"entry {name!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
-                    f"{planned.shapes[eid]} of {planned.dtypes[eid]} has {nbytes}"
+                    f"{planned.shapes[eid]} of {planned.dtypes[eid]} has {sizes[eid]}"
                 )
             kind, request = Kind(int(plan.entry_kind[eid])), planned.requests[eid]
             if (eid in self.external) != (kind is Kind.EXTERNAL):

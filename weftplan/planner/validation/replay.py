@@ -8,12 +8,12 @@ lifetimes, devices, alignment, requests, order edges, totals) is recomputed from
 from __future__ import annotations
 
 from weftplan.errors import PlanError
-from weftplan.ops.core.schema import Req
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.planner.validation.claims import Claims
 from weftplan.planner.validation.stated import ByteMap, check_layout
+from weftplan.support.tensor_types import Req
 
 
 def validate(planned: PlannedSteps | MemoryPlan) -> None:
@@ -48,10 +48,15 @@ class _Replay(Claims):
         self.check_order()
         self.check_entries()
         boundary = self.planned.num_forward_nodes
+        held: dict[int, list[int]] = {}
+        for eid, nid in self.planned.held.items():
+            held.setdefault(nid, []).append(eid)
         for step, nid in enumerate(self.planned.order):
             if step == boundary:
                 self._check_outputs(step)
             self._run_node(step, nid)
+            for eid in held.get(nid, ()):
+                self._expect(eid, step, "its holder")
         self._check_outputs(len(self.planned.order))
         self.check_totals()
 
@@ -111,6 +116,10 @@ class _Replay(Claims):
             if kind is Kind.INPLACE:
                 allowed = self._inplace_source(e, nid, step)
             slab, start, end = self._of_entry(e)
+            # A view writes nothing: its bytes are those of its base, which other inputs may share.
+            view = kind is Kind.INPLACE and any(p.identity and p.output == e - row[nid] for p in work.over)
+            if view:
+                continue
             if kind is not Kind.ADDTO:
                 name, place = graph.entry_name(e), (slab, start, end)
                 self._apart(step, who, what=name, place=place, reads=reads, allowed=allowed, written=written)
@@ -132,7 +141,8 @@ class _Replay(Claims):
         work = graph.works[nid]
         index = int(plan.entry_inplace[eid])
         name = graph.entry_name(eid)
-        pair = next((p for p in work.inplace if p.input == index and p.output == eid - graph.row[nid]), None)
+        pairs = (*work.over, *work.inplace)
+        pair = next((p for p in pairs if p.input == index and p.output == eid - graph.row[nid]), None)
         if pair is None or index in work.ignored:
             raise PlanError(f"step {step}: {work.label} cannot compute {name!r} in place of its input {index}")
         source = graph.inputs[nid][index]
@@ -141,9 +151,9 @@ class _Replay(Claims):
                 f"step {step}: {name!r} claims to be in place of {graph.entry_name(source)!r}, but they are in "
                 f"storages {self.storage_of[eid]} and {self.storage_of[source]}"
             )
-        if plan.entry_nbytes[source] != plan.entry_nbytes[eid]:
+        if plan.entry_nbytes[source] != plan.entry_nbytes[eid] and pair not in work.over:
             raise PlanError(f"step {step}: {name!r} and {graph.entry_name(source)!r} share memory but differ in size")
-        if pair.identity and planned.dtypes[source] == planned.dtypes[eid]:
+        if pair.identity and (pair in work.over or planned.dtypes[source] == planned.dtypes[eid]):
             self.value[eid] = self.value[source]
         return source
 

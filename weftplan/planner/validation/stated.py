@@ -45,7 +45,7 @@ def _check_sizes(plan: MemoryPlan) -> None:
     labels, steps = plan.labels, len(plan.labels.steps)
     for eid in range(len(plan.entry_nbytes)):
         nbytes = prod(labels.shapes[eid]) * labels.dtypes[eid].itemsize
-        if nbytes != plan.entry_nbytes[eid]:
+        if nbytes > plan.entry_nbytes[eid]:
             raise PlanError(
                 f"entry {labels.name(eid)!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
                 f"{labels.shapes[eid]} of {labels.dtypes[eid]} has {nbytes}"

@@ -185,6 +185,7 @@ class MNISTIter(Rows):
         flat: images as rows of pixels, else (1, rows, columns).
         shuffle: samples in a random order, from ``seed``; the same in each epoch, as in MXNet.
         silent: accepted.
+        num_parts, part_index: take one of so many equal parts of the samples.
 
     What is left over behind the last whole batch is left out.
 
@@ -203,11 +204,20 @@ class MNISTIter(Rows):
         silent: bool = False,
         data_name: str = "data",
         label_name: str = "softmax_label",
+        num_parts: int = 1,
+        part_index: int = 0,
         **ignored: Any,
     ) -> None:
-        images = _idx(image, 3).astype(np.float32) / 256
+        if not 0 <= part_index < num_parts:
+            raise ParameterError(f"MNISTIter: part_index must be from 0 to {num_parts - 1}, got {part_index}")
+        pixels, labels = read_idx(image, 3), read_idx(label, 1)
+        if len(pixels) != len(labels):
+            raise ShapeError(f"MNISTIter: {len(pixels)} samples, but {len(labels)} labels")
+        count = len(pixels) // num_parts
+        part = slice(part_index * count, (part_index + 1) * count)
+        images = pixels[part].astype(np.float32) / 256
         images = images.reshape(len(images), -1) if flat else images[:, None]
-        super().__init__(images, _idx(label, 1).astype(np.float32), batch_size, data_name, label_name)
+        super().__init__(images, labels[part].astype(np.float32), batch_size, data_name, label_name)
         if shuffle:
             generator((seed, 0)).shuffle(self._order)
         self._facts["seed"] = int(seed) if shuffle else None
@@ -224,8 +234,12 @@ class MNISTIter(Rows):
         return True
 
 
-def _idx(path: File, ndim: int) -> Host:
-    """The bytes of a file of MNIST as an array."""
+def read_idx(path: File, ndim: int) -> Host:
+    """The bytes of a file of MNIST as an array, packed with gzip or not.
+
+    Raises:
+        FormatError: it is truncated, or no such file.
+    """
     where = os.fspath(path)
     with open_to_read(path) as file:
         content = unpack_gzip(file.read(), where)

@@ -7,6 +7,7 @@ one thread at a time. The file is long because all others are made of what stand
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,9 +274,9 @@ class NDArrayIter(HoldingIter):
             raise ParameterError(
                 f"last_batch_handle must be 'pad', 'discard' or 'roll_over', got {last_batch_handle!r}"
             )
-        self.data = _named(data, data_name, empty_ok=False)
-        self.label = _named(label, label_name, empty_ok=True)
-        counts = {name: len(values) for name, values in (*self.data, *self.label)}
+        self._data = _named(data, data_name, empty_ok=False)
+        self._label = _named(label, label_name, empty_ok=True)
+        counts = {name: len(values) for name, values in (*self._data, *self._label)}
         if len(set(counts.values())) != 1:
             raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
         self.num_data = next(iter(counts.values()))
@@ -292,7 +293,7 @@ class NDArrayIter(HoldingIter):
             "batch_size": int(batch_size),
             "shuffle": bool(shuffle),
             "last_batch_handle": last_batch_handle,
-            "shapes": {name: list(values.shape[1:]) for name, values in (*self.data, *self.label)},
+            "shapes": {name: list(values.shape[1:]) for name, values in (*self._data, *self._label)},
         }
         self._key: tuple[int, int] | None = None
         """What the order of this epoch was drawn with, where it is random."""
@@ -306,11 +307,11 @@ class NDArrayIter(HoldingIter):
 
     @property
     def provide_data(self) -> list[DataDesc]:
-        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.data]
+        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self._data]
 
     @property
     def provide_label(self) -> list[DataDesc]:
-        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.label]
+        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self._label]
 
     def reset(self) -> None:
         self._begin(order_key() if self.shuffle else None, self._carried)
@@ -343,6 +344,37 @@ class NDArrayIter(HoldingIter):
         self._carried, self._cursor = carried, cursor
         self.current_batch = None
 
+    layout = "NCHW"
+
+    @property
+    def data(self) -> list[tuple[str, NDArray]]:
+        """(name, a copy of the samples in the order of this epoch), as scripts for MXNet read them."""
+        return self._ordered(self._data)
+
+    @property
+    def label(self) -> list[tuple[str, NDArray]]:
+        """The same for labels."""
+        return self._ordered(self._label)
+
+    def _ordered(self, named: list[tuple[str, Host]]) -> list[tuple[str, NDArray]]:
+        order = self._order[len(self._brought) :]
+        return [(name, array(values[order], dtype=values.dtype)) for name, values in named]
+
+    @property
+    def data_list(self) -> list[NDArray]:
+        """The arrays of :attr:`data` and :attr:`label`."""
+        return [values for _, values in (*self.data, *self.label)]
+
+    @property
+    def num_source(self) -> int:
+        """How many arrays there are."""
+        return len(self._data) + len(self._label)
+
+    @property
+    def cursor(self) -> int:
+        """The place of the current batch in the order; minus the batch size before the first one."""
+        return self._cursor - self.batch_size
+
     @property
     def idx(self) -> Host:
         """Numbers of the samples in the order of this epoch."""
@@ -369,8 +401,8 @@ class NDArrayIter(HoldingIter):
             chosen = np.concatenate([chosen, np.resize(self._order, pad)])
         self._cursor = start + size
         self.current_batch = DataBatch(
-            [array(values[chosen], dtype=values.dtype) for _, values in self.data],
-            [array(values[chosen], dtype=values.dtype) for _, values in self.label],
+            [array(values[chosen], dtype=values.dtype) for _, values in self._data],
+            [array(values[chosen], dtype=values.dtype) for _, values in self._label],
             pad=pad,
             index=chosen,
             provide_data=self.provide_data,
@@ -422,6 +454,9 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
         host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
         if host.ndim == 0:
             raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
+        if host.dtype.kind in "SUO":  # columns of a file or of a table
+            with suppress(DTypeError):
+                host = array(host).asnumpy()
         if not is_number(host.dtype):
             raise DTypeError(f"{name}: expected an array of numbers, got dtype {host.dtype}")
         if not isinstance(value, NDArray) and (host.dtype == np.float64 or host.dtype.kind in "biu"):

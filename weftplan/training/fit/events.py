@@ -23,6 +23,7 @@ from weftplan import engine, storage
 from weftplan import ndarray as nd
 from weftplan.device import host_memory
 from weftplan.device.context import Context
+from weftplan.device.usage import Usage
 from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.support import slots
 from weftplan.support.atomic_files import open_to_read, write_text
@@ -125,6 +126,7 @@ class Events:
         self._full = False
         """Whether the folder has refused a line."""
         self._contexts: list[Context] = []
+        self._usage = Usage(())
 
     # -- what fit tells -------------------------------------------------------------------------------------------
 
@@ -137,6 +139,7 @@ class Events:
         if torn:  # the line that was being written when the process was killed
             self._file.write("\n")
         self._contexts = list(contexts)
+        self._usage = Usage(contexts)
         self._start, self._line_at = time.perf_counter(), 0.0
         self._write("resume" if resumed else "begin", facts)
 
@@ -167,7 +170,7 @@ class Events:
         event = self._write("step", found)
         self._line_at = time.perf_counter() - self._start
         self._scalars("train/", dict(metrics), step)
-        names = ("samples_per_s", "gradient_norm", "learning_rate", "loss_scale", "live", "reserved")
+        names = ("samples_per_s", "gradient_norm", "learning_rate", "loss_scale", "live", "reserved", "cpu")
         self._scalars("run/", {name: found[name] for name in names if found.get(name) is not None}, step)
         self._scalars("seconds/", window.seconds, step)
         return event
@@ -231,7 +234,7 @@ class Events:
         return event
 
     def _machine(self) -> Event:
-        """Bytes and queues at this moment."""
+        """Bytes and queues at this moment, and how busy the processors have been since the last line."""
         statistics = [storage.get(context).statistics() for context in self._contexts]
         told = engine.get().statistics()
         queues: dict[str, int] = {}
@@ -244,6 +247,7 @@ class Events:
             "process": host_memory.resident(),
             "pending": told.pending,
             "queues": queues,
+            **self._usage.figures(),
         }
 
     def _scalars(self, prefix: str, values: Mapping[str, Any], step: int) -> None:

@@ -262,6 +262,7 @@ class BaseModule(Constructed):
         Raises:
             BudgetError: training does not fit the memory budget; nothing has been allocated.
             MXNetError: ``num_epoch`` is missing.
+            ParameterError: ``num_epoch`` or ``begin_epoch`` is no whole number, or below 0.
             ShapeError: a batch cannot be cut into ``micro_batches`` equal pieces.
             ParameterError: the checkpoint is of another network or of other settings; there are checkpoints, and
                 ``resume`` is not asked for.
@@ -269,6 +270,7 @@ class BaseModule(Constructed):
         """
         if num_epoch is None:
             raise MXNetError("fit needs num_epoch: the epoch to stop before")
+        begin_epoch, num_epoch = whole_epochs("begin_epoch", begin_epoch), whole_epochs("num_epoch", num_epoch)
         _check_iterator("fit: train_data", train_data)
         if eval_data is not None:
             _check_iterator("fit: eval_data", eval_data)
@@ -430,6 +432,13 @@ def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
     if not pad or not array.shape or array.shape[0] % samples:
         return array
     return array[: array.shape[0] // samples * (samples - pad)]
+
+
+def whole_epochs(name: str, value: Any) -> int:
+    """A number of epochs; raises ParameterError for one that is not whole, or below 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ParameterError(f"fit: {name} must be a whole number of epochs, 0 or more, got {value!r}")
+    return int(value)
 
 
 def _check_iterator(what: str, data: Any) -> None:

@@ -16,6 +16,7 @@ from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
+from weftplan.kvstore.updating import UpdatingStore
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.support.keyword_errors import known_keywords
@@ -44,10 +45,11 @@ from weftplan.training.module.module_checks import (
 )
 from weftplan.training.module.optimizer_states import adopt, read_states
 from weftplan.training.module.parameters import complete, first_values, unknown_names
+from weftplan.training.mxnet_names import ModuleNames
 from weftplan.training.optimizers import optimizer as optimizers
 
 
-class Module(BaseModule):
+class Module(ModuleNames, BaseModule):
     """Train and run ``symbol``.
 
     Args:
@@ -150,11 +152,6 @@ class Module(BaseModule):
     def _grad_req(self) -> GradReq | None:
         """What was bound, under the name that scripts know."""
         return self._bind_options.get("grad_req")
-
-    @property
-    def _exec_group(self) -> ExecutorGroup:
-        """The bound executors, under the name that scripts know."""
-        return self.group
 
     @property
     def data_shapes(self) -> list[DataDesc]:
@@ -715,9 +712,15 @@ class Module(BaseModule):
             raise MXNetError(f"kvstore {self._kvstore!r} does not give access to optimizer states")
         return holder
 
+    def _all_states(self) -> Updater:
+        """The states to save or to replace: with ``dist_async`` those of all servers."""
+        if self.optimizer_initialized and self._updater is None and isinstance(self._kvstore, UpdatingStore):
+            return self._kvstore._states()
+        return self._states_holder()
+
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's states to a file, whole or not at all."""
-        states = self._states_holder().get_states()
+        states = self._all_states().get_states()
         with replacing(fname) as file:
             file.write(states)
 
@@ -741,4 +744,4 @@ class Module(BaseModule):
         arrays = dict(zip(self.param_names, self.group.param_arrays, strict=True))
         # Without a kvstore a key stands for a parameter on one context, with one for its array on the first.
         weights = {key: arrays[name][0 if key == name else key % len(self.contexts)] for key, name in keys.items()}
-        adopt(self._states_holder(), data, names, trained, keys, weights)
+        adopt(self._all_states(), data, names, trained, keys, weights)

@@ -5,7 +5,7 @@ They raise before anything changes, and keep nothing. A module calls them on the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weftplan.device.context import Context, current_context
@@ -141,7 +141,8 @@ def context_list(context: Any) -> list[Context]:
     """One context or several as a list; None is the current one."""
     if context is None:
         context = current_context()
-    contexts = [context] if isinstance(context, Context) else list(context)
+    several = isinstance(context, Iterable) and not isinstance(context, (Context, str))
+    contexts = list(context) if several else [context]
     if not all(isinstance(one, Context) for one in contexts):
         raise BindError(f"context must be a context such as mx.cpu(0), or a list of them, got {context!r}")
     if not contexts:

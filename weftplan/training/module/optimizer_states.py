@@ -51,11 +51,8 @@ def adopt(
         for key, name in keys.items()
         if name in first
     }
-    updater.replace_states(taken, other.version, weights)
-    optimizer: Any = updater.optimizer
-    if counts:
-        optimizer._index_update_count = {key: counts[name] for key, name in keys.items() if name in counts}
-        optimizer.num_update = max(counts.values())
+    known = {key: counts[name] for key, name in keys.items() if name in counts}
+    updater.replace_states(taken, other.version, weights, known)
 
 
 def _copy(state: Any) -> Any:

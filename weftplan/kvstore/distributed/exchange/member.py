@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,19 @@ from weftplan.kvstore.distributed.exchange.tickets import Ticket
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport import mpi
+from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
-from weftplan.support import slots
+from weftplan.support import program_end, slots
 
 EXIT_S = 30.0
 """Seconds that a process which ends gives its last exchanges."""
+FAILED_S = 2.0
+"""Seconds that a process which fails gives them."""
 
 OPERATION = "KVStoreExchange"
 
@@ -85,10 +88,18 @@ class KVStoreDist(KVStoreLocal):
         except KVStoreError as error:
             raise KVStoreError(f"rank {self.rank}: {error}") from None
 
-    def _part(self, key: Key, array: NDArray, priority: int, sources: Sequence[NDArray] = ()) -> JointPart:
+    def _part(
+        self,
+        key: Key,
+        array: NDArray,
+        priority: int,
+        sources: Sequence[NDArray] = (),
+        ticket: Callable[[JointPart], Ticket] | None = None,
+    ) -> JointPart:
         """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged.
 
-        Where there are ``sources``, arrays on the host, their sum is exchanged instead, and ``array`` is the result.
+        If there are ``sources``, arrays on the host, their sum is exchanged instead, and ``array`` is the result.
+        ``ticket`` makes the exchange of this part alone, which is queued; without it the caller queues one later.
         """
         wire = array
         if array.context.device_type not in HOST:
@@ -97,14 +108,18 @@ class KVStoreDist(KVStoreLocal):
         part = JointPart.of(wire, sources, self._add)
         with shielded():
             unbroken()
-            self._start(part, priority)
+            self._start(part, priority, None if ticket is None else ticket(part))
         if wire is not array:
             copy(wire, array, priority)
         return part
 
-    def _start(self, part: JointPart, priority: int) -> None:
-        """Begin the operation of a part, or push it."""
-        if not priority and part.begin(OPERATION):
+    def _start(self, part: JointPart, priority: int, ticket: Ticket | None) -> None:
+        """Begin the operation of a part or push it, and queue its exchange: before the push, which waits for the
+        exchange on an engine that runs operations where they are pushed."""
+        begun = not priority and part.begin(OPERATION)
+        if ticket is not None:
+            self._sequencer.put(ticket)
+        if begun:
             return
         round = part.round
         # It runs even when a sum has failed: the others wait for this process, and must be told.
@@ -114,7 +129,7 @@ class KVStoreDist(KVStoreLocal):
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
         """Queue that the ``array`` of a key becomes what rank ``root`` has."""
-        part, description = self._part(key, array, 0), f"{verb} {described(key, array)}"
+        description = f"{verb} {described(key, array)}"
 
         def exchange(
             group: Group, shares: Sequence[Array], arrays: Sequence[Array], what: str, failure: str | None
@@ -122,7 +137,7 @@ class KVStoreDist(KVStoreLocal):
             del shares  # the same array
             return group.broadcast(arrays[0] if arrays else np.empty(0, np.uint8), root, what, failure)
 
-        self._sequencer.put(Ticket(description, [part], exchange))
+        self._part(key, array, 0, ticket=lambda part: Ticket(description, [part], exchange))
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
         """As of ``local``. Every rank calls this, or ``set_optimizer``, with one that does the same, and waits here.
@@ -180,11 +195,18 @@ class KVStoreDist(KVStoreLocal):
         self._meet(what)
 
     def close(self) -> None:
-        """Take part in no exchange any more; the others go on without this process. A process that ends does this."""
+        """Take part in no exchange any more; the others go on without this process. A process that ends does this.
+
+        If the program ends by an exception or with a status other than 0, or while an exception is handled, the others
+        get a :class:`~weftplan.errors.WorkerLostError` that quotes it.
+        """
         self._at_exit()
 
     def _end(self) -> None:
-        self._sequencer.close(EXIT_S)
+        why = program_end.failure()
+        if why:
+            note_loss()  # it does not wait for the others, who are to stop
+        self._sequencer.close(FAILED_S if why else EXIT_S, why)
         slots.WAIT_HELPERS.get().remove(self._sequencer.help)
 
     def __repr__(self) -> str:

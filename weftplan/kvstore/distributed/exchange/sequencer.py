@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from weftplan.engine import get as get_engine
 from weftplan.engine.shield import shielded, unbroken
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.exchange.tickets import Call, Ticket, give_up
@@ -115,39 +116,53 @@ class Sequencer:
         if self.closed:
             self._refuse()
         self._ring()
-        while not call.done.wait(1.0):
+        first, since = None, time.monotonic()
+        while not wait_driving(call.done, 1.0):
             if not self._thread.is_alive() and not call.done.is_set():
                 raise KVStoreError("the thread of this store has ended")
+            before, first = first, next(iter(tuple(self._items)), None)
+            if first is None or first is not before or first.ready() or len(self._group.members) == 1:
+                since = time.monotonic()
+            elif time.monotonic() - since > self._group.timeout_s:
+                raise KVStoreError(
+                    f"rank {self._group.rank} has waited {self._group.timeout_s:.0f} s for arrays of its own to "
+                    f"{first.description}: no operation has made them ready; gave up. WEFTPLAN_KVSTORE_TIMEOUT is the "
+                    f"time that other processes wait for them, too"
+                )
         if call.error is not None:
             raise call.error
         return call.result
 
-    def close(self, timeout: float) -> None:
-        """Tell the others that this process takes part no more, and end the thread; what is queued comes first."""
+    def close(self, timeout: float, why: str | None = None) -> None:
+        """Tell the others that this process takes part no more, and end the thread; what is queued comes first.
+
+        Args:
+            timeout: seconds for what is queued.
+            why: this process fails; the others are to hear it as a loss.
+        """
         if self.closed:
             return
 
         def leave(group: Group) -> Steps[None]:
             lost = self._broken is not None
             with contextlib.suppress(Exception):
-                if not lost:
+                if not lost and why is None:
                     try:
                         yield from group.leave()
                     except WorkerLostError:
                         lost = True
-                if lost:
-                    yield from group.depart()
+                if lost or why is not None:
+                    yield from group.depart(why or "")
             group.stop_listening()
 
         self._last = Call(leave, repairs=True)
         self._items.append(self._last)
         self.closed = True
         self._ring()
-        self._thread.join(timeout)
-        if self._thread.is_alive():  # an array that will never be ready: let the others know
+        if not wait_driving(self._last.done, timeout):  # an array that will never be ready: let the others know
             self._ended.set()
             self._ring()
-            self._thread.join(1.0)
+        self._thread.join(1.0)
 
     def help(self) -> None:
         """On a thread that is about to wait: exchange what is ready, as long as the others come soon.
@@ -300,6 +315,17 @@ class Sequencer:
         self._steps = None
         self._items.popleft()
         return True, error
+
+
+def wait_driving(event: threading.Event, seconds: float) -> bool:
+    """Wait for an event for at most ``seconds``, and run operations meanwhile on an engine that has no threads."""
+    until = time.monotonic() + seconds
+    while get_engine().drive(event.is_set):
+        if event.wait(0.001):
+            return True
+        if time.monotonic() > until:
+            return False
+    return event.wait(max(0.0, until - time.monotonic()))
 
 
 def rest(looks: int) -> None:

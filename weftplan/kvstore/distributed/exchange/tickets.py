@@ -118,6 +118,7 @@ class Call:
     """Work that a thread waits for, behind all exchanges so far."""
 
     small = False
+    description = "the work of a call"
 
     def __init__(self, work: Callable[[Group], Any], *, repairs: bool) -> None:
         self._work, self.repairs = work, repairs

@@ -40,6 +40,9 @@ _PATIENCE_S = 0.01
 _LOOK_S = 0.001
 """Seconds between two looks."""
 
+_LOSSES_S = 0.1
+"""Seconds between two looks for losses of exchanges that do not wait."""
+
 _SETTLE_S = 2.0
 """Seconds that a process gives MPI to let go of what a loss has interrupted, or to deliver its last word."""
 
@@ -68,6 +71,8 @@ class Members:
         self.members: list[int] = list(range(comm.size))
         self.rank = int(comm.rank)
         self.sequence = 0
+        self.advice = "kv.recover() goes on without"
+        """What follows from a loss, in words."""
         self._epoch = 0
         self._gone: frozenset[int] = frozenset()
         self._views: dict[int, View] = {}
@@ -154,6 +159,13 @@ class Members:
         ranks = self._mpi.Group.Translate_ranks(dead, list(range(dead.size)), world.group)
         return sorted(ended().union(ranks) & set(self.members))
 
+    def look_for_losses(self) -> None:
+        """As :meth:`_look_for_losses`, at most every tenth of a second: for exchanges that may never have to wait."""
+        now = time.monotonic()
+        if now - self._looked > _LOSSES_S:
+            self._looked = now
+            self._look_for_losses()
+
     def _look_for_losses(self) -> None:
         """Raise MPI's exception where a member has died or another one has noticed that."""
         if self.lost() or self._hear():
@@ -225,12 +237,18 @@ class Members:
         self.sequence = max(counts.values())
         return next(rank for rank in self.members if counts[rank] == self.sequence)
 
-    def depart(self) -> Steps[None]:
-        """After a loss: tell the others to go on without this process, too; what ends it tells them otherwise."""
+    def depart(self, why: str = "") -> Steps[None]:
+        """Tell the others to go on without this process, after a loss or because it fails; else its end tells them.
+
+        Args:
+            why: how it fails, in one line; the others quote it.
+        """
         with contextlib.suppress(self._mpi.Exception):
             yield from self._settle()
-            self._gone |= {self.rank}
-            self._tell(View(self._epoch + 1, self.sequence, self._gone))
+            self._hear()
+            gone = self._gone.union(self.lost(), *(view.gone for view in self._views.values()))
+            self._gone = gone | {self.rank}
+            self._tell(View(self._epoch + 1, self.sequence, self._gone, why))
             begun = time.monotonic()
             while time.monotonic() - begun < _SETTLE_S:
                 self._sending = [request for request in self._sending if not self._ended(request)]
@@ -331,12 +349,17 @@ class _Losses:
             group._hear()
             heard = {rank for teller, view in group._views.items() for rank in view.gone - {teller}}
             heard &= set(group.members)
-            if dead or heard or time.monotonic() - begun > _NEWS_S:
+            failed = {rank: view.why for rank, view in group._views.items() if view.why and rank in group.members}
+            if dead or heard or failed or time.monotonic() - begun > _NEWS_S:
                 break
             time.sleep(0.01)
         note_loss()
-        who = f"{_ranks(dead | heard)} died" if dead or heard else f"a rank was lost ({error})"
-        raise WorkerLostError(f"{self._what}: {who}; kv.recover() goes on without") from error
+        told = [f"rank {rank} ended by {why}" for rank, why in sorted(failed.items())]
+        silent = (dead | heard) - set(failed)
+        if silent:
+            told.append(f"{_ranks(silent)} died")
+        who = "; ".join(told) or f"a rank was lost ({error})"
+        raise WorkerLostError(f"{self._what}: {who}; {group.advice}") from error
 
 
 def _ranks(ranks: set[int]) -> str:

@@ -116,10 +116,10 @@ class Meeting(Members):
             self._shared.begin(self._epoch)
         return leader
 
-    def depart(self) -> Steps[None]:
+    def depart(self, why: str = "") -> Steps[None]:
         """See :meth:`Members.depart`."""
         self._settle_own()
-        yield from super().depart()
+        yield from super().depart(why)
 
     def _settle_own(self) -> None:
         """:meth:`settle`, where the others may go on without this process: what is lost is told whoever reads it."""

@@ -142,11 +142,29 @@ def _initialize(mpi: Any) -> None:
         comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns what is returned into exceptions
 
 
+_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+"""Variables one of which a process has that a launcher of MPI has started."""
+
+
+def _refuse_other_launcher() -> None:
+    """Raise KVStoreError in a process of MXNet's launcher, which would be a job of one here: as would all others."""
+    role = os.environ.get("DMLC_ROLE")
+    if role is None or any(name in os.environ for name in _OF_MPI):
+        return
+    workers = os.environ.get("DMLC_NUM_WORKER", "N")
+    raise KVStoreError(
+        f"DMLC_ROLE={role} says that MXNet's launcher has started this process, of which MPI knows nothing: every "
+        f"process would train alone as rank 0 of 1. Start the job with: weftplan launch -n {workers} script.py "
+        f"(no servers and no scheduler are needed), or unset DMLC_ROLE"
+    )
+
+
 def start() -> Any:
     """The module :mod:`mpi4py.MPI`, with MPI running and callable from any thread.
 
     Raises:
-        KVStoreError: mpi4py or an MPI library is missing, or the library does not allow calls from several threads.
+        KVStoreError: mpi4py or an MPI library is missing, the library does not allow calls from several threads, or
+            MXNet's launcher has started this process.
         WorkerLostError: another process does not come in time.
     """
     if forking.in_child and begun():
@@ -154,6 +172,7 @@ def start() -> Any:
             "this process was forked from one that shares a store with others, and MPI works in that one only: create "
             "no store of several processes here"
         )
+    _refuse_other_launcher()
     for name, value in environment().items():
         os.environ.setdefault(name, value)
     prepare()

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from weftplan.kvstore.distributed.transport.rendezvous import ended
+from weftplan.support import program_end
 
 _lost: list[bool] = []
 _own: list[tuple[Any, int]] = []
@@ -53,14 +54,23 @@ def _end() -> None:
         here = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
         if not _lost and here and _all_end(mpi):
             mpi.Finalize()
+        elif here and program_end.failure() and program_end.status_is_told:
+            # Open MPI (5.0.11) counts a process that ends with another status without ending MPI as two, and then ends
+            # others that go on.
+            _leave(0)
         return
     if not _lost:
         return
     # MPI was started elsewhere, and ends when the interpreter does. What the program exits with is not known here.
+    _leave(1 if program_end.failure() else 0)
+
+
+def _leave(status: int) -> None:
+    """End this process now."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(1 if hasattr(sys, "last_value") else 0)
+    os._exit(status)
 
 
 def _all_end(mpi: Any) -> bool:

@@ -111,18 +111,24 @@ def decode(data: bytes | bytearray | memoryview, sender: int) -> Message:
     return Message(Kind(kind), sequence, mark, nbytes, bytes(data[_LAYOUT.size :]))
 
 
-_VIEW_MAGIC = b"WFV1"
-_VIEW_LAYOUT = struct.Struct("<4sIQ")
-"""Magic, epoch, sequence number; behind it one bit for each process of the job."""
+_VIEW_MAGIC = b"WFV2"
+WHY = 256
+"""Bytes for the reason of a view."""
+_VIEW_LAYOUT = struct.Struct(f"<4sIQ{WHY}s")
+"""Magic, epoch, sequence number, reason; then one bit for each process of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a process knows after a loss: who is gone, in which agreement, and how far it has come itself."""
+    """What a process knows after a loss: which ranks are gone, in which agreement, and how far it has come itself.
+
+    ``why``: how it fails itself, in one line; empty while it goes on.
+    """
 
     epoch: int
     sequence: int
     gone: frozenset[int]
+    why: str = ""
 
     def agrees(self, other: View | None) -> bool:
         """Whether another process has told the same."""
@@ -131,18 +137,20 @@ class View:
     def encode(self, size: int) -> bytes:
         """The bytes to send in a job of ``size`` processes."""
         bits = sum(1 << rank for rank in self.gone)
-        return _VIEW_LAYOUT.pack(_VIEW_MAGIC, self.epoch, self.sequence) + bits.to_bytes((size + 7) // 8, "little")
+        why = self.why.encode()[:WHY].rstrip(b"\0")
+        return _VIEW_LAYOUT.pack(_VIEW_MAGIC, self.epoch, self.sequence, why) + bits.to_bytes((size + 7) // 8, "little")
 
     @classmethod
     def decode(cls, data: bytes | bytearray, sender: int, size: int) -> View:
         """The view in ``data``; raises KVStoreError, which names the sender, where there is none."""
         if len(data) != view_bytes(size):
             raise KVStoreError(f"rank {sender} sent {len(data)} bytes, a view has {view_bytes(size)} here")
-        magic, epoch, sequence = _VIEW_LAYOUT.unpack_from(data)
+        magic, epoch, sequence, why = _VIEW_LAYOUT.unpack_from(data)
         bits = int.from_bytes(data[_VIEW_LAYOUT.size :], "little")
         if magic != _VIEW_MAGIC or bits >> size:
             raise KVStoreError(f"rank {sender} sent bytes that begin with {bytes(data[:8])!r}, not a view of this job")
-        return cls(epoch, sequence, frozenset(rank for rank in range(size) if bits >> rank & 1))
+        gone = frozenset(rank for rank in range(size) if bits >> rank & 1)
+        return cls(epoch, sequence, gone, why.rstrip(b"\0").decode(errors="ignore"))
 
 
 def view_bytes(size: int) -> int:

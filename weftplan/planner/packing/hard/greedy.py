@@ -42,12 +42,6 @@ class Placed:
             return int(reach[-1])
         return int(reach[k - 1]) if k else 0
 
-    def fill(self, lo: Int64, hi: Int64, off: Int64, top: Int64) -> None:
-        """Start over with these buffers."""
-        order = np.argsort(off, kind="stable")
-        n = self._count = len(order)
-        self._lo[:n], self._hi[:n], self._off[:n], self._top[:n] = lo[order], hi[order], off[order], top[order]
-
     def insert(self, lo: int, hi: int, off: int, top: int) -> None:
         """Add a placed buffer."""
         n = self._count
@@ -57,26 +51,17 @@ class Placed:
             column[at] = value
         self._count = n + 1
 
-    def place_each(
-        self, problem: Problem, order: Int64, *, offsets: Int64, best: bool = False, deadline: Deadline = ENDLESS
-    ) -> None:
-        """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it.
-
-        ``offsets`` are those of all buffers of the problem; those of ``order`` are written.
-        """
-        lo, hi, size = (column[order].tolist() for column in (problem.lo, problem.hi, problem.size))
-        for k, i in enumerate(order.tolist()):
-            if not k & 63:
-                deadline.check()
-            off = self.gap(lo[k], hi[k], size[k], best=best)
-            self.insert(lo[k], hi[k], off, off + size[k])
-            offsets[i] = off
-
 
 def fit(problem: Problem, order: Int64, *, best: bool = False, deadline: Deadline = ENDLESS) -> Int64:
-    """Offsets of all buffers, placed one by one in ``order``: see `Placed.place_each`."""
+    """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it."""
     offsets = np.zeros(len(problem), np.int64)
-    Placed(len(problem)).place_each(problem, order, offsets=offsets, best=best, deadline=deadline)
+    placed = Placed(len(problem))
+    lo, hi, size = (column[order].tolist() for column in (problem.lo, problem.hi, problem.size))
+    for k, i in enumerate(order.tolist()):
+        if not k & 63:
+            deadline.check()
+        offsets[i] = off = placed.gap(lo[k], hi[k], size[k], best=best)
+        placed.insert(lo[k], hi[k], off, off + size[k])
     return offsets
 
 

@@ -1,18 +1,20 @@
 """``weftplan launch -n 4 script.py``: start the processes of a distributed kvstore with Open MPI's ``mpiexec``.
 
-A signal that ends this command ends the job: mpiexec gets it once, and is waited for while it ends the processes. One
-that is killed, or gets a second signal within five seconds, leaves them running.
+A signal that ends this command ends the job: mpiexec gets it once, and is waited for while it ends the processes. When
+this command is killed, the kernel tells mpiexec (on Linux). When mpiexec is killed, its processes end (``rank.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,8 @@ from types import FrameType
 
 import click
 
+from weftplan.cli.launch.mpiexec import is_python, mpiexec_command
+from weftplan.cli.launch.record import Record
 from weftplan.kvstore.distributed.transport.mpi import environment
 
 
@@ -60,33 +64,55 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
         weftplan launch -n 4 --restarts 3 weftplan train \\
             --kvstore dist_sync --checkpoint run/a --resume
     """
-    arguments = mpiexec_command(workers, hostfile, program, recovers=not restarts)
+    recovers = not restarts
+    arguments = mpiexec_command(workers, hostfile, program, recovers=recovers)
     if hostfile is None:
         _check_there(program[0])
     if dry_run:
         click.echo(" ".join(arguments))
         return
-    for start in range(restarts + 1):
-        status, ended_by = _run(arguments)
-        if ended_by:
-            raise click.exceptions.Exit(128 + ended_by)
-        if not status:
-            break
-        if start < restarts:
-            click.echo(
-                f"weftplan launch: the job ended with status {status}; restart {start + 1} of {restarts}", err=True
-            )
+    status = 0
+    with tempfile.TemporaryDirectory(prefix="weftplan-launch-") as folder:
+        for start in range(restarts + 1):
+            file = Path(folder) / f"ends{start}"
+            file.touch()
+            arguments = mpiexec_command(workers, hostfile, program, recovers=recovers, record=str(file))
+            status, ended_by, stopped = _run(arguments)
+            if ended_by:
+                raise click.exceptions.Exit(128 + ended_by)
+            record = Record(file)
+            status = status or record.status
+            if not status:
+                if record.trained_alone(workers):
+                    _tell(
+                        f"no process has created a store of several processes, so each of the {workers} has done all "
+                        f"of the work alone: create the store 'dist_sync' (--kvstore dist_sync)"
+                    )
+                break
+            judged = stopped if hostfile is None and is_python(program) else None
+            for line in record.failures(workers, judged):
+                _tell(line)
+            if start < restarts:
+                _tell(f"the job ended with status {status}; restart {start + 1} of {restarts}")
     raise click.exceptions.Exit(status)
+
+
+def _tell(text: str) -> None:
+    click.echo(f"weftplan launch: {text}", err=True)
 
 
 _GRACE_S = 2.0
 """Seconds that a process which is told to end has for it."""
 
+_RANK = re.compile(rb"(?:^|\0)PMIX_RANK=(\d+)")
+_PR_SET_PDEATHSIG = 1
+
 _ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-def _run(arguments: Sequence[str]) -> tuple[int, int]:
-    """The status with which mpiexec has ended, and the number of the signal that has ended it, or 0."""
+def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
+    """The status of mpiexec, the number of the signal that has ended this command or 0, and ranks that it left
+    running."""
     # On a terminal mpiexec stays in the group of this process, where it can read what is typed, and where Ctrl-C and
     # the end of the terminal reach it without help.
     in_group = os.isatty(0)
@@ -101,26 +127,35 @@ def _run(arguments: Sequence[str]) -> tuple[int, int]:
     before = [(number, signal.signal(number, pass_on)) for number in _ENDING]
     try:
         started = subprocess.Popen(
-            arguments, env={**os.environ, **environment()}, process_group=None if in_group else 0
+            arguments,
+            env={**os.environ, **environment()},
+            process_group=None if in_group else 0,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         job = started
         if received:  # while it was started
             job.send_signal(received[0])
         status = started.wait()
-        _end_who_is_left(started.pid)
-        return status, received[0] if received else 0
+        left = _end_who_is_left(started.pid)
+        return status, received[0] if received else 0, left
     finally:
         for number, handler in before:
             signal.signal(number, handler)
 
 
-def _end_who_is_left(mpiexec: int) -> None:
-    """End the processes of a job on this machine whose mpiexec, with this number, has ended before them.
+def _end_with_parent() -> None:
+    """In mpiexec before it begins: end, and end the job, when this command is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def _end_who_is_left(mpiexec: int) -> set[int]:
+    """End the processes of a job on this machine whose mpiexec, with this number, has ended before them; their ranks.
 
     One that ends with another status than 0 without ending MPI counts as two (Open MPI 5.0.11), so mpiexec may end
     while others run. Nobody takes what they print any more, and a restart would meet them.
     """
     left, begun = _processes_of(mpiexec), time.monotonic()
+    ranks = set(left.values())
     number: int = signal.SIGTERM
     while left:
         for process in left:
@@ -132,45 +167,21 @@ def _end_who_is_left(mpiexec: int) -> None:
         if time.monotonic() - begun > _GRACE_S:
             number = signal.SIGKILL
         if time.monotonic() - begun > 2 * _GRACE_S:
-            return
+            break
+    return ranks
 
 
-def _processes_of(mpiexec: int) -> list[int]:
-    """Processes on this machine that are of a job, by the name that PMIx gives it: ``prterun-HOST-NUMBER@1``."""
-    found, name = [], re.compile(rb"(?:^|\0)PMIX_NAMESPACE=[^\0]*-%d@" % mpiexec)
+def _processes_of(mpiexec: int) -> dict[int, int]:
+    """Processes on this machine that are of a job, by the name that PMIx gives it (``prterun-HOST-NUMBER@1``), with
+    their ranks."""
+    found, name = {}, re.compile(rb"(?:^|\0)PMIX_NAMESPACE=[^\0]*-%d@" % mpiexec)
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # of somebody else, or ended meanwhile
-            if name.search((folder / "environ").read_bytes()):
-                found.append(int(folder.name))
+            variables = (folder / "environ").read_bytes()
+            if name.search(variables):
+                rank = _RANK.search(variables)
+                found[int(folder.name)] = int(rank[1]) if rank else -1
     return found
-
-
-def mpiexec_command(
-    workers: int, hostfile: Path | None, program: tuple[str, ...], *, recovers: bool = True
-) -> list[str]:
-    """The command that starts ``program`` in ``workers`` processes.
-
-    ``recovers``: the others go on when one dies; otherwise that ends all of them.
-
-    Raises:
-        click.ClickException: there is no mpiexec.
-    """
-    beside = Path(sys.executable).with_name("mpiexec")
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        raise click.ClickException("there is no mpiexec: pip install 'weftplan[mpi]'")
-    found = [mpiexec, "--oversubscribe"]
-    if recovers:
-        found += ["--with-ft", "ulfm"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        found.append("--allow-run-as-root")
-    for name, value in environment().items():
-        found += ["--mca", name.removeprefix("OMPI_MCA_"), value]
-    if not sys.stdout.isatty():  # mpiexec gives processes terminals of its own, but a pipe is to hold plain lines
-        found += ["-x", "TERM=dumb"]
-    if hostfile is not None:
-        found += ["--hostfile", str(hostfile)]
-    return [*found, "-n", str(workers), *_interpreted(program)]
 
 
 def _check_there(name: str) -> None:
@@ -184,12 +195,3 @@ def _check_there(name: str) -> None:
             f"command, or a program on the PATH",
             param_hint="PROGRAM",
         )
-
-
-def _interpreted(program: tuple[str, ...]) -> list[str]:
-    """A script or a module runs in this Python, and so does this package's command; anything else runs as it is."""
-    if program[0].endswith(".py") or program[0] == "-m":
-        return [sys.executable, *program]
-    if program[0] == "weftplan":
-        return [sys.executable, "-m", "weftplan", *program[1:]]
-    return list(program)

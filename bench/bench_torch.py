@@ -1,0 +1,294 @@
+"""Question: do steps of PyTorch need the bytes that we predict, and stay within the budgets that we plan, at what time?
+
+    python bench/bench_torch.py                       # estimates, budgets, planning time
+    python bench/bench_torch.py budgets --only gpt unet
+    python bench/bench_torch.py time                  # paired slowdowns at equal peaks; worth little on a busy machine
+
+Baselines in the same run: eager PyTorch, full checkpointing of every block, and PyTorch's ``activation_memory_budget``
+with its default solver. Peaks are those of the CPU's allocator, exact to the byte, counted by the profiler from before
+the model is made for estimates, and from before the step for budgets, where nothing older dies during it. The profiler
+now and then loses an event and reports too little, so a peak is the most of several.
+Needs PyTorch: ``pip install 'weftplan[torch]'``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch import config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
+from torch_models import MODELS, Layers, Text, ids
+
+from weftplan.errors import BudgetError
+from weftplan.torch import budget, estimate
+from weftplan.torch.fit import eager
+from weftplan.torch.private import aot_autograd
+from weftplan.torch.probe import peak_of
+from weftplan.torch.trade_off import planned
+
+SHARES = (0.75, 0.5, 0.35)
+THEIRS = (0.2, 0.05)
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam": {"adam": True},
+    "kept": {"none": False},
+    "amp": {"amp": True},
+    "checkpoint": {"adam": True, "full": True},
+}
+
+
+def checkpointed(module: Any) -> Any:
+    """The module with every block run under ``checkpoint``."""
+    for block in module.blocks:
+        inner = block.forward
+        block.forward = lambda *args, inner=inner: checkpoint(inner, *args, use_reentrant=False)
+    return module
+
+
+def step(module: Any, optimizer: Any, x: Any, y: Any, *, none: bool = True, amp: bool = False) -> None:
+    """One training step."""
+    optimizer.zero_grad(set_to_none=none)
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        loss = F.cross_entropy(module(x), y)
+    loss.backward()
+    optimizer.step()
+
+
+def most_of(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
+    """The most of several measured peaks of what ``prepare`` returns."""
+    peaks = []
+    for _ in range(repeats):
+        gc.collect()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+            run = prepare()
+            with record_function("the step"):
+                run()
+        peaks.append(peak_of(prof, "the step"))
+        del run
+    return max(peaks)
+
+
+def bench_estimates(names: list[str]) -> None:
+    """Predicted and real peaks of whole eager steps."""
+    made = {**MODELS, "nn.LSTM": (Layers, ids(35, 20, 2000))}
+    for name in names or made:
+        make, inputs = made[name]
+        for case, given in CASES.items():
+            options = dict(given)
+            full, adam = options.pop("full", False), options.pop("adam", False)
+            if full and not make().blocks:
+                continue
+
+            def build(full: bool = full, adam: bool = adam, make: Any = make, inputs: Any = inputs) -> Any:
+                torch.manual_seed(0)
+                module = checkpointed(make()) if full else make()
+                kind = torch.optim.Adam if adam else torch.optim.SGD
+                return module, kind(module.parameters(), 1e-3), *inputs()
+
+            parts = build()
+
+            def whole(*given: Any, options: Any = options) -> None:
+                step(*given, **options)
+
+            began = time.perf_counter()
+            found = estimate(whole, *parts)
+            first = time.perf_counter() - began
+
+            def prepare(build: Any = build, options: Any = options) -> Any:
+                parts = build()
+                step(*parts, **options)
+                return lambda: step(*parts, **options)
+
+            real = most_of(prepare)
+            unseen = f"  not counted: {', '.join(found.unseen)}" if found.unseen else ""
+            print(
+                f"{name:9} {case:10} predicted {found.peak:>13,} real {real:>13,} ratio {found.peak / real:.4f} "
+                f"in {first:.1f} s{unseen}",
+                flush=True,
+            )
+
+
+class Trial:
+    """Forward and backward passes of one model, wrapped in one way."""
+
+    def __init__(self, name: str, wrap: Callable[[Any], Any] = lambda loss: loss, *, full: bool = False) -> None:
+        self.make, self.inputs = MODELS[name]
+        self.wrap, self.full = wrap, full
+        torch._dynamo.reset()
+
+    def prepare(self) -> Callable[[], Any]:
+        """A function that runs one pass, after the first."""
+        torch.manual_seed(0)
+        module = checkpointed(self.make()) if self.full else self.make()
+        x, y = self.inputs()
+        self.module, self.args = module, (x, y)
+
+        def loss(x: Any, y: Any) -> Any:
+            return F.cross_entropy(module(x), y)
+
+        call = self.wrap(loss)
+
+        def run() -> Any:
+            module.zero_grad(set_to_none=True)
+            torch.manual_seed(1)
+            call(x, y).backward()
+            return module
+
+        run()
+        module.zero_grad(set_to_none=True)
+        return run
+
+    def measure(self, repeats: int = 3) -> tuple[int, list[Any]]:
+        """The real peak and the gradients.
+
+        Gradients are gone before a profile begins, so that nothing older than it dies within the step, and what is
+        alive before is known.
+        """
+        run = self.prepare()
+        peaks = []
+        for _ in range(repeats):
+            self.module.zero_grad(set_to_none=True)
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof, record_function("the step"):
+                run()
+            peaks.append(peak_of(prof, "the step"))
+        held = [*self.module.parameters(), *self.module.buffers(), *self.args]
+        resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+        return max(peaks) + sum(resident.values()), [p.grad.clone() for p in self.module.parameters()]
+
+
+def theirs(share: float, compiler: Any = eager) -> Callable[[Any], Any]:
+    """Wrap a loss in PyTorch's own budget, a share of what is saved."""
+
+    def wrap(loss: Any) -> Any:
+        chosen = aot_autograd(
+            fw_compiler=compiler, bw_compiler=compiler, partition_fn=min_cut_rematerialization_partition
+        )
+        compiled = torch.compile(loss, backend=chosen, dynamic=False)
+
+        def call(*args: Any) -> Any:
+            with config.patch(activation_memory_budget=share):
+                return compiled(*args)
+
+        return call
+
+    return wrap
+
+
+def bench_budgets(names: list[str]) -> None:
+    """Real peaks within budgets, gradients, and the smallest peak of every way."""
+    for name in names or MODELS:
+        plain, want = Trial(name).measure()
+        print(f"{name}: eager {plain:,}", flush=True)
+        make, inputs = MODELS[name]
+        full = Trial(name, full=True).measure()[0] if len(make().blocks) else plain
+        least = min(Trial(name, theirs(share)).measure()[0] for share in THEIRS)
+        module = make()
+        began = time.perf_counter()
+        choices, plan = planned(lambda x, y, module=module: F.cross_entropy(module(x), y), inputs())
+        print(
+            f"  full checkpointing {full:,}; activation_memory_budget at its smallest {least:,}; ours {plan.smallest:,}"
+            f"; traced and planned in {time.perf_counter() - began:.1f} s, of which the search {choices.seconds:.1f} s",
+            flush=True,
+        )
+        times = []
+        for share in (*SHARES, None):
+            most = plan.smallest if share is None else int(share * plain)
+            wrapped: list[Any] = []
+
+            def wrap(loss: Any, most: int = most, wrapped: list[Any] = wrapped) -> Any:
+                wrapped.append(budget(loss, most))
+                return wrapped[-1]
+
+            try:
+                real, gradients = Trial(name, wrap).measure()
+            except BudgetError as error:
+                print(f"  {share}: budget {most:,} refused, the smallest is {error.smallest:,}", flush=True)
+                continue
+            chosen = wrapped[-1].plans[-1]
+            times.append(chosen.more_time)
+            equal = all(torch.equal(a, b) for a, b in zip(gradients, want, strict=True))
+            print(
+                f"  {share or 'smallest'}: budget {most:,} planned {chosen.peak:,} real {real:,} "
+                f"({real / chosen.peak:.5f} of plan, {'within' if real <= most else 'ABOVE'}), "
+                f"{len(chosen.repeated)} twice, +{100 * chosen.more_time:.1f} % modelled, gradients "
+                f"{'equal' if equal else 'DIFFER'}, {'monotone' if times == sorted(times) else 'NOT MONOTONE'}",
+                flush=True,
+            )
+
+
+def bench_planning(names: list[str]) -> None:
+    """Seconds to plan transformers of 8 and 32 layers."""
+    del names
+    for layers in (8, 32):
+        module = Text(layers=layers)
+        x, y = ids(4, 256, 1000)()
+        began = time.perf_counter()
+        choices, plan = planned(lambda x, y, module=module: F.cross_entropy(module(x), y), (x, y))
+        whole = time.perf_counter() - began
+        print(
+            f"{layers} layers: search {choices.seconds:.2f} s, with tracing by PyTorch {whole:.2f} s; "
+            f"{len(choices.points)} choices, {plan.smallest / plan.plain:.3f} of plain at the smallest",
+            flush=True,
+        )
+
+
+def bench_time(names: list[str]) -> None:
+    """Slowdown against eager PyTorch, paired, at the peak that full checkpointing and PyTorch's budget reach."""
+    logs: dict[str, list[float]] = {}
+    for name in names or MODELS:
+        rivals: dict[str, Trial] = {f"share {share}": Trial(name, theirs(share)) for share in (0.4, 0.1)}
+        if len(MODELS[name][0]().blocks):
+            rivals["full"] = Trial(name, full=True)
+        for how, rival in rivals.items():
+            torch._dynamo.reset()
+            peak = rival.measure()[0]
+            torch._dynamo.reset()
+            base, other = Trial(name).prepare(), rival.prepare()
+            try:
+                ours = Trial(name, lambda loss, peak=peak: budget(loss, peak)).prepare()
+            except BudgetError as error:
+                print(f"{name:9} {how:10} peak {peak:,}: ours needs {error.smallest:,}", flush=True)
+                continue
+            runs = [base, other, ours]
+            rows = [[seconds(run) for run in runs] for _ in range(9)]
+            their = statistics.median(row[1] / row[0] for row in rows)
+            our = statistics.median(row[2] / row[0] for row in rows)
+            logs.setdefault(how, []).append(our / their)
+            print(f"{name:9} {how:10} peak {peak:,}: theirs {their:.3f}, ours {our:.3f} of eager (paired)", flush=True)
+    for how, ratios in logs.items():
+        print(f"geometric mean of ours / {how}: {statistics.geometric_mean(ratios):.3f} over {len(ratios)} models")
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """Seconds of one pass."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+PARTS = {"estimates": bench_estimates, "budgets": bench_budgets, "planning": bench_planning, "time": bench_time}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}")
+    parser.add_argument("--only", nargs="*", default=[], help="names of models")
+    asked = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    print(f"PyTorch {torch.__version__}, {platform.processor() or platform.machine()}, 1 thread, load {load:.1f}")
+    for part in asked.parts or ["estimates", "budgets", "planning"]:
+        print(f"-- {part}")
+        PARTS[part](asked.only)

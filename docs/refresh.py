@@ -1,0 +1,51 @@
+"""Write every generated file again: stubs, pages of operators and settings, tables of files, the count in the README.
+
+``python docs/refresh.py`` writes the files that have changed and prints their names. A test compares each file with the
+text that this script would write.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import list_files
+import list_operators
+import list_settings
+import write_stubs
+
+import weftplan as mx
+from weftplan.cli.doctor.command import environment_markdown
+from weftplan.ops.core import registry
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+
+
+def readme() -> str:
+    """Return the README with today's number of public operators."""
+    public = {registry.get(name).name for name in dir(mx.sym) if registry.contains(name)}
+    pattern = r" \d+ operators, listed by `dir\(mx\.sym\)`"
+    text, count = re.subn(pattern, f" {len(public)} operators, listed by `dir(mx.sym)`", README.read_text("utf-8"))
+    if count != 1:
+        raise ValueError(f"expected one sentence like {pattern!r} in {README}, found {count}; mend one of the two")
+    return text
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every generated file."""
+    return {
+        README: readme(),
+        ROOT / "docs/environment.md": environment_markdown(),
+        list_operators.PAGE: list_operators.page(),
+        list_settings.PAGE: list_settings.page(),
+        **write_stubs.stubs(),
+        **{path: list_files.filled(path) for path in list_files.readmes()},
+    }
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")

@@ -1,0 +1,54 @@
+"""``weftplan cache``: what is kept, and being rid of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from weftplan.cli import main
+from weftplan.support import user_cache
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder with three plans and no kernels."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.resolve()))
+    place = user_cache.folder("plans")
+    for name in ("01", "02", "a3"):
+        assert user_cache.keep(place, name, bytes(1000))
+    return tmp_path.resolve()
+
+
+def run(*args: str) -> str:
+    """What the command prints."""
+    done = CliRunner().invoke(main, ["cache", *args])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_size_and_place(caches: Path):
+    """Each kind of files with its number, size and folder."""
+    lines = run().splitlines()
+    assert lines[0] == f"compiled kernels and measured times: 0 files, 0 B, in {caches}/weftplan/kernels"
+    assert lines[1].startswith("plans of networks: 3 files, 3.07 KiB, in ")
+    kernels, plans = json.loads(run("--json"))
+    assert (kernels["files"], plans["files"], plans["most_files"]) == (0, 3, user_cache.MOST_FILES)
+    assert plans["bytes"] > 3000
+    assert not plans["cleared"]
+
+
+def test_clear(caches: Path):
+    """Says what it has removed; afterwards there is nothing, and a second time does nothing."""
+    assert "removed 3 files" in run("--clear")
+    assert not (caches / "weftplan" / "plans").exists()
+    assert "removed 0 files" in run("--clear")
+    assert user_cache.keep(user_cache.folder("plans"), "01", b"again")
+
+
+def test_a_folder_that_is_refused(caches: Path):
+    """The reason stands below the folder."""
+    (caches / "weftplan" / "plans").chmod(0o777)
+    assert "nothing can be kept there: " in run()

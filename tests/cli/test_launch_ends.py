@@ -1,0 +1,129 @@
+"""How a job ends and what `weftplan launch` says of it: killed launchers, stores that share nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import weftplan as mx
+from tests.kvstore.ranks import need_mpi, run_ranks
+from tests.kvstore.test_failed_ranks import ROOT, launched
+from weftplan.errors import KVStoreError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("killed", ["launch", "mpiexec"])
+@pytest.mark.parametrize("store", ["local", "dist_sync"])
+def test_ranks_end_with_what_has_started_them(tmp_path: Path, store: str, killed: str):
+    """SIGKILL of `weftplan launch`, or of its mpiexec: no rank is left."""
+    need_mpi()
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, time
+import weftplan as mx
+kv = mx.kv.create({store!r})
+print("rank", os.getpid(), os.getppid(), flush=True)
+time.sleep(100)
+""")
+    command = [sys.executable, "-m", "weftplan", "launch", "-n", "2", str(script)]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        assert job.stdout is not None
+        ranks = [job.stdout.readline().split() for _ in range(2)]
+        assert [line[0] for line in ranks] == ["rank", "rank"], ranks
+        (mpiexec,) = {int(line[2]) for line in ranks}
+        os.kill(job.pid if killed == "launch" else mpiexec, signal.SIGKILL)
+        processes = [int(line[1]) for line in ranks] + [mpiexec]
+        until = time.monotonic() + 30
+        while left := [process for process in processes if is_running(process)]:
+            if time.monotonic() > until:
+                for process in left:
+                    os.kill(process, signal.SIGKILL)
+                pytest.fail(f"still there: {left} of {processes}")
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("store", "says"), [("local", True), ("dist_sync", False)])
+def test_processes_that_share_no_store_are_reported(tmp_path: Path, store: str, says: bool):
+    """Several processes that each did all the work alone, in silence, would write the same checkpoint."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import weftplan as mx\nkv = mx.kv.create({store!r})\n")
+    done = launched(tmp_path, "-n", "2", str(script))
+    assert done.returncode == 0
+    assert ("no process has created a store of several processes" in done.stderr) is says, done.stderr
+
+
+@pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
+@pytest.mark.parametrize("store", ["dist_sync", "dist_async", "dist_device_sync"])
+def test_a_process_of_the_launcher_of_mxnet_is_refused(monkeypatch: pytest.MonkeyPatch, store: str, role: str):
+    """It would train alone as rank 0 of 1; the error has the command to use."""
+    monkeypatch.setenv("DMLC_ROLE", role)
+    monkeypatch.setenv("DMLC_NUM_WORKER", "4")
+    with pytest.raises(KVStoreError, match=r"weftplan launch -n 4 script\.py"):
+        mx.kv.create(store)
+
+
+def test_a_script_runs_as_under_python(tmp_path: Path):
+    """Arguments, the path of modules, `__main__`, pickles of its classes, and the traceback are those of `python`."""
+    (tmp_path / "beside.py").write_text("number = 7\n")
+    script = tmp_path / "script.py"
+    script.write_text("""
+import pickle, sys
+import beside
+class Point: pass
+if __name__ == "__main__":
+    assert isinstance(pickle.loads(pickle.dumps(Point())), Point)
+    assert sys.modules["__main__"].Point is Point and __file__.endswith("script.py")
+    print(sys.argv[1:], beside.number, flush=True)
+    raise ValueError("at the end")
+""")
+    done = launched(tmp_path, "-n", "1", str(script), "--lr", "1")
+    assert done.stdout == "['--lr', '1'] 7\n", done.stderr
+    frames = [line.split(",")[0].strip() for line in done.stderr.split("\n") if line.startswith("  File")]
+    assert frames == [f'File "{script}"'], done.stderr
+    assert done.returncode == 1
+
+
+def test_on_one_host_no_rank_listens_on_the_network(tmp_path: Path):
+    """Messages go through memory: the ranks have no socket that others could connect to by TCP."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3000,)))
+        kv.push("w", mx.nd.ones((3000,)))
+        assert (value("w", (3000,)) == 2).all()
+        listening = set()
+        for table in ("tcp", "tcp6"):
+            for line in open(f"/proc/self/net/{table}").read().split("\\n")[1:-1]:
+                words = line.split()
+                if words[3] == "0A":
+                    listening.add(words[9])
+        own = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
+               if os.path.islink(f"/proc/self/fd/{name}")}
+        assert not {inode for inode in listening if f"socket:[{inode}]" in own}
+        kv.barrier()
+        """,
+    )

@@ -1,0 +1,120 @@
+"""An operation that reads old values of a failed array, or leaves some of them, fails alike; a full overwrite heals."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+
+
+class Half(Exception):
+    """Raised by a task that has written a part of its array."""
+
+
+@pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
+def threads(request):
+    """An engine with workers; what is left failed at the end of a test is told here."""
+    with engine.using(engine.create(request.param, cpu_workers=2)) as eng:
+        yield eng
+    eng.stop()
+
+
+def half_written(array):
+    """Let a task fail that has written the first element of ``array``, and have the failure raised."""
+
+    def half(out):
+        out[..., :1] = 9
+        raise Half
+
+    with pytest.raises(Half):
+        engine.submit(half, out=array).result()
+
+
+IN_PLACE = {
+    "ufunc": lambda a: engine.submit(np.add, a, 1, out=a),
+    "view": lambda a: engine.submit(np.add, a[::-1], 1, out=a),
+    "slice": lambda a: engine.submit(np.add, 1, 1, out=a[1:]),
+    "stride": lambda a: engine.submit(np.add, 1, 1, out=a[::2]),
+    "where": lambda a: engine.submit(functools.partial(np.add, where=[True, False, False]), 1, 1, out=a),
+    "where option": lambda a: engine.submit(np.add, 1, 1, out=a, where=[True, False, False]),
+    "element": lambda a: engine.submit(a.__setitem__, 1, 4),
+    "writes": lambda a: engine.submit(lambda x: x.__setitem__(1, 4), a, writes=[a]),
+    "closure": lambda a: engine.submit(lambda: a.__setitem__(1, 4), writes=[a]),
+    "sort": lambda a: engine.submit(a.sort),
+    "operator": lambda a: engine.submit(a.__iadd__, 1),
+}
+WHOLE = {
+    "out": lambda a: engine.submit(np.add, 1, 1, out=a),
+    "transposed": lambda a: engine.submit(np.add, 1, 1, out=a.T),
+    "fill": lambda a: engine.submit(a.fill, 4),
+    "copyto": lambda a: engine.submit(np.copyto, a, 4),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_work_in_place_inherits(threads, name):
+    """It does not run, its result and later reads raise the failure, and the broken values stay as they are."""
+    array = np.full(3, 5.0)
+    half_written(array)
+    with pytest.raises(Half):
+        IN_PLACE[name](array).result()
+    with pytest.raises(Half):
+        engine.submit(np.sum, array).result()
+    assert array.tolist() == [9, 5, 5]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_full_overwrite_heals(threads, name):
+    """It runs, and reads after it run again."""
+    array = np.full(3, 5.0)
+    half_written(array)
+    WHOLE[name](array).result()
+    assert engine.submit(np.sum, array).result() in (6, 12)
+
+
+def test_tiles_heal_one_by_one(threads):
+    """A task that overwrites a whole tile heals that tile; one that writes a part of it, or another tile, does not."""
+    field = np.zeros((4, 4))
+    parts = engine.tiles(field, (2, 3))
+    half_written(parts[0, 0])
+    with pytest.raises(Half):
+        engine.submit(np.add, 1, 1, out=parts[0, 0][:1]).result()
+    engine.submit(np.add, 1, 1, out=parts[1, 1]).result()
+    with pytest.raises(Half):
+        engine.submit(np.sum, field).result()
+    engine.submit(np.add, 1, 1, out=parts[0, 0]).result()
+    assert engine.submit(np.sum, field).result() == 16
+
+
+ND_IN_PLACE = {
+    "iadd": lambda y: y.__iadd__(1),
+    "iadd of arrays": lambda y: y.__iadd__(mx.nd.ones((3,))),
+    "slice": lambda y: y.__setitem__(slice(1, None), 4),
+    "element": lambda y: y.__setitem__(1, 4),
+    "array into a slice": lambda y: y.__setitem__(slice(1, None), mx.nd.ones((2,))),
+    "indices": lambda y: y.__setitem__(mx.nd.array([1, 2], dtype="int32"), 4),
+    "view": lambda y: mx.nd.ones((2,)).copyto(y[1:]),
+    "out": lambda y: mx.nd.elemwise_add(y, mx.nd.ones((3,)), out=y),
+    "bulk": lambda y: bulked(y),
+}
+
+
+def bulked(y):
+    """In place, as a member of a bulk."""
+    with engine.bulk(4):
+        y += 1
+
+
+@pytest.mark.parametrize("name", ND_IN_PLACE)
+def test_arrays_of_the_library(threads, name):
+    """NDArrays keep the failure in place, too, and are healed by a full overwrite."""
+    y = mx.nd.zeros((3,))
+    y.wait_to_read()
+    half_written(y)
+    ND_IN_PLACE[name](y)
+    with pytest.raises(Half):
+        y.asnumpy()
+    y[:] = 3
+    assert y.asnumpy().tolist() == [3, 3, 3]

@@ -1,0 +1,57 @@
+"""One registry of engine types, which ``create``, the variable and the command line read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from weftplan import engine
+from weftplan.engine.naive import NaiveEngine
+from weftplan.engine.registry import register, registered
+from weftplan.errors import ConfigError, EngineError
+
+SCRIPT = """
+from weftplan import config, engine
+from weftplan.cli.doctor.command import environment_markdown
+from weftplan.engine.naive import NaiveEngine
+from weftplan.engine.registry import register
+
+@register
+class Plain(NaiveEngine):
+    kind = "Plain"
+    options = ("pace",)
+
+    def __init__(self, pace=1):
+        super().__init__()
+        self.pace = pace
+
+from weftplan.cli.train.command import command
+(option,) = [param for param in command.params if param.name == "kind"]
+assert "Plain" in option.type.choices
+assert type(engine.get()) is Plain and engine.get().pace == 1
+assert engine.create("Plain", pace=3).pace == 3
+assert "Simulator, Plain |" in environment_markdown()
+"""
+
+
+def test_registered_type_is_known_everywhere(monkeypatch):
+    """``create``, MXNET_ENGINE_TYPE, ``weftplan train --engine`` and the page of variables know a new type."""
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", "Plain")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_name_that_is_taken_is_refused():
+    """A second class of one name is an error, and the first one stays."""
+    with pytest.raises(ConfigError, match="'NaiveEngine' is registered already"):
+        register(type("Other", (NaiveEngine,), {}))
+    assert registered()["NaiveEngine"] is NaiveEngine
+    assert register(NaiveEngine) is NaiveEngine
+
+
+def test_option_of_another_type_is_refused():
+    """Only the options that a type declares reach it."""
+    with pytest.raises(EngineError, match=r"NaiveEngine has no options .'seed'"):
+        engine.create("NaiveEngine", seed=1)

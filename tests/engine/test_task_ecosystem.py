@@ -1,0 +1,176 @@
+"""Tasks among futures, coroutines, context variables and arrays, and the ways to take them apart."""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import threading
+
+import numpy as np
+import pytest
+
+from weftplan import engine
+from weftplan.errors import EngineError
+
+color: contextvars.ContextVar[str] = contextvars.ContextVar("color", default="none")
+
+
+@pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
+def eng(request):
+    """An engine in use."""
+    workers = {} if request.param == "Simulator" else {"cpu_workers": 2}
+    with engine.using(engine.create(request.param, **workers)) as made:
+        yield made
+    made.stop()
+
+
+@pytest.fixture
+def threads():
+    """An engine whose one worker runs all tasks."""
+    with engine.using(engine.create("ThreadedEngine", cpu_workers=1)) as made:
+        yield made
+    made.stop()
+
+
+def fail():
+    """Raise."""
+    raise ValueError("failed")
+
+
+def test_wait_takes_collections(eng):
+    """Lists, tuples, sets, generators and nested ones of arrays and tasks; a failure in them is raised."""
+    a, b = np.zeros(2), np.zeros(2)
+    engine.submit(np.add, a, 1, out=a)
+    engine.submit(np.add, b, 2, out=b)
+    engine.wait([a, b])
+    assert (a.tolist(), b.tolist()) == ([1, 1], [2, 2])
+    tasks = [engine.submit(int, n) for n in range(3)]
+    engine.wait(tasks)
+    engine.wait(set(tasks), (task for task in tasks), [[tasks]])
+    engine.wait([])
+    assert all(task.done() for task in tasks)
+    with pytest.raises(ValueError, match="failed"):
+        engine.wait([a, engine.submit(fail)])
+    with pytest.raises(EngineError, match="expected a NumPy"):
+        engine.wait([3])
+
+
+def test_results_are_unpacked_and_indexed(eng):
+    """Items are tasks, which other tasks take as arguments and which fail as the whole does."""
+    quotient, rest = engine.submit(divmod, 17, 5, nout=2)
+    assert engine.submit(pow, quotient, rest).result() == 9
+    table = engine.submit(lambda: {"key": [4, 5]})
+    assert table["key"][1].result() == 5
+    with pytest.raises(EngineError, match="nout=2"):
+        iter(table)
+    with pytest.raises(IndexError, match="2 results"):
+        engine.submit(divmod, 1, 1, nout=2)[2]
+    first, _ = engine.submit(fail, nout=2)
+    with pytest.raises(ValueError, match="failed"):
+        first.result()
+
+    @engine.task(nout=2)
+    def pair(x):
+        return x, -x
+
+    up, down = pair(3)
+    assert (up.result(), down.result()) == (3, -3)
+
+
+def test_an_array_of_a_task(eng):
+    """NumPy waits for the result, as an array of the wanted dtype."""
+    task = engine.submit(np.arange, 3)
+    assert np.asarray(task, dtype="f4").tolist() == [0, 1, 2]
+    assert np.add(task, 1).tolist() == [1, 2, 3]
+
+
+def test_done_callbacks(eng):
+    """Each is called once with the task, failed or not; one that was removed is not; an error of one hurts no other."""
+    seen, reported, done = [], [], threading.Event()
+    task, bad = engine.submit(int, 3), engine.submit(fail)
+    hook = threading.excepthook
+    threading.excepthook = lambda arguments: reported.append(arguments.exc_type)
+    try:
+        task.add_done_callback(lambda _: 1 / 0)
+        task.add_done_callback(seen.append)
+        bad.add_done_callback(seen.append)
+        bad.add_done_callback(lambda _: done.set())
+        assert done.wait(60)
+        eng.settle(60)
+    finally:
+        threading.excepthook = hook
+    assert sorted(map(id, seen)) == sorted(map(id, (task, bad)))
+    assert reported == [ZeroDivisionError]
+    assert bad.remove_done_callback(seen.append) == 0
+    with pytest.raises(EngineError, match="expected a function of the task"):
+        task.add_done_callback(3)
+    assert isinstance(bad.exception(), ValueError)
+
+
+def test_futures_of_tasks(eng):
+    """A future of the result, for functions that know no other handle; without it the message names the cures."""
+    tasks = [engine.submit(int, n) for n in range(3)]
+    futures = [task.future() for task in tasks]
+    assert concurrent.futures.wait(futures, timeout=60).not_done == set()
+    assert [future.result() for future in futures] == [0, 1, 2]
+    assert isinstance(engine.submit(fail).future().exception(60), ValueError)
+    with pytest.raises(AttributeError, match=r"engine\.as_completed.*task\.future\(\)"):
+        concurrent.futures.wait(tasks)
+
+
+def test_coroutines(eng):
+    """await, gather, wait, wrap_future and a task group end, on an engine without threads, too."""
+
+    async def main():
+        task = engine.submit(lambda: 5)
+        assert await task == 5
+        assert await asyncio.gather(engine.submit(int, 1), engine.submit(int, 2)) == [1, 2]
+        done, pending = await asyncio.wait([engine.submit(int, 3)], timeout=60)
+        assert [one.result() for one in done] == [3]
+        assert not pending
+        assert await asyncio.wrap_future(engine.submit(int, 4).future()) == 4
+
+        async def awaited():
+            return await engine.submit(int, 6)
+
+        async with asyncio.TaskGroup() as group:
+            member = group.create_task(awaited())
+        assert member.result() == 6
+        with pytest.raises(ValueError, match="failed"):
+            await engine.submit(fail)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_context_of_the_submitter(threads):
+    """A task sees the context variables and NumPy's error state of its submitter; what it sets is seen by no other."""
+    token = color.set("red")
+    first = engine.submit(lambda: (color.get(), color.set("blue"))[0])
+    color.reset(token)
+    assert first.result() == "red"
+    assert engine.submit(color.get).result() == "none"
+    with np.errstate(divide="raise"):
+        task = engine.submit(np.divide, 1.0, np.zeros(2))
+    with pytest.raises(FloatingPointError):
+        task.result()
+
+
+def test_a_coroutine_is_no_result(threads):
+    """A function that makes a coroutine is refused before or when it runs, since none of its work would run."""
+
+    async def work():
+        return 1
+
+    class Caller:
+        async def __call__(self):
+            return 1
+
+    with pytest.raises(EngineError, match="async def"):
+        engine.submit(Caller())
+    with pytest.raises(EngineError, match="returned a coroutine"):
+        engine.submit(lambda: work()).result()
+
+
+def test_a_timeout_is_a_number(threads):
+    """One that is not a number is refused, as a negative one is."""
+    with pytest.raises(EngineError, match="timeout"):
+        engine.submit(int).result(float("nan"))

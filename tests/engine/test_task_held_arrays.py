@@ -1,0 +1,310 @@
+"""Every way in which Python hands an array over to a call orders that call after the writer of the array."""
+
+import collections
+import functools
+import operator
+import random
+import threading
+import types
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from weftplan import engine
+from weftplan.errors import EngineError, UndeclaredAccessWarning
+from weftplan.tasks.address_ranges import AddressRanges
+
+
+@dataclass
+class Plain:
+    """A data object with a dictionary."""
+
+    value: object
+
+
+@dataclass(slots=True)
+class Slotted:
+    """A data object without one."""
+
+    value: object
+
+    def total(self):
+        """A method written in Python."""
+        return np.sum(self.value)
+
+
+class Interface:
+    """Memory offered by __array_interface__ alone, with no reference that leads to the array's object."""
+
+    def __init__(self, array):
+        self.interface = dict(array.__array_interface__)
+        self.lifeline = lambda: array  # a function is not looked into
+
+    @property
+    def __array_interface__(self):
+        return self.interface
+
+
+class Tensor:
+    """Memory offered by __dlpack__ alone, as tensors of other libraries do."""
+
+    def __init__(self, array):
+        self.lifeline = lambda: array
+
+    def __dlpack__(self, **options):
+        return self.lifeline().__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.lifeline().__dlpack_device__()
+
+    def zero_(self):
+        """Write in place, named as libraries of tensors name it."""
+        self.lifeline()[:] = 0
+
+    def __iter__(self):
+        return iter(self.lifeline())
+
+
+class TensorThatNeedsGradients(Tensor):
+    """Refuses to share its memory until it is detached."""
+
+    def __dlpack__(self, **options):
+        raise BufferError("detach first")
+
+    def detach(self):
+        """The same memory."""
+        return Tensor(self.lifeline())
+
+
+class Frame:
+    """An array-like with blocks of arrays behind a manager, as table libraries have."""
+
+    def __init__(self, array):
+        self.manager = types.SimpleNamespace(blocks=(types.SimpleNamespace(values=array),))
+
+    def __array__(self, dtype=None, copy=None):
+        return self.manager.blocks[0].values
+
+
+def boxed(array):
+    """An object array that holds ``array``."""
+    box = np.empty(1, object)
+    box[0] = array
+    return box
+
+
+def total(values):
+    """The sum of whatever can be iterated over."""
+    return sum(float(np.sum(value)) for value in values)
+
+
+ROUTES = {
+    "bound method": lambda a: engine.submit(a.sum),
+    "method wrapper": lambda a: engine.submit(a.__add__, 0),
+    "unbound method": lambda a: engine.submit(np.ndarray.sum, a),
+    "partial": lambda a: engine.submit(functools.partial(np.sum, a)),
+    "partial keyword": lambda a: engine.submit(functools.partial(np.sum, a=a)),
+    "partial of a method": lambda a: engine.submit(functools.partial(a.sum, axis=0)),
+    "method of a data object": lambda a: engine.submit(Slotted(a).total),
+    "memoryview": lambda a: engine.submit(total, memoryview(a)),
+    "flat": lambda a: engine.submit(total, a.flat),
+    "iterator": lambda a: engine.submit(total, iter(a)),
+    "nditer": lambda a: engine.submit(total, np.nditer(a)),
+    "zip": lambda a: engine.submit(lambda pairs: total(pair[0] for pair in pairs), zip([a], strict=True)),
+    "generator": lambda a: engine.submit(total, (one for one in [a])),
+    "deque": lambda a: engine.submit(total, collections.deque([a])),
+    "UserList": lambda a: engine.submit(total, collections.UserList([a])),
+    "UserDict": lambda a: engine.submit(lambda d: d["a"].sum(), collections.UserDict(a=a)),
+    "dict view": lambda a: engine.submit(total, {"a": a}.values()),
+    "object array": lambda a: engine.submit(total, boxed(a)),
+    "data object": lambda a: engine.submit(lambda d: np.sum(d.value), Plain(a)),
+    "slots": lambda a: engine.submit(lambda d: np.sum(d.value), Slotted(a)),
+    "nested data objects": lambda a: engine.submit(lambda d: np.sum(d.value.value), Plain(Slotted(a))),
+    "namespace": lambda a: engine.submit(lambda d: np.sum(d.a), types.SimpleNamespace(a=a)),
+    "interface": lambda a: engine.submit(lambda i: np.asarray(i).sum(), Interface(a)),
+    "array of an interface": lambda a: engine.submit(np.sum, np.asarray(Interface(a))),
+    "tensor": lambda a: engine.submit(total, Tensor(a)),
+    "tensor with gradients": lambda a: engine.submit(total, TensorThatNeedsGradients(a)),
+    "array of a tensor": lambda a: engine.submit(np.sum, np.from_dlpack(Tensor(a))),
+    "part of an array of a tensor": lambda a: engine.submit(lambda x: 2 * x.sum(), np.from_dlpack(Tensor(a))[2:]),
+    "table": lambda a: engine.submit(lambda f: np.asarray(f).sum(), Frame(a)),
+}
+
+
+@pytest.fixture
+def threads():
+    """An engine with workers, for the time of a test."""
+    with engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=3)) as eng:
+        yield eng
+    eng.stop()
+
+
+def behind_a_writer(array, route):
+    """The result of ``route``, whose task is submitted while a writer of ``array`` has not written."""
+    door = threading.Event()
+
+    def write(out):
+        door.wait(60)
+        out[...] = 7
+
+    writer = engine.submit(write, out=array)
+    reader = route(array)
+    early = reader.wait(0.05)
+    door.set()
+    writer.result()
+    assert not early
+    return reader.result()
+
+
+@pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
+def test_a_reader_waits_for_the_writer(threads, route):
+    """The task does not begin before the writer ends, and sees what it wrote."""
+    assert np.sum(behind_a_writer(np.zeros(4), route)) == 28
+
+
+@pytest.mark.parametrize("library", ["torch", "pandas", "scipy.sparse"])
+def test_objects_of_libraries(threads, library):
+    """Tensors, tables and sparse matrices over an array are ordered as it is."""
+    module = pytest.importorskip(library)
+    routes = {
+        "torch": [
+            lambda a: engine.submit(total, module.from_numpy(a)),
+            lambda a: engine.submit(module.from_numpy(a).sum),
+            lambda a: engine.submit(np.sum, module.from_numpy(a).numpy()),
+        ],
+        "pandas": [lambda a: engine.submit(module.Series(a, copy=False).sum)],
+        "scipy.sparse": [lambda a: engine.submit(module.csr_array((a, [0, 1, 2, 3], [0, 4]), shape=(1, 4)).sum)],
+    }
+    for route in routes[library]:
+        assert float(behind_a_writer(np.zeros(4), route)) == 28
+
+
+def test_one_tensor_imported_twice(threads):
+    """Two arrays over the memory of one tensor, and parts of them, are one buffer; another tensor is another."""
+    memory = np.zeros(4)
+    tensor = Tensor(memory)
+    door = threading.Event()
+    writer = engine.submit(lambda out: (door.wait(60), out.fill(7)), out=np.from_dlpack(tensor)[2:])
+    other = engine.submit(np.sum, np.from_dlpack(Tensor(np.ones(4))))
+    assert other.result() == 4
+    reader = engine.submit(np.sum, np.from_dlpack(tensor)[1:3])
+    assert not reader.wait(0.05)
+    door.set()
+    assert reader.result() == 7
+    writer.result()
+
+
+WRITERS = {
+    "sort": (lambda a: engine.submit(a.sort), [1, 2, 3]),
+    "unbound sort": (lambda a: engine.submit(np.ndarray.sort, a), [1, 2, 3]),
+    "partial sort": (lambda a: engine.submit(functools.partial(a.sort, kind="stable")), [1, 2, 3]),
+    "fill": (lambda a: engine.submit(a.fill, 5), [5, 5, 5]),
+    "setitem": (lambda a: engine.submit(a.__setitem__, 0, 9), [9, 1, 2]),
+    "operator": (lambda a: engine.submit(operator.iadd, a, 1), [4, 2, 3]),
+    "partition": (lambda a: engine.submit(a.partition, 1), [1, 2, 3]),
+    "put": (lambda a: engine.submit(a.put, [0], [8]), [8, 1, 2]),
+    "byteswap": (lambda a: engine.submit(a.byteswap, True), None),
+    "copyto": (lambda a: engine.submit(np.copyto, a, 4), [4, 4, 4]),
+    "ufunc.at": (lambda a: engine.submit(np.add.at, a, [0, 0], 1), [5, 1, 2]),
+    "output by position": (lambda a: engine.submit(np.add, 1, 1, a), [2, 2, 2]),
+    "partial with out": (lambda a: engine.submit(functools.partial(np.add, 1, 2, out=a)), [3, 3, 3]),
+    "tensor method": (lambda a: engine.submit(Tensor(a).zero_), [0, 0, 0]),
+    "shuffle": (lambda a: engine.submit(np.random.default_rng(0).shuffle, a), None),
+    "shuffle of Python": (lambda a: engine.submit(random.Random(0).shuffle, a), None),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_writes_waits_for_the_readers(threads, name):
+    """A method or function that changes its array is a write: readers before it end first, readers after it wait."""
+    write, expected = WRITERS[name]
+    array, door = np.array([3.0, 1.0, 2.0]), threading.Event()
+    before = engine.submit(lambda x: (door.wait(60), x.tolist())[1], array)
+    task = write(array)
+    after = engine.submit(np.copy, array)
+    early = task.wait(0.05)
+    door.set()
+    assert not early
+    assert before.result() == [3, 1, 2]
+    task.result()
+    if expected is not None:
+        assert after.result().tolist() == expected
+    assert engine.var_of(array).version == 1
+
+
+@pytest.mark.parametrize("verb", ["resize", "setflags"])
+def test_methods_that_change_the_array_object_are_refused(threads, verb):
+    """The message names the cure, and nothing has been scheduled."""
+    array = np.zeros(3)
+    with pytest.raises(EngineError, match=r"engine\.wait\(array, readers=True\)"):
+        engine.submit(getattr(array, verb), 3)
+    assert engine.var_of(array).version == 0
+
+
+def test_a_method_that_declares_its_slice_keeps_its_parallelism(threads):
+    """What an object holds is not read where the caller says which part of that buffer the method writes."""
+
+    class Field:
+        def __init__(self):
+            self.cells = np.zeros(4)
+            self.first = threading.Event()
+
+        def step(self, wait, out):
+            assert self.first.wait(60) if wait else not self.first.set()
+            out += 1
+
+    field = Field()
+    slow = engine.submit(field.step, True, out=field.cells[:2])
+    engine.submit(field.step, False, out=field.cells[2:]).result(30)
+    slow.result(30)
+    assert field.cells.tolist() == [1, 1, 1, 1]
+
+
+def test_debug_mode_tells_of_what_cannot_be_seen(monkeypatch):
+    """An array in a closure or a default that another task uses is named; one that no task uses is not."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
+    shared, own = np.zeros(3), np.zeros(3)
+    with engine.using(engine.create("ThreadedEngine", cpu_workers=2)):
+        engine.submit(np.add, shared, 1, out=shared)
+        with pytest.warns(UndeclaredAccessWarning, match="shared.*reads="):
+            engine.submit(lambda: shared.sum() + own.sum()).result()
+        with pytest.warns(UndeclaredAccessWarning, match="values"):
+            engine.submit(lambda values=shared: values.sum()).result()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            engine.submit(lambda: shared.sum() + own.sum(), reads=[shared]).result()
+            engine.submit(lambda: own.sum()).result()
+
+
+def test_ranges_agree_with_a_list():
+    """Overlaps are those that comparing every range gives; an ended entry stays while it is pending."""
+    rng = random.Random(3)
+    pending: set[str] = set()
+    ranges = AddressRanges(pending.__contains__)
+    spans = {}
+    for number in range(200):
+        low = rng.randrange(1000)
+        name = f"entry {number % 60}"
+        high = low + rng.randrange(1, 40)
+        old = spans.get(name)
+        spans[name] = ranges.add(name := sys_intern(name), low, high)
+        assert spans[name] == ((low, high) if old is None else (min(low, old[0]), max(high, old[1])))
+        low = rng.randrange(1000)
+        expected = {one for one, (start, end) in spans.items() if start < low + 25 and end > low}
+        assert set(ranges.overlapping(low, low + 25)) == expected
+    victim = sys_intern("entry 5")
+    pending.add(victim)
+    ranges.end(victim)
+    assert victim in set(ranges.overlapping(*spans[victim]))
+    pending.clear()
+    assert victim not in set(ranges.overlapping(*spans[victim]))
+
+
+_names: dict[str, str] = {}
+
+
+def sys_intern(name):
+    """One object for each name, since entries are known by identity."""
+    return _names.setdefault(name, name)

@@ -1,0 +1,166 @@
+"""Branches as segments of their own: chains of random graphs, time on a simulated device, bits on every device."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from weftplan import device
+from weftplan.device.simulated import CostModel, seconds_of
+from weftplan.executor import branches
+from weftplan.executor.branches import ancestors, chains, parents
+
+
+def step(number, reads, writes, context="gpu", copies=None):
+    """A step that reads and writes vars."""
+    return SimpleNamespace(number=number, reads=reads, writes=writes, context=context, copies=copies)
+
+
+def graph(*needs):
+    """Steps that each read the results of others, by number."""
+    results = [object() for _ in needs]
+    return [step(k, [results[n] for n in need], [results[k]]) for k, need in enumerate(needs)]
+
+
+def numbers(found):
+    """The steps of chains by number."""
+    return [[one.number for one in chain] for chain in found]
+
+
+LONG, SHORT = 1e-3, 1e-6
+
+
+@pytest.mark.parametrize(
+    ("needs", "short", "wanted"),
+    [
+        ([(), (0,), (1,), (2,)], (), [[0, 1, 2, 3]]),
+        ([(), (0,), (1,), (0,), (3,), (2, 4)], (), [[0], [1, 2], [3, 4], [5]]),  # a diamond
+        ([(), (0,), (0,), (1,), (2,), (3, 4)], (), [[0], [1, 3], [2, 4], [5]]),  # the same, breadth first
+        ([(), (0,), (1,), (2, 0), (3,)], (), [[0, 1, 2, 3, 4]]),  # a connection past a chain is no branch
+        ([(), (), (0,), (1,), (2, 3)], (), [[0, 2], [1, 3], [4]]),  # two that share nothing
+        ([(), (0,), (1,), (0,), (3,), (2, 4), (5,)], (5,), [[0], [1, 2], [3, 4], [5, 6]]),  # a join is no operation
+        ([(), (0,), (1,), (0,), (2, 3)], (3,), [[0], [1, 2, 3], [4]]),  # a short branch is no operation
+        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0, 1, 2, 3, 4, 5), [[0, 1, 2, 3, 4, 5]]),  # nothing is worth it
+        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0,), [[0], [1, 2], [3, 4], [5]]),  # a stem holds nobody up
+    ],
+)
+def test_chains(needs, short, wanted):
+    """By hand: which steps are one operation, and in which order."""
+    found = chains(graph(*needs), lambda one: SHORT if one.number in short else LONG)
+    assert numbers(found) == wanted
+
+
+def test_copies_and_other_devices_are_apart():
+    """A copy is alone; a chain does not go on on another device."""
+    a, b, c = object(), object(), object()
+    steps = [step(0, [], [a]), step(1, [a], [b], copies=1), step(2, [b], [c], context="other"), step(3, [c], [])]
+    assert numbers(chains(steps, lambda one: SHORT)) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_chains_of_random_graphs(share):
+    """Each step once, behind all that it clashes with; where every step is long, none waits for a step that it would
+    not wait for in an operation of its own, and what is in one chain needs what is before it there."""
+    rng = random.Random(share)
+    for _ in range(150):
+        results = [object() for _ in range(12)]
+        steps = []
+        for number in range(rng.randint(2, 14)):
+            used = rng.sample(results, rng.randint(1, 3))
+            steps.append(step(number, used[1:], used[:1]))
+        short = {number for number in range(len(steps)) if rng.random() < share}
+        found = numbers(chains(steps, lambda one, short=short: SHORT if one.number in short else LONG))
+        order = [number for chain in found for number in chain]
+        assert sorted(order) == list(range(len(steps)))
+        masks = ancestors(parents(steps))
+        at = {number: place for place, number in enumerate(order)}
+        for number, mask in enumerate(masks):
+            assert all(at[other] < at[number] for other in range(number) if mask >> other & 1)
+        if short:
+            continue
+        chain_of = {number: chain for chain in found for number in chain}
+        for chain in found:
+            assert all(masks[later] >> earlier & 1 for earlier, later in itertools.pairwise(chain))
+            for number in chain:
+                waits = {other for earlier in parents(steps)[chain[0]] for other in chain_of[earlier]}
+                allowed = {other for other in range(len(steps)) if masks[number] >> other & 1} | set(chain)
+                assert waits <= allowed
+
+
+def four_branches(depth=8):
+    """Four chains of products, which meet at the end."""
+    data, ends = mx.sym.Variable("data"), []
+    for branch in range(4):
+        x = data * (branch + 1.0)
+        for _ in range(depth - 1):
+            x = mx.sym.tanh(x)
+        ends.append(x)
+    return mx.sym.add_n(*ends)
+
+
+def forward_run(context):
+    """Virtual seconds, the result, and how many operations were pushed."""
+    executor = four_branches().simple_bind(context, grad_req="null", data=(3, 4))
+    executor.arg_dict["data"][:] = 0.5
+    mx.nd.waitall()
+    spent = seconds_of(lambda: (executor.forward(), mx.nd.waitall()), [context])
+    return spent, executor.outputs[0].asnumpy(), sum(segment.pushed for segment in executor._forward_segments)
+
+
+@pytest.mark.shows("MXNET_GPU_WORKER_NTHREADS")
+def test_streams_shorten_a_bound_graph(monkeypatch):
+    """Four chains of eight kernels of a millisecond: 32 ms on one stream, 16 on two, 8 on four, with bulk execution."""
+    monkeypatch.setenv("MXNET_EXEC_NUM_TEMP", "4")  # branches do not share memory, which would order them
+    lengths, values = {}, []
+    for workers in (1, 2, 4):
+        context = mx.sim(5950 + workers)
+        device.get(context).configure(cost=CostModel(launch=1e-3, share=0))
+        with mx.engine.using(mx.engine.create("ThreadedEnginePerDevice", gpu_workers=workers)):
+            lengths[workers], value, operations = forward_run(context)
+        values.append(value)
+        assert operations <= 6, "one operation for each branch, not for each node"
+    assert lengths[1] == pytest.approx(33e-3)
+    assert lengths[2] <= 18e-3
+    assert lengths[4] <= 10e-3
+    for value in values[1:]:
+        np.testing.assert_array_equal(values[0], value)
+
+
+def layers():
+    """Four branches with weights of their own, and one layer past them all."""
+    data = mx.sym.Variable("data")
+    ends = [
+        mx.sym.FullyConnected(
+            mx.sym.tanh(mx.sym.FullyConnected(data, num_hidden=6, name=f"a{k}")), num_hidden=3, name=f"b{k}"
+        )
+        for k in range(4)
+    ]
+    return mx.sym.add_n(*ends, mx.sym.FullyConnected(data, num_hidden=3, name="past"))
+
+
+def test_branches_have_the_bits_of_one_stream(monkeypatch):
+    """Training with branches, on the stand-in, which checks the streams: the same weights for any number of workers."""
+    monkeypatch.setattr(branches, "LEAST_S", 0.0)
+    found = []
+    for workers in (1, 2, 3):
+        with place("standin", gpu_workers=workers) as context:
+            mx.random.seed(2)
+            net = mx.sym.SoftmaxOutput(layers(), name="softmax")
+            executor = net.simple_bind(context(0), data=(4, 5), softmax_label=(4,))
+            for name, array in executor.arg_dict.items():
+                array[:] = 1 if name == "softmax_label" else 0.1
+            for _ in range(3):
+                executor.forward(is_train=True)
+                executor.backward()
+                for name, grad in executor.grad_dict.items():
+                    if grad is not None and name.endswith("weight"):
+                        executor.arg_dict[name] -= 0.1 * grad
+            found.append({name: array.asnumpy() for name, array in executor.arg_dict.items()})
+            del executor
+    for other in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(other[name], array, err_msg=name)

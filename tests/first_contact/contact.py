@@ -1,0 +1,177 @@
+"""The first minutes on a card: parts in order, each with a limit of time, and one page of what came of them.
+
+A part runs in a thread of its own, so that one that hangs is given up. The run stops at the first error after which
+CUDA answers no call any more, and at a part that hangs: what would come then says nothing. Parts note what they are at,
+and what they have found; the page has both.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weftplan import __version__, device
+
+
+class Skip(Exception):
+    """A part cannot run here; the text says why."""
+
+
+@dataclass
+class Result:
+    """What came of one part."""
+
+    name: str
+    state: str
+    """``passed``, ``failed``, ``skipped`` or ``not reached``."""
+    seconds: float = 0.0
+    at: str = ""
+    """What it was at when it failed: a kernel, an operator, a network."""
+    why: str = ""
+    notes: list[str] = field(default_factory=list)
+    trace: str = ""
+
+
+class Contact:
+    """What parts are given: contexts, sizes, and a place to note things.
+
+    Args:
+        context: makes the context of a GPU from its number.
+        count: how many GPUs there are.
+        small: sizes for the stand-in, where NumPy computes.
+    """
+
+    def __init__(self, context: Callable[[int], Any], count: int, *, small: bool) -> None:
+        self.context, self.count, self.small = context, count, small
+        self.now = Result("", "failed")
+
+    def at(self, what: str) -> None:
+        """The part begins with this."""
+        self.now.at = what
+
+    def note(self, text: str) -> None:
+        """A line for the page."""
+        self.now.notes.append(text)
+
+    def settle(self) -> None:
+        """Wait for the first GPU, so that an error is told of what has just run."""
+        device.get(self.context(0)).synchronize()
+
+    def answers(self) -> bool:
+        """Whether CUDA still answers: after some errors every call repeats them."""
+        try:
+            for index in range(self.count):
+                place = device.get(self.context(index))
+                place.synchronize()
+                place.memory_info()
+        except Exception:
+            return False
+        return True
+
+
+@dataclass
+class Part:
+    """One part of the first contact."""
+
+    name: str
+    limit_s: float
+    run: Callable[[Contact], None]
+
+
+class Report:
+    """The results so far, and the page."""
+
+    def __init__(self, path: Path | None, machine: dict[str, str]) -> None:
+        self.path = path
+        self.machine = machine
+        self.results: list[Result] = []
+        self.stopped = ""
+        """Why nothing else is run; empty while it is."""
+
+    def run(self, part: Part, contact: Contact) -> Result:
+        """Run one part, unless the run has stopped; the page is written anew."""
+        result = contact.now = Result(part.name, "not reached", why=self.stopped)
+        if not self.stopped:
+            self._run(part, contact, result)
+        self.results.append(result)
+        self.write()
+        return result
+
+    def _run(self, part: Part, contact: Contact, result: Result) -> None:
+        def body() -> None:
+            try:
+                part.run(contact)
+            except Skip as error:
+                result.state, result.why = "skipped", str(error)
+            except BaseException as error:
+                result.state, result.why = "failed", " ".join(f"{type(error).__name__}: {error}".split())[:600]
+                result.trace = traceback.format_exc()
+            else:
+                result.state = "passed"
+
+        begin = time.perf_counter()
+        thread = threading.Thread(target=body, name=f"first contact: {part.name}", daemon=True)
+        thread.start()
+        thread.join(part.limit_s)
+        result.seconds = round(time.perf_counter() - begin, 2)
+        if thread.is_alive():
+            result.state, result.why = "failed", f"not over after its {part.limit_s:.0f} s"
+            self.stopped = f"{part.name} hangs at {result.at or 'its beginning'}"
+        elif result.state == "failed" and not contact.answers():
+            self.stopped = f"CUDA answers no call since {result.at or part.name}: {result.why[:200]}"
+
+    def write(self) -> None:
+        """The page as Markdown, and the same as JSON beside it."""
+        if self.path is None:
+            return
+        self.path.with_suffix(".md").write_text(self.markdown())
+        facts = {"machine": self.machine, "stopped": self.stopped, "parts": [vars(one) for one in self.results]}
+        self.path.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+
+    def markdown(self) -> str:
+        """One page."""
+        seconds = sum(one.seconds for one in self.results)
+        lines = ["## First contact", ""]
+        lines += [f"* {name}: {value}" for name, value in self.machine.items()]
+        lines += [f"* {len(self.results)} parts, {seconds:.0f} s", ""]
+        if self.stopped:
+            lines += [f"**Stopped: {self.stopped}**", ""]
+        lines += ["| part | result | seconds | |", "|---|---|---|---|"]
+        for one in self.results:
+            what = "; ".join(filter(None, [f"at {one.at}" if one.state == "failed" and one.at else "", one.why]))
+            what = what or "; ".join(one.notes)
+            lines.append(f"| {one.name} | {one.state} | {one.seconds:.1f} | {what.replace('|', '/')} |")
+        for one in self.results:
+            if one.trace:
+                lines += ["", f"`{one.name}`:", "", "```", one.trace.rstrip(), "```"]
+        return "\n".join(lines) + "\n"
+
+
+def machine_of(contact: Contact) -> dict[str, str]:
+    """What the figures are of."""
+    cupy = device.get(contact.context(0)).xp
+    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    name = properties["name"]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "GPU": f"{contact.count} x {name.decode() if isinstance(name, bytes) else name}",
+        "CUDA": f"runtime {cupy.cuda.runtime.runtimeGetVersion()}, driver {cupy.cuda.runtime.driverGetVersion()}",
+        "versions": f"weftplan {__version__}, CuPy {cupy.__version__}, Python {platform.python_version()}",
+    }
+
+
+def judge(result: Result) -> None:
+    """Make a result that of a test."""
+    if result.state in ("skipped", "not reached"):
+        pytest.skip(result.why)
+    if result.state == "failed":
+        pytest.fail(f"{result.name}, at {result.at or 'its beginning'}: {result.why}\n{result.trace}", pytrace=False)

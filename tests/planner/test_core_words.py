@@ -1,0 +1,220 @@
+"""Words of the core for front ends other than symbols: held results, effects, mandatory sharing, bytes, free steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from weftplan.device.context import Context
+from weftplan.errors import PlanError
+from weftplan.planner import PlanOptions, validate
+from weftplan.planner.buffers import Buffers
+from weftplan.planner.drafts import Drafts
+from weftplan.planner.graph import VARIABLE, Graph, Work
+from weftplan.planner.liveness import dependencies, lifetimes
+from weftplan.planner.planned_steps import PlannedSteps, planned_steps
+from weftplan.planner.program import Program
+from weftplan.planner.recompute import Tape, repeat
+from weftplan.planner.recompute.orders import lazy_backward
+from weftplan.planner.recompute.rewrite import repeatable
+from weftplan.planner.strategies import assignment, plan_graph
+from weftplan.support.tensor_types import InplacePair
+
+PLAIN = PlanOptions(enable_inplace=False, alignment=8)
+VIEW, WRITE = InplacePair(0, 0, identity=True), InplacePair(0, 0)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step with one result."""
+
+    name: str
+    reads: tuple[str, ...]
+    nbytes: int
+    over: tuple[InplacePair, ...] = ()
+
+
+def program_of(
+    given: Mapping[str, int],
+    nodes: Sequence[Node],
+    outputs: Sequence[str],
+    *,
+    forward: int | None = None,
+    held: Mapping[str, str] | None = None,
+    effects: Sequence[str] = (),
+    tangents: Sequence[str] = (),
+) -> Program:
+    """A program in which entry and node of a result have one number."""
+    names = [*given, *(node.name for node in nodes)]
+    number = {name: nid for nid, name in enumerate(names)}
+    graph = Graph(
+        names=names,
+        works=[VARIABLE] * len(given) + [Work(label="node", over=node.over) for node in nodes],
+        inputs=[[] for _ in given] + [[number[name] for name in node.reads] for node in nodes],
+        controls=[[] for _ in names],
+        counts=[1] * len(names),
+        heads=[number[name] for name in outputs],
+        effects=[number[name] for name in effects],
+    )
+    return Program(
+        graph=graph,
+        order=list(range(len(given), len(names))),
+        num_forward=len(nodes) if forward is None else forward,
+        nbytes=[*given.values(), *(node.nbytes for node in nodes)],
+        contexts=(Context("cpu", 0),),
+        device=[0] * len(names),
+        gradients=frozenset(),
+        added=frozenset(),
+        workspaces={},
+        external_bytes={"given": sum(given.values())},
+        held={number[e]: number[n] for e, n in (held or {}).items()},
+        tangents=frozenset(number[name] for name in tangents),
+    )
+
+
+def planned(program: Program, options: PlanOptions = PLAIN) -> PlannedSteps:
+    """The plan of a program, judged."""
+    steps = planned_steps(plan_graph(program, options), program.graph.outputs, gradients={})
+    validate(steps)
+    return steps
+
+
+def bound(program: Program) -> int:
+    """Most bytes alive at once."""
+    return Buffers(program, assignment(program, PLAIN), options=PLAIN).lower_bound
+
+
+CHAIN = [Node("a", ("x",), 104), Node("b", ("a",), 8), Node("c", ("b",), 8), Node("d", ("c",), 104)]
+
+
+def test_held_results_outlive_their_last_reader() -> None:
+    """A held result is alive until the end of its node, and the plan of it is judged so."""
+    free, held = program_of({"x": 1}, CHAIN, ["d"]), program_of({"x": 1}, CHAIN, ["d"], held={"a": "d"})
+    assert (bound(free), bound(held)) == (112, 216)
+    assert lifetimes(held)[1][1] == 4
+    assert planned(held).memory.peak == 216
+    assert repeatable(held) == [2, 3]
+
+
+def test_a_plan_that_drops_a_held_result_is_refused() -> None:
+    """The judge knows what is held: the plan without it is wrong for the program with it."""
+    steps = planned(program_of({"x": 1}, CHAIN, ["d"]))
+    object.__setattr__(steps, "held", {1: 4})
+    with pytest.raises(PlanError, match="'a_output' lives from step 0 to 4"):
+        validate(steps)
+
+
+def test_effects_stay_in_rewritten_graphs() -> None:
+    """A node without readers vanishes from a rewritten graph, unless it runs for its effect."""
+    nodes = [Node("a", ("x",), 64), Node("b", ("a",), 64), Node("loss", ("b",), 4)]
+    nodes += [Node("g", ("a", "b"), 64), Node("update", ("g",), 0)]
+    changed = repeat(program_of({"x": 1}, nodes, ["loss"], forward=3, effects=["update"]), [1])
+    assert changed.graph.effects == [changed.graph.names.index("update")]
+    assert [changed.graph.names[nid] for nid in changed.order] == ["a", "b", "loss", "a_mirror", "g", "update"]
+    planned(changed)
+    with pytest.raises(PlanError, match="no output and no effect needs step"):
+        repeat(program_of({"x": 1}, nodes, ["loss"], forward=3), [1])
+
+
+def test_views_share_the_memory_of_their_base() -> None:
+    """A smaller view keeps its whole base alive and takes no bytes, with in-place sharing switched off."""
+    nodes = [Node("a", ("x",), 104), Node("v", ("a",), 16, (VIEW,)), Node("b", ("v",), 24), Node("c", ("v", "b"), 8)]
+    program = program_of({"x": 1}, nodes, ["c"])
+    steps = planned(program)
+    assert steps.memory.peak == 136
+    assert steps.memory.entry_storage[1] == steps.memory.entry_storage[2]
+
+
+def test_views_of_what_the_caller_gives_are_the_callers() -> None:
+    """Views of views of a variable have no planned memory."""
+    nodes = [Node("v", ("x",), 50, (VIEW,)), Node("w", ("v",), 10, (VIEW,)), Node("b", ("w",), 24)]
+    steps = planned(program_of({"x": 100}, nodes, ["b"]))
+    assert steps.memory.peak == 24
+    assert steps.memory.entry_storage.tolist() == [-1, -1, -1, 0]
+
+
+def test_writes_to_results_follow_their_readers() -> None:
+    """A write in place makes a new entry in the old memory; a reader of the old one must come before."""
+    nodes = [Node("a", ("x",), 64), Node("r", ("a",), 8), Node("a2", ("a",), 64, (WRITE,)), Node("s", ("a2", "r"), 8)]
+    program = program_of({"x": 1}, nodes, ["s"])
+    assert planned(program).memory.peak == 64 + 8 + 8
+    assert 2 in dependencies(program)[3]
+    with pytest.raises(PlanError, match="reads 'a_output'"):
+        planned(program.in_order([1, 3, 2, 4]))
+
+
+def test_readers_of_overwritten_results_are_not_repeated() -> None:
+    """A second run would read the new content."""
+    nodes = [Node("a", ("x",), 64), Node("r", ("a",), 8), Node("a2", ("a",), 64, (WRITE,)), Node("l", ("a2",), 4)]
+    nodes += [Node("g", ("r", "a2"), 8)]
+    assert repeatable(program_of({"x": 1}, nodes, ["l", "g"], forward=4)) == [1]
+
+
+def test_mandatory_sharing_must_fit() -> None:
+    """An output that is larger than the input in which it must lie is refused before anything is planned."""
+    with pytest.raises(PlanError, match=r"'v_output' \(20 bytes\) must lie in the memory of 'a_output' \(10 bytes\)"):
+        program_of({"x": 1}, [Node("a", ("x",), 10), Node("v", ("a",), 20, (VIEW,))], ["v"])
+
+
+def test_free_backward_steps_are_placed_lazily() -> None:
+    """A backward step that needs no tangent waits for its first reader; one that needs it keeps its place."""
+    nodes = [Node("a", ("x",), 64), Node("l", ("a",), 4)]
+    nodes += [Node("mask", ("a",), 64), Node("g1", ("dy", "a"), 64), Node("g2", ("g1", "mask"), 64)]
+    program = program_of({"x": 1, "dy": 4}, nodes, ["l", "g2"], forward=2, tangents=["dy"])
+    moved = lazy_backward(program)
+    assert [program.graph.names[nid] for nid in moved.order] == ["a", "l", "g1", "mask", "g2"]
+    assert lazy_backward(moved) is moved
+    silent = program_of({"x": 1, "dy": 4}, nodes, ["l", "g2"], forward=2)
+    assert lazy_backward(silent) is silent
+
+
+def random_program(seed: int) -> Program:
+    """A forward and a backward part with views and held results."""
+    draw = random.Random(seed)
+    names, nodes, size = ["x"], [], {"x": 64}
+    count = draw.randint(6, 12)
+    for k in range(count):
+        reads = tuple(dict.fromkeys(draw.choices(names[-4:], k=draw.randint(1, 2))))
+        view = draw.random() < 0.3
+        nbytes = draw.randint(1, size[reads[0]]) if view else draw.choice([16, 64, 128])
+        nodes.append(Node(f"f{k}", reads, nbytes, (VIEW,) if view else ()))
+        names.append(f"f{k}")
+        size[f"f{k}"] = nbytes
+    back = "dy"
+    for k in reversed(range(count)):
+        view = draw.random() < 0.2 and back != "dy"
+        nbytes = draw.randint(1, size[back]) if view else 32
+        reads = (back, *draw.sample(names, 1), *draw.sample(names, 1))
+        nodes.append(Node(f"b{k}", tuple(dict.fromkeys(reads)), nbytes, (VIEW,) if view else ()))
+        back, size[f"b{k}"] = f"b{k}", nbytes
+    held = {f"f{k}": draw.choice(nodes[k:]).name for k in range(count) if draw.random() < 0.2}
+    held[back] = back
+    loss, effects = f"f{count - 1}", [node.name for node in nodes]
+    return program_of({"x": 64, "dy": 4}, nodes, [loss], forward=count, held=held, effects=effects, tangents=["dy"])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_prices_are_those_of_plans(seed: int) -> None:
+    """The price of a choice is the bound of the program that repeats it, and that plan stands before the judge."""
+    program = random_program(seed)
+    draw = random.Random(seed)
+    for options in (PLAIN, PLAIN.replace(enable_inplace=True)):
+        tape = Tape(program, assignment=assignment(program, options), options=options, seconds=[1.0] * 99)
+        for _ in range(4):
+            chosen = [nid for nid in tape.repeatable if draw.random() < 0.5]
+            changed = repeat(program, chosen)
+            found = Buffers(changed, assignment(changed, options), options=options)
+            assert tape.price(chosen).peak == found.lower_bound
+            planned(changed, options)
+
+
+def test_budgets_hold_with_the_new_words() -> None:
+    """A program with views and held results is planned within a budget below its peak."""
+    program = random_program(5)
+    drafts = Drafts(program)
+    plain = drafts.plain(PLAIN).memory.peak
+    fitted = drafts.plan(PLAIN.replace(budget=plain - 1), cost=lambda p: [1.0] * p.graph.num_nodes)
+    assert fitted.memory.peak < plain

@@ -1,0 +1,73 @@
+"""One dictionary of strategies, and packers that are passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from weftplan import config, models
+from weftplan.cli import main
+from weftplan.errors import PlanError
+from weftplan.planner import Packing, PlanOptions, pack, plan_symbol, validate
+from weftplan.planner.options import STRATEGIES
+from weftplan.planner.strategies import Arena, WholeBlocks, register
+
+
+@pytest.fixture
+def stacked() -> Iterator[str]:
+    """The name of a strategy whose packer lets no two buffers share a byte."""
+
+    def stack(lower: Any, upper: Any, size: Any, *, alignment: int, **rest: Any) -> Packing:
+        size = -(-size // alignment) * alignment
+        return Packing(np.cumsum(size) - size, int(size.sum()), 0)
+
+    yield register(Arena("stacked", packer=stack)).name
+    del STRATEGIES["stacked"]
+
+
+def lenet(strategy: str) -> Any:
+    """The training plan of LeNet."""
+    options = PlanOptions(strategy=strategy)
+    return plan_symbol(models.get("lenet"), models.input_shapes("lenet", 4), grad_req="write", options=options)
+
+
+def test_packer_that_is_passed_in_places_the_buffers(stacked: str) -> None:
+    """Its plan is right, bears the strategy's name, and is as large as its packer makes it."""
+    planned, arena = lenet(stacked), lenet("arena")
+    validate(planned)
+    assert planned.memory.strategy == stacked
+    assert planned.memory.peak > 1.5 * arena.memory.peak
+    assert planned.memory.lower_bound == arena.memory.lower_bound
+
+
+def test_registered_strategy_is_known_everywhere(stacked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options, the variable and ``plan --compare`` know a new strategy."""
+    monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", stacked)
+    assert config.get("WEFTPLAN_PLANNER_STRATEGY") == PlanOptions.from_environment().strategy == stacked
+    shown = CliRunner().invoke(main, ["plan", "mlp", "--inference", "--compare"], catch_exceptions=False)
+    assert f"strategy {stacked}" in shown.output
+
+
+def test_wrong_packing_is_refused() -> None:
+    """Offsets of a packer that lets two live buffers overlap raise, and no plan is made."""
+
+    def overlap(lower: Any, upper: Any, size: Any, *, alignment: int, **rest: Any) -> Packing:
+        return Packing(np.zeros(len(size), np.int64), int(size.max()), 0)
+
+    register(Arena("overlapping", packer=overlap))
+    try:
+        with pytest.raises(PlanError, match="overlap"):
+            lenet("overlapping")
+    finally:
+        del STRATEGIES["overlapping"]
+
+
+def test_name_that_is_taken_is_refused() -> None:
+    """A second strategy of one name is an error, and the first one stays."""
+    with pytest.raises(PlanError, match="'arena' is registered already"):
+        register(WholeBlocks("arena", reuse=True))
+    assert STRATEGIES["arena"] == Arena("arena", packer=pack)

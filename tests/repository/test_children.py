@@ -1,0 +1,34 @@
+"""Processes that tests start import the checkout under test, not another weftplan that is installed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weftplan
+from tests.support.checkout import share_checkout
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_child_imports_this_checkout(tmp_path):
+    """A child in any folder imports the package next to these tests, as this process does."""
+    code = "import weftplan, tests; print(weftplan.__file__)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()) == Path(weftplan.__file__) == ROOT / "weftplan" / "__init__.py"
+
+
+def test_mix_is_refused(tmp_path):
+    """Tests of one checkout do not run on the package of another one."""
+    with pytest.raises(pytest.UsageError, match="PYTHONPATH="):
+        share_checkout(tmp_path, {})
+
+
+def test_checkout_comes_first():
+    """Other entries of PYTHONPATH stay, after the checkout."""
+    environment = {"PYTHONPATH": "/other"}
+    share_checkout(ROOT, environment)
+    share_checkout(ROOT, environment)
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/other"]

@@ -1,0 +1,111 @@
+"""Each extension that CONTRIBUTING.md shows passes the contract and the tests that its section names.
+
+The operator of the guide is added to a copy of the repository, since generated files have to follow it. The other
+examples are loaded by pytest as plug-ins, so that the contract suites find what they register.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weftplan.ops  # noqa: F401  # registers the operators
+from weftplan.ops.core import registry
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = {
+    title: re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for title, text in re.findall(
+        r"^## (Add an? .*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+}
+PLUGINS = {
+    "Add an engine type": (["tests/contract/test_engine_order.py"], "EnginePerKind", ""),
+    "Add a planner strategy": (["tests/contract/test_planner.py"], "first_fit and lenet", ""),
+    "Add an allocator": (["tests/contract/test_storage.py"], "Pages", ""),
+    "Add a kvstore": (["tests/contract/test_kvstore.py"], "countingstore", ""),
+    "Add an optimizer": (["tests/training/test_optimizers.py"], "test_every_kind and heavy", ""),
+    "Add a data iterator": (
+        ["tests/contract/test_iterators.py"],
+        "squares",
+        "from tests.contract.iterators import ITERATORS\n\nITERATORS['squares'] = lambda folder: Squares()\n",
+    ),
+}
+"""Section -> the suites that judge its example, the tests to choose, and the line that the section asks to add."""
+PAPERWORK = [
+    "tests/ops/test_twice.py",
+    "tests/ops/test_operator_table.py",
+    "tests/ops/test_tensor_contract.py::test_every_operator_has_a_case",
+    "tests/ops/test_forms.py",
+    "tests/ops/test_params.py",
+    "tests/repository/test_generated_files.py",
+    "tests/repository/test_stubs.py",
+]
+
+
+def run(*command: str, root: Path, path: str = "") -> None:
+    """Run Python with the package and the tests below ``root``; a failure shows its output."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), path)))}
+    done = subprocess.run([sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+def pytest_in(root: Path, *arguments: str, path: str = "") -> None:
+    """Run pytest there; it is an error if no test is chosen."""
+    run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments, root=root, path=path)
+
+
+def with_twice(folder: Path) -> Path:
+    """A copy of the repository in which the guide's operator is added to the letter."""
+    if registry.contains("twice"):
+        pytest.skip("the guide's operator has been added here, and the other tests judge it")
+    operator, test = SECTIONS["Add an operator"]
+    skipped = shutil.ignore_patterns(
+        ".git", ".venv", ".*_cache", "__pycache__", "build", "dist", "*.egg-info", "shared"
+    )
+    root = Path(shutil.copytree(ROOT, folder / "copy", symlinks=True, ignore=skipped))
+    (root / "weftplan/ops/twice.py").write_text('"""Doubling."""\n\n' + operator, encoding="utf-8")
+    (root / "tests/ops/test_twice.py").write_text('"""Doubling."""\n\n' + test, encoding="utf-8")
+    init = root / "weftplan/ops/__init__.py"
+    init.write_text(init.read_text("utf-8") + "import weftplan.ops.twice  # noqa: F401\n", encoding="utf-8")
+    run("docs/refresh.py", root=root)
+    return root
+
+
+def test_every_section_has_an_example():
+    """Each kind of extension has a section with an example, and each section with an example is tested here."""
+    assert {title for title, blocks in SECTIONS.items() if blocks} == {*PLUGINS, "Add an operator", "Add a metric"}
+
+
+def test_operator_passes_the_paperwork(tmp_path):
+    """The guide's operator passes its own test and those of tables, cases, stubs and pages, after one command."""
+    pytest_in(with_twice(tmp_path), *PAPERWORK)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(3600)
+def test_operator_passes_all_tests_of_operators_and_the_repository(tmp_path):
+    """The same with every test of operators and of the repository, but for this file, which adds the operator."""
+    pytest_in(
+        with_twice(tmp_path), "tests/ops", "tests/repository", "--ignore", "tests/repository/test_contributing.py"
+    )
+
+
+def test_metric_runs(tmp_path):
+    """The metric of the guide finds what its own example says."""
+    (tmp_path / "example.py").write_text("\n".join(SECTIONS["Add a metric"]), encoding="utf-8")
+    run("-W", "error", str(tmp_path / "example.py"), root=ROOT)
+
+
+@pytest.mark.parametrize("title", PLUGINS)
+def test_example_passes_its_contract(title, tmp_path):
+    """The contract suite finds the example by its name, and all its tests pass."""
+    suites, chosen, line = PLUGINS[title]
+    (tmp_path / "example_plugin.py").write_text("\n".join([*SECTIONS[title], line]), encoding="utf-8")
+    pytest_in(ROOT, "-p", "example_plugin", *suites, "-k", chosen, path=str(tmp_path))

@@ -1,0 +1,25 @@
+"""One checkout per run: processes that tests start import the package next to the tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+import pytest
+
+
+def share_checkout(root: Path, environment: MutableMapping[str, str]) -> None:
+    """Put ``root`` first in the children's PYTHONPATH; refuse to test the package of another checkout.
+
+    An editable install points at one checkout only, whichever one the tests are in.
+    """
+    spec = importlib.util.find_spec("weftplan")
+    if spec is None or spec.origin is None or Path(spec.origin).resolve().parents[1] != root:
+        raise pytest.UsageError(
+            f"these tests belong to {root}, but weftplan would be imported from {spec and spec.origin}: run "
+            f"PYTHONPATH={root} python -m pytest"
+        )
+    others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(root))]
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), *others])

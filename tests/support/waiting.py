@@ -1,0 +1,23 @@
+"""Waiting in tests: for the end of all work, and for a condition."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import weftplan as mx
+
+
+def settled() -> None:
+    """Return when every operation has ended and dead arrays have gone back."""
+    gc.collect()
+    mx.nd.waitall()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return when the condition holds; fail after a minute."""
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert condition()

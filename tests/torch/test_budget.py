@@ -1,0 +1,297 @@
+"""Training steps of PyTorch within a budget: real peaks, equal gradients, errors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
+
+from tests.torch.models import Convolutions, Decoder, real_peak, step_of  # noqa: E402
+from weftplan.errors import BudgetError, PlanError  # noqa: E402
+from weftplan.torch import backend, budget, knapsack_solver, partition  # noqa: E402
+from weftplan.torch.fit import eager  # noqa: E402
+from weftplan.torch.private import aot_autograd  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
+MODELS: dict[str, Callable[[], Any]] = {"decoder": Decoder, "convolutions": Convolutions}
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Measurements of each test in a folder of its own, nothing compiled before, one thread."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+def within(most: int | str, **options: Any) -> Callable[[Any], Any]:
+    """Wrap a module in a budget."""
+    return lambda module: budget(module, most, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_real_peaks_are_the_plans(name: str) -> None:
+    """At several budgets down to the smallest, the allocator's peak is the plan to the byte and gradients are equal."""
+    make = MODELS[name]
+    _, plain = real_peak(make, lambda module: module)
+    model = make()
+    loose = budget(model, "1GB")
+    loose(*model.inputs())
+    plan = loose.plans[0]
+    assert plan.smallest < plan.plain
+    times = []
+    for most in (plan.plain, (plan.plain + plan.smallest) // 2, plan.smallest):
+        kept: list[Any] = []
+
+        def wrap(module: Any, most: int = most, kept: list[Any] = kept) -> Any:
+            kept.append(budget(module, most))
+            return kept[-1]
+
+        peak, gradients = real_peak(make, wrap)
+        chosen = kept[-1].plans[0]
+        assert peak == chosen.peak <= most
+        assert all(torch.equal(a, b) for a, b in zip(gradients, plain, strict=True))
+        times.append(chosen.more_time)
+    assert times == sorted(times)
+    assert times[0] == 0.0 < times[2]
+
+
+def test_repeated_dropout_draws_the_same_numbers() -> None:
+    """Random operators that run twice have the generator's state of their first run: equal gradients bit for bit."""
+    make = lambda: Decoder(drop=0.3)  # noqa: E731
+    module, run = step_of(make, lambda module: module)
+    run()
+    plain = [p.grad.clone() for p in module.parameters()]
+    after = torch.get_rng_state()
+    loose = budget(make(), "1GB")
+    loose(*Decoder.inputs())
+    module, run = step_of(make, within(loose.plans[0].smallest))
+    wrapped = []
+    module, run = step_of(make, lambda module: wrapped.append(budget(module, loose.plans[0].smallest)) or wrapped[0])
+    run()
+    assert any("dropout" in name or "bernoulli" in name for name in wrapped[0].plans[0].repeated)
+    assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), plain, strict=True))
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_too_small_budgets_name_the_smallest() -> None:
+    """The error's number is one that works, and one byte less does not."""
+    with pytest.raises(BudgetError, match="the smallest budget that works is") as caught:
+        budget(Decoder(), "10KB")(*Decoder.inputs())
+    smallest = caught.value.smallest
+    assert smallest is not None
+    torch._dynamo.reset()
+    budget(Decoder(), smallest)(*Decoder.inputs())
+    torch._dynamo.reset()
+    with pytest.raises(BudgetError):
+        budget(Decoder(), smallest - 1)(*Decoder.inputs())
+
+
+def test_optimizer_states_and_kept_gradients_count() -> None:
+    """The states that Adam will make, and gradients that exist before the step, are part of the peak."""
+    model = Decoder()
+    params = sum(p.numel() * 4 for p in model.parameters())
+    peaks = {}
+    for name, options in {
+        "plain": {},
+        "adam": {"optimizer": torch.optim.Adam(model.parameters())},
+        "kept": {"keep_gradients": True},
+        "other": {"other": 1000},
+    }.items():
+        torch._dynamo.reset()
+        wrapped = budget(model, "1GB", **options)
+        wrapped(*Decoder.inputs())
+        peaks[name] = wrapped.plans[0].peak
+    steps = 4 * len(list(model.parameters()))
+    assert peaks["adam"] == peaks["plain"] + 2 * params + steps
+    assert peaks["kept"] == peaks["plain"] + params
+    assert peaks["other"] == peaks["plain"] + 1000
+
+
+def test_the_update_alone_can_exceed_a_budget() -> None:
+    """What the optimizer's own step allocates is checked, too."""
+    model = torch.nn.Linear(512, 512)
+    states = torch.optim.Adam(model.parameters(), foreach=True)
+    with pytest.raises(BudgetError, match="the step of Adam alone needs"):
+        budget(lambda x: model(x).sum(), 4 << 20, optimizer=states)(torch.randn(2, 512))
+
+
+def broken(x: Any) -> Any:
+    """A function whose control flow depends on data."""
+    y = (x * x).sin()
+    if y.sum() > 0:
+        return (y * 2).exp().sum()
+    return y.exp().sum()
+
+
+def test_control_flow_on_data_names_its_line() -> None:
+    """A step that cannot be one graph is refused with the line."""
+    with pytest.raises(PlanError, match=r"test_budget\.py\", line \d+, in broken") as caught:
+        budget(broken, "1GB")(torch.randn(8, requires_grad=True))
+    assert "breaks='sum'" in str(caught.value)
+
+
+def test_broken_graphs_share_the_budget() -> None:
+    """With ``breaks="sum"`` each graph is planned below what the earlier ones keep."""
+    x = torch.full((64,), 0.5, requires_grad=True)
+    wrapped = budget(broken, "1MB", breaks="sum")
+    wrapped(x).backward()
+    want = x.grad.clone()
+    first, second = wrapped.plans
+    assert second.resident.other == first.saved > 0
+    assert "test_budget.py, line" in first.name
+    x.grad = None
+    broken(x).backward()
+    assert torch.equal(x.grad, want)
+
+
+def test_inference_is_checked_against_the_budget() -> None:
+    """Without gradients there is nothing to repeat: a graph that fits runs, another is refused."""
+    model, args = Decoder(), Decoder.inputs()
+    with torch.no_grad():
+        wrapped = budget(model, "1GB")
+        assert torch.equal(wrapped(*args), model(*args))
+        assert "nothing can be repeated" in wrapped.plans[0].notes[-1]
+        torch._dynamo.reset()
+        with pytest.raises(BudgetError):
+            budget(model, wrapped.plans[0].peak - 1)(*args)
+
+
+def test_other_shapes_are_planned_again() -> None:
+    """A smaller batch is a plan of its own, and so is a step without gradients; neither is a broken graph."""
+    wrapped = budget(Decoder(), "1GB")
+    x, y = Decoder.inputs()
+    wrapped(x, y).backward()
+    wrapped(x[:2], y[:2]).backward()
+    with torch.no_grad():
+        wrapped(x, y)
+    first, second, third = wrapped.plans
+    assert first.peak > second.peak
+    assert third.repeated == []
+
+
+def test_operators_without_fake_kernels_are_named() -> None:
+    """A custom operator that cannot be traced is refused by name."""
+
+    @torch.library.custom_op("weftplan_tests::halve", mutates_args=())
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    with pytest.raises(PlanError, match="weftplan_tests"):
+        budget(lambda x: halve(x).sum(), "1GB")(torch.randn(4, requires_grad=True))
+
+
+def test_bad_arguments_are_refused() -> None:
+    """Compiled modules, unknown words and things that cannot be called."""
+    model = Decoder()
+    with pytest.raises(PlanError, match="compiled already"):
+        budget(torch.compile(model), "1GB")
+    with pytest.raises(PlanError, match="compiled already"):
+        budget(budget(model, "1GB"), "1GB")
+    with pytest.raises(PlanError, match="expected a module or a function, got int"):
+        budget(3, "1GB")  # type: ignore[arg-type]
+    for name in ("seconds", "workspaces", "breaks"):
+        with pytest.raises(PlanError, match=f"{name} must be"):
+            budget(model, "1GB", **{name: "no"})  # type: ignore[arg-type]
+
+
+def test_operators_that_nobody_measured_are_listed() -> None:
+    """With ``workspaces="cached"`` and nothing in the cache, plans say what they do not count."""
+    wrapped = budget(Convolutions(), "1GB", workspaces="cached")
+    wrapped(*Convolutions.inputs())
+    plan = wrapped.plans[0]
+    assert "aten.convolution_backward.default" in plan.unseen
+    assert "not counted until measured" in str(plan)
+    torch._dynamo.reset()
+    measured = budget(Convolutions(), "1GB")
+    measured(*Convolutions.inputs())
+    assert not measured.plans[0].unseen
+    assert measured.plans[0].plain > plan.plain
+
+
+@pytest.mark.parametrize("seconds", ["model", "measure"])
+def test_seconds_are_measured_or_modelled(seconds: str) -> None:
+    """Both ways give a plan that fits."""
+    wrapped = budget(Convolutions(), "1GB", seconds=seconds)
+    wrapped(*Convolutions.inputs())
+    torch._dynamo.reset()
+    smallest = wrapped.plans[0].smallest
+    other = budget(Convolutions(), smallest + (smallest >> 4), seconds=seconds)
+    other(*Convolutions.inputs()).backward()
+    assert other.plans[0].more_time > 0.0
+
+
+def test_backends_and_partitions() -> None:
+    """``backend`` works with torch.compile, ``partition`` with a backend of the caller's."""
+    model, args = Decoder(), Decoder.inputs()
+    model(*args).backward()
+    want = [p.grad.clone() for p in model.parameters()]
+    part = partition("1GB")
+    own = aot_autograd(fw_compiler=eager, bw_compiler=eager, partition_fn=part)
+    for chosen in (backend("1GB"), own):
+        torch._dynamo.reset()
+        model.zero_grad()
+        torch.compile(model, backend=chosen)(*args).backward()
+        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), want, strict=True))
+    assert part.plans[0].peak < 1 << 30
+
+
+def test_the_knapsack_solver_saves_at_most_what_it_may() -> None:
+    """PyTorch's partitioner with our solver gives the same gradients."""
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    model, args = Decoder(), Decoder.inputs()
+    model(*args).backward()
+    want = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    calls = []
+
+    class Watched(type(knapsack_solver())):  # type: ignore[misc]
+        """Notes what is asked and answered."""
+
+        def __call__(self, memory: Any, graph: Any, most: float, info: Any, nodes: Any) -> Any:
+            answer = super().__call__(memory, graph, most, info, nodes)
+            calls.append((memory, most, answer))
+            return answer
+
+    with config.patch(activation_memory_budget=0.3, activation_memory_budget_solver=Watched()):
+        chosen = aot_autograd(fw_compiler=eager, bw_compiler=eager, partition_fn=min_cut_rematerialization_partition)
+        torch.compile(model, backend=chosen)(*args).backward()
+    assert calls
+    for memory, most, (saved, again) in calls:
+        assert sum(memory[k] for k in saved) <= most
+        assert sorted([*saved, *again]) == list(range(len(memory)))
+    for p, g in zip(model.parameters(), want, strict=True):
+        torch.testing.assert_close(p.grad, g)
+
+
+def test_another_version_warns() -> None:
+    """A version of PyTorch that the tests did not run with is named."""
+    from weftplan.torch.private import check_version
+
+    with pytest.warns(UserWarning, match=r"tested with PyTorch 2\.13, this is 3\.0\.1"):
+        check_version("3.0.1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_version("2.13.7+cpu")
+
+
+def test_private_functions_have_the_known_parameters() -> None:
+    """Each private function of PyTorch that is used takes the parameters that this package was written for."""
+    import inspect
+
+    from weftplan.torch import private
+
+    for name, parameters in private.SIGNATURES.items():
+        assert list(inspect.signature(getattr(private, name)).parameters) == parameters.split(), name

@@ -1,0 +1,114 @@
+"""Curves of budgets against time, their pictures, and the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
+
+from tests.torch.models import Decoder  # noqa: E402
+from tests.torch.test_budget import fresh  # noqa: E402, F401
+from weftplan.cli import main  # noqa: E402
+from weftplan.torch import curve  # noqa: E402
+from weftplan.torch.trade_off import memory_plan, planned  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_curves_are_strict_and_drawn(tmp_path: Path) -> None:
+    """Budgets fall, times rise, every format is written, nothing of the step is run."""
+    model = Decoder()
+    found = curve(model, *Decoder.inputs())
+    budgets = [point.budget for point in found.points]
+    assert budgets == sorted(set(budgets), reverse=True)
+    assert [point.time for point in found.points] == sorted(point.time for point in found.points)
+    assert found.points[0].time == 1.0
+    assert model.head.weight.grad is None
+    for name, start in {"a.svg": "<svg", "a.html": "<!doctype html>", "a.txt": "the graph of"}.items():
+        found.save(tmp_path / name)
+        assert (tmp_path / name).read_text().startswith(start)
+
+
+def test_measured_points() -> None:
+    """Some points are timed against the plain step when asked, and gradients stay as they were."""
+    model = Decoder(depth=1)
+    found = curve(model, *Decoder.inputs(), measure=True)
+    real = [point.measured for point in found.points if point.measured is not None]
+    assert len(real) >= 2
+    assert all(value > 0.0 for value in real)
+    assert model.head.weight.grad is None
+
+
+def test_plans_have_a_layout() -> None:
+    """A plan can be laid out in one arena, whose lower bound is the plan's own peak."""
+    choices, plan = planned(Decoder(), Decoder.inputs())
+    laid_out = memory_plan(choices, plan)
+    assert laid_out.lower_bound + plan.resident.total == plan.peak
+    assert laid_out.total >= plan.peak
+
+
+STEP = """
+import torch
+from tests.torch.models import Decoder
+
+def step():
+    torch.manual_seed(0)
+    model = Decoder()
+    return model, model.inputs(), torch.optim.SGD(model.parameters(), 0.1)
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with a step, importable from the working directory."""
+    (tmp_path / "some_step.py").write_text(STEP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "some_step", raising=False)
+    return "some_step"
+
+
+def run(*args: str) -> Any:
+    """The command's result."""
+    return CliRunner().invoke(main, ["plan", "--torch", *args])
+
+
+def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
+    """``weftplan plan --torch`` names the peak, writes the page and draws the curve; budgets below are refused."""
+    page = tmp_path / "page.html"
+    found = run(f"{module}:step", "--html", str(page), "--curve")
+    assert found.exit_code == 0, found.output
+    assert "alive at the peak" in found.output
+    assert "more modelled time" in found.output
+    assert page.read_text().startswith("<!doctype html>")
+    facts = json.loads(run(f"{module}:step", "--json").output)
+    assert facts["smallest"] < facts["peak"] == facts["plain"]
+    fitted = json.loads(run(f"{module}:step", "--budget", str(facts["smallest"]), "--json").output)
+    assert fitted["peak"] == facts["smallest"]
+    assert fitted["repeated"]
+    refused = run(f"{module}:step", "--budget", "1KB")
+    assert refused.exit_code == 1
+    assert "the smallest budget that works is" in str(refused.output) + str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("some_step", "expected package.module:function"),
+        ("no_such:step", "No module"),
+        ("some_step:wrong", "must return"),
+    ],
+)
+def test_the_command_refuses_what_is_no_step(module: str, name: str, message: str) -> None:
+    """Names without a function, unknown modules and functions that return something else."""
+    found = run(name)
+    assert found.exit_code == 2
+    assert message in found.output

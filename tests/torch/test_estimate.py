@@ -1,0 +1,146 @@
+"""Predicted peaks of whole steps against the allocator's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
+
+from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from tests.torch.models import Convolutions, Decoder  # noqa: E402
+from tests.torch.test_budget import fresh  # noqa: E402, F401
+from weftplan.errors import PlanError  # noqa: E402
+from weftplan.torch import estimate  # noqa: E402
+from weftplan.torch.probe import peak_of  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+def step(model: Any, optimizer: Any, args: Any, *, none: bool = True, amp: bool = False, parts: int = 1) -> None:
+    """A training step with what people do in one."""
+    optimizer.zero_grad(set_to_none=none)
+    for _ in range(parts):
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            loss = model(*args)
+        (loss / parts).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam": {"optimizer": "adam"},
+    "kept gradients": {"none": False},
+    "accumulation": {"parts": 2},
+    "amp": {"amp": True},
+}
+
+
+def measured(make: Any, how: str, options: dict[str, Any]) -> int:
+    """The real peak of the second step, of three measurements the most."""
+    peaks = []
+    for _ in range(3):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+            model = make()
+            optimizer, args = OPTIMIZERS[how](model.parameters(), 0.01), make().inputs()
+            step(model, optimizer, args, **options)
+            with record_function("the step"):
+                step(model, optimizer, args, **options)
+        peaks.append(peak_of(prof, "the step"))
+    return max(peaks)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("make", [Decoder, Convolutions])
+def test_peaks_of_whole_steps(make: Any, case: str) -> None:
+    """Optimizers, kept gradients, accumulation, clipping, mixed precision: the prediction is the allocator's peak."""
+    options = dict(CASES[case])
+    how = options.pop("optimizer", "sgd")
+    model = make()
+    optimizer, args = OPTIMIZERS[how](model.parameters(), 0.01), make.inputs()
+    found = estimate(lambda: step(model, optimizer, args, **options))
+    real = measured(make, how, options)
+    # The profiler counts a few scalars that the last model of a round leaves.
+    assert found.peak == pytest.approx(real, rel=0.005)
+    assert found.before > 0
+    assert sum(found.parts.values()) == found.peak
+
+
+def test_the_callers_things_stay_as_they_are() -> None:
+    """Neither parameters nor gradients nor states nor random numbers nor counters change."""
+    model = Decoder(drop=0.1)
+    optimizer, args = torch.optim.Adam(model.parameters()), Decoder.inputs()
+    before = [p.clone() for p in model.parameters()]
+    state, counter = torch.get_rng_state(), [0]
+
+    def counted() -> None:
+        counter[0] += 1
+        step(model, optimizer, args)
+
+    estimate(counted)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    assert not optimizer.state
+    assert counter == [0]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_checkpointing_put_into_modules_by_hand() -> None:
+    """Functions that were set on modules run on copies, and the prediction sees that less is kept."""
+    peaks = []
+    for wrapped in (False, True):
+        model = Decoder(depth=6)
+        for block in model.blocks if wrapped else ():
+            inner = block.forward
+            block.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+        optimizer, args = torch.optim.SGD(model.parameters(), 0.01), Decoder.inputs()
+        peaks.append(estimate(step, model, optimizer, args).peak)
+        assert all(p.grad is None for p in model.parameters())
+    assert peaks[1] < 0.8 * peaks[0]
+
+
+MODEL = torch.nn.Linear(64, 64)
+
+
+def inner_step(x: Any) -> None:
+    """Reaches a module through a global of this module."""
+    MODEL(x).sum().backward()
+
+
+def test_globals_of_functions_are_copied() -> None:
+    """A module that a function reaches by a global, by way of another function, counts and stays as it is."""
+    x = torch.randn(8, 64)
+    found = estimate(lambda: inner_step(x))
+    assert found.parts["parameters"] == 4 * (64 * 64 + 64)
+    assert MODEL.weight.grad is None
+
+
+def test_values_of_tensors_are_refused_with_the_line() -> None:
+    """A step that looks at a value cannot be predicted."""
+
+    def looking(model: Any) -> float:
+        return model(torch.ones(2, 64)).sum().item()
+
+    with pytest.raises(PlanError, match=r"looks at the value of a tensor .*test_estimate\.py:\d+, in looking"):
+        estimate(looking, MODEL)
+
+
+def test_compiled_steps_are_refused() -> None:
+    """Compiled kernels allocate otherwise."""
+    with pytest.raises(PlanError, match="compiled"):
+        estimate(torch.compile(inner_step), torch.randn(8, 64))
+    with pytest.raises(PlanError, match="workspaces must be"):
+        estimate(inner_step, torch.randn(8, 64), workspaces="no")
+
+
+def test_recurrent_layers_are_named_as_unseen() -> None:
+    """The kernel of ``nn.LSTM`` on a CPU is another than the one that a trace sees, and the report says so."""
+    model = torch.nn.LSTM(8, 8)
+    found = estimate(lambda: model(torch.ones(5, 2, 8))[0].sum().backward())
+    assert "torch.lstm" in found.unseen
+    assert "not counted: torch.lstm" in str(found)

@@ -1,0 +1,124 @@
+"""Attributes that scripts for MXNet read of modules, executor groups and iterators, and contexts that occur twice."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, DTypeError
+
+
+def network() -> mx.sym.Symbol:
+    """Two layers with statistics."""
+    hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc"), name="bn")
+    return mx.sym.SoftmaxOutput(hidden, name="softmax")
+
+
+def batches() -> mx.io.NDArrayIter:
+    """Four batches of ten."""
+    rng = np.random.default_rng(0)
+    return mx.io.NDArrayIter(rng.standard_normal((40, 5)).astype("f"), rng.integers(0, 6, 40), 10)
+
+
+def trained(contexts: list[mx.Context], kvstore: str | None, **more: Any) -> tuple[str, mx.mod.Module]:
+    """(a digest of parameters and predictions, the module)."""
+    mx.random.seed(0)
+    module = mx.mod.Module(network(), context=contexts)
+    module.fit(batches(), num_epoch=2, kvstore=kvstore, initializer=mx.init.Xavier(),
+               optimizer_params={"learning_rate": 0.1, "momentum": 0.9}, **more)  # fmt: skip
+    args, aux = module.get_params()
+    values = [*(value for _, value in sorted({**args, **aux}.items())), module.predict(batches())]
+    return hashlib.sha256(b"".join(value.asnumpy().tobytes() for value in values)).hexdigest(), module
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device", None])
+@pytest.mark.parametrize("kind", [mx.cpu, mx.sim])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_context_may_occur_twice(kvstore: str | None, kind: Any, count: int):
+    """``context=[mx.cpu()] * 2`` trains as two different ones do, bit for bit."""
+    same, module = trained([kind(0)] * count, kvstore)
+    assert len(module._exec_group.execs) == count
+    assert same == trained([kind(number) for number in range(count)], kvstore)[0]
+
+
+def test_a_context_twice_within_a_budget():
+    """Its memory would count once for two executors, so it is refused with the reason."""
+    with pytest.raises(BindError, match="with a memory budget a context may occur only once"):
+        trained([mx.cpu(0)] * 2, "device", memory_budget="1GB")
+
+
+def test_names_of_a_module():
+    """Its private names are those of MXNet, and its group has what scripts call."""
+    _, module = trained([mx.cpu(0), mx.cpu(1)], "device")
+    assert (module._context, module._data_names, module._label_names) == (module.contexts, ["data"], ["softmax_label"])
+    assert module._param_names == ["fc_weight", "fc_bias", "bn_gamma", "bn_beta"]
+    assert module._aux_names == ["bn_moving_mean", "bn_moving_var"]
+    assert module._output_names == ["softmax_output"]
+    assert (module._fixed_param_names, module._state_names, module._params_dirty) == ([], [], False)
+    module._sync_params_from_devices()
+    group = module._exec_group
+    assert (group.data_names, group.label_names) == (["data"], ["softmax_label"])
+    assert group.arg_names == module.symbol.list_arguments()
+    module.forward(next(batches()), is_train=False)
+    (parts,) = group.data_arrays
+    assert [(part.stop - part.start, array.shape) for part, array in parts] == [(5, (5, 5)), (5, (5, 5))]
+    np.testing.assert_array_equal(parts[1][1].asnumpy(), next(batches()).data[0].asnumpy()[5:])
+    assert len(group.label_arrays) == 1
+    assert group.get_output_shapes() == [(10, 6)]
+    assert group.get_outputs()[0].shape == (10, 6)
+    assert [part.shape for part in group.get_outputs(merge_multi_context=False)[0]] == [(5, 6), (5, 6)]
+    seen: list[str] = []
+    monitor = mx.mon.Monitor(1, stat_func=lambda x: x.sum(), pattern="softmax.*")
+    group.install_monitor(monitor)
+    monitor.tic()
+    module.forward(next(batches()), is_train=False)
+    seen += [name for _, name, _ in monitor.toc()]
+    assert "softmax_output" in seen
+
+
+def test_names_of_an_iterator():
+    """NDArrayIter.data and label hold NDArrays in the order of the epoch; cursor is where the current batch begins."""
+    data = mx.io.NDArrayIter({"a": np.arange(10.0)}, np.arange(10), 4, shuffle=True)
+    ((name, values),), ((label_name, labels),) = data.data, data.label
+    assert (name, label_name, data.num_source, data.layout) == ("a", "softmax_label", 2, "NCHW")
+    assert isinstance(values, mx.nd.NDArray)
+    np.testing.assert_array_equal(values.asnumpy(), labels.asnumpy())
+    assert [array.shape for array in data.data_list] == [(10,), (10,)]
+    assert data.cursor == -4
+    seen = []
+    for number, batch in enumerate(data):
+        assert data.cursor == 4 * number
+        seen += batch.data[0].asnumpy().tolist()[: 4 - batch.pad]
+    assert seen == values.asnumpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        (["1", "22"], "int32", [1, 22]),
+        (np.array(["1.5", "-2"]), "float32", [1.5, -2.0]),
+        ([b"12", b"3"], "float64", [12.0, 3.0]),
+        (np.array([1, 2.5], dtype=object), None, [1.0, 2.5]),
+        ([["1", "2"], ["3", "4"]], None, [[1.0, 2.0], [3.0, 4.0]]),
+    ],
+)
+def test_text_and_objects_become_numbers(values: Any, dtype: str | None, expected: list[Any]):
+    """Columns of a file or of a table are converted as NumPy does, in arrays and in iterators."""
+    made = mx.nd.array(values, dtype=dtype)
+    assert made.asnumpy().tolist() == expected
+    assert made.dtype == np.dtype(dtype or "float32")
+    assert mx.io.NDArrayIter(np.asarray(values), batch_size=2).next().data[0].asnumpy().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "values", [["one"], [1 + 2j], np.array(["2026-01-01"], dtype="M8[D]"), [[1], [2, 3]], [object()]]
+)
+def test_what_is_no_number_names_the_cure(values: Any):
+    """Words, complex numbers, dates, ragged lists and other objects are refused."""
+    with pytest.raises(DTypeError, match=re.escape("np.asarray(values, dtype=float)")):
+        mx.nd.array(values)

@@ -1,0 +1,74 @@
+"""The command line of Open MPI's ``mpiexec`` for the processes of a job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from weftplan.kvstore.distributed.transport.mpi import environment
+
+ONE_HOST = ("btl", "self,sm")
+"""How messages travel on one host: without TCP, for which every process would listen on all networks."""
+
+
+def mpiexec_command(
+    workers: int,
+    hostfile: Path | None,
+    program: tuple[str, ...],
+    *,
+    recovers: bool = True,
+    one_host: bool | None = None,
+    record: str = "-",
+) -> list[str]:
+    """The command that starts ``program`` in ``workers`` processes.
+
+    Args:
+        workers: the number of processes.
+        hostfile: names of hosts, as mpiexec reads them.
+        program: a script, ``-m`` with a module, ``weftplan`` with a command, or any program; and its arguments.
+        recovers: the others go on when one dies; otherwise that ends all of them.
+        one_host: all processes run on this machine; without it, if there is no ``hostfile``.
+        record: the file to which programs in Python add how they ended, or ``-``.
+
+    Raises:
+        click.ClickException: there is no mpiexec.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
+        raise click.ClickException("there is no mpiexec: pip install 'weftplan[mpi]'")
+    found = [mpiexec, "--oversubscribe"]
+    if recovers:
+        found += ["--with-ft", "ulfm"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        found.append("--allow-run-as-root")
+    settings = [(name.removeprefix("OMPI_MCA_"), value) for name, value in environment().items()]
+    if (hostfile is None if one_host is None else one_host) and "OMPI_MCA_btl" not in os.environ:
+        settings.append(ONE_HOST)
+    for name, value in settings:
+        found += ["--mca", name, value]
+    if not sys.stdout.isatty():  # mpiexec gives processes terminals of its own, but a pipe is to hold plain lines
+        found += ["-x", "TERM=dumb"]
+    if hostfile is not None:
+        found += ["--hostfile", str(hostfile)]
+    return [*found, "-n", str(workers), *interpreted(program, record, recovers=recovers)]
+
+
+def interpreted(program: tuple[str, ...], record: str, *, recovers: bool) -> list[str]:
+    """Return the command of one process: ``rank.py`` runs scripts, modules and this package's command in this Python.
+
+    Any other program runs as it is.
+    """
+    rank = [sys.executable, "-m", "weftplan.cli.launch.rank", record, "recovers" if recovers else "restarts"]
+    if is_python(program):
+        return [*rank, *(["-m", *program] if program[0] == "weftplan" else program)]
+    return list(program)
+
+
+def is_python(program: tuple[str, ...]) -> bool:
+    """Whether a program is a script or a module, whose end is recorded."""
+    return program[0].endswith(".py") or program[0] in ("-m", "weftplan")

@@ -1,0 +1,105 @@
+"""One process of a job: runs a script or a module as ``python`` does, and notes how it ends.
+
+Functions that run at exit cannot see a status, and one of them tells the other processes of a store that this one
+leaves. So this module notes the end before (:mod:`weftplan.support.program_end`), and writes it into the record of the
+job, which ``weftplan launch`` reads. The process ends when its parent, mpiexec, has ended in any way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from importlib.machinery import SourceFileLoader
+from types import ModuleType, TracebackType
+from typing import Any
+
+from weftplan.cli.launch import record
+from weftplan.support import program_end
+
+_LOOK_S = 1.0
+"""Seconds between two looks at the parent, on systems that do not tell of its end."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    """Run ``RECORD MODE PROGRAM...``.
+
+    RECORD is the file of the job's record, or ``-``. In the MODE ``recovers`` other processes may go on after a
+    failure, in ``restarts`` mpiexec ends them. PROGRAM is a script or ``-m MODULE``, and its arguments.
+    """
+    file, mode, *program = arguments
+    end_with_parent()
+    if file != "-" and mode == "recovers":
+        program_end.status_is_told.append(True)
+    sys.excepthook = _without_this_module(sys.excepthook)
+    error: BaseException | None = None
+    try:
+        if program[0] == "-m":
+            sys.argv[:] = program[1:]
+            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        else:
+            _run_script(program)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        end = program_end.End.of(error)
+        program_end.note(end)
+        if file != "-":
+            with contextlib.suppress(OSError):
+                record.write(file, end)
+
+
+def _run_script(program: list[str]) -> None:
+    path = program[0]
+    sys.argv[:] = program
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    module = ModuleType("__main__")
+    module.__file__ = path
+    module.__loader__ = SourceFileLoader("__main__", path)
+    sys.modules["__main__"] = module
+    with io.open_code(os.path.abspath(path)) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+
+
+def _without_this_module(show: Any) -> Any:
+    """An excepthook that shows the program's own frames, as if it had been started by ``python``."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        own = {__file__, runpy.__file__, f"<frozen {runpy.__name__}>"}
+        while trace is not None and trace.tb_frame.f_code.co_filename in own:
+            trace = trace.tb_next
+        show(kind, error.with_traceback(trace), trace)
+
+    return hook
+
+
+def end_with_parent() -> None:
+    """Let this process end when its parent has ended, however that ends."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0:
+            if os.getppid() != parent:  # it has ended meanwhile
+                os._exit(1)
+            return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="weftplan-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,64 @@
+"""``weftplan plan --torch package.module:step``: the choices of a training step of PyTorch, and one within a budget."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from weftplan.device.amounts import amount
+from weftplan.planner import MemoryPlan
+
+
+def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool) -> MemoryPlan:
+    """Print the plan of the step that ``name`` makes; the plan, laid out for pages and files.
+
+    ``name`` is ``package.module:function``; the function takes no arguments and returns ``(loss, arguments)`` or
+    ``(loss, arguments, optimizer)``, where ``loss(*arguments)`` is differentiated. Nothing of the step is run.
+    """
+    function, args, optimizer = _made(name)
+    try:
+        from weftplan.torch import trade_off
+        from weftplan.torch.private import check_version
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error}: --torch needs PyTorch, pip install 'weftplan[torch]'") from error
+    check_version()
+    choices, plan = trade_off.planned(function, args, budget=budget, optimizer=optimizer)
+    rows = [(p.peak + plan.resident.total, p.seconds / (choices.tape.step_seconds or 1.0)) for p in choices.points]
+    if as_json:
+        facts = {"step": name, "peak": plan.peak, "plain": plan.plain, "smallest": plan.smallest}
+        facts |= {"more_time": plan.more_time, "repeated": plan.repeated, "unseen": plan.unseen, "curve": rows}
+        click.echo(json.dumps(facts, indent=1))
+    else:
+        click.echo(str(plan))
+        click.echo("  alive at the peak:")
+        for maker, nbytes in plan.at_peak:
+            click.echo(f"    {amount(nbytes):>12}  {maker}")
+        for total, more in trade_off.thinned(rows) if want_curve else ():
+            click.echo(f"{total:>18,} bytes  {100 * more:6.1f} % more modelled time")
+    return trade_off.memory_plan(choices, plan)
+
+
+def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
+    """The function, its arguments and the optimizer or None, as the named function makes them."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise click.BadParameter(f"expected package.module:function, got {name!r}", param_hint="MODEL")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        make = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise click.BadParameter(f"{name}: {error}", param_hint="MODEL") from error
+    made = make()
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        raise click.BadParameter(
+            f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(made).__name__}",
+            param_hint="MODEL",
+        )
+    args = made[1] if isinstance(made[1], tuple) else (made[1],)
+    return made[0], args, made[2] if len(made) == 3 else None

@@ -1,0 +1,133 @@
+"""Data sets of ``mx.test_utils``: read from the files that MXNet's helpers would use, never fetched from a network.
+
+A file that is there is used as MXNet uses it; one that is not is an error that names its place.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import MXNetError
+from weftplan.support.atomic_files import check_zip, open_to_read
+from weftplan.training.data.file_iterators import MNISTIter, read_idx
+
+_MNIST = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_CIFAR = ("train.rec", "test.rec", "train.lst", "test.lst")
+_DATA = Path("data")
+
+
+def download(
+    url: str,
+    fname: str | os.PathLike[str] | None = None,
+    dirname: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    retries: int = 5,
+) -> str:
+    """The path at which MXNet would store ``url``, where the file must be already.
+
+    Raises:
+        MXNetError: it is not there, or ``overwrite`` asks for a new one.
+    """
+    path = Path(url.rpartition("/")[2] if fname is None else fname)
+    path = path if dirname is None else Path(dirname, path)
+    if overwrite or not path.is_file():
+        what = "overwrite=True asks for a new file" if overwrite else "there is no file"
+        raise MXNetError(
+            f"mx.test_utils.download fetches nothing: {what} at {path}; fetch {url} yourself and put it there"
+        )
+    return os.fspath(path)
+
+
+def _extracted(archive: Path, folder: Path, names: Sequence[str], within: Path) -> None:
+    """Unpack an archive that is there into a folder, unless it holds all of these files."""
+    missing = [name for name in names if not (within / name).is_file()]
+    if not missing:
+        return
+    if not archive.is_file():
+        raise MXNetError(
+            f"nothing is fetched: {within / missing[0]} is not there; put {', '.join(names)} into {within}, or "
+            f"{archive.name} at {archive}"
+        )
+    with open_to_read(archive) as file:
+        check_zip(file, os.fspath(archive))
+        with zipfile.ZipFile(file) as packed:
+            packed.extractall(folder)
+
+
+def get_mnist() -> dict[str, Any]:
+    """MNIST as arrays: ``train_data``, ``train_label``, ``test_data``, ``test_label``; images from 0 to 1 of shape
+    (samples, 1, 28, 28). The four files, packed with gzip or not, are in the working directory or in ``data``.
+
+    Raises:
+        MXNetError: a file is not there.
+        FormatError: a file is damaged.
+    """
+    found = {}
+    for part, begins in (("train", "train"), ("test", "t10k")):
+        pixels = read_idx(_mnist_file(f"{begins}-images-idx3-ubyte"), 3)
+        found[f"{part}_data"] = pixels[:, None].astype(np.float32) / 255
+        found[f"{part}_label"] = read_idx(_mnist_file(f"{begins}-labels-idx1-ubyte"), 1).astype(np.int8)
+    return found
+
+
+def _mnist_file(name: str) -> Path:
+    for folder in (Path(), _DATA):
+        for path in (folder / f"{name}.gz", folder / name):
+            if path.is_file():
+                return path
+    raise MXNetError(
+        f"mx.test_utils.get_mnist fetches nothing: put {name}.gz, as MNIST is published, into {Path.cwd()} or data/"
+    )
+
+
+def get_mnist_ubyte() -> None:
+    """See that the files of MNIST are in ``data``; unpack ``data/mnist.zip`` if that is there alone.
+
+    Raises:
+        MXNetError: neither is there.
+    """
+    _extracted(_DATA / "mnist.zip", _DATA, _MNIST, _DATA)
+
+
+def get_mnist_iterator(
+    batch_size: int, input_shape: Sequence[int], num_parts: int = 1, part_index: int = 0
+) -> tuple[MNISTIter, MNISTIter]:
+    """(training, validation) batches of MNIST, flat unless ``input_shape`` has three dimensions; raises as
+    :func:`get_mnist_ubyte`."""
+    get_mnist_ubyte()
+    images, labels, test_images, test_labels = (_DATA / name for name in _MNIST)
+    common: dict[str, Any] = {"batch_size": batch_size, "flat": len(input_shape) != 3,
+                              "num_parts": num_parts, "part_index": part_index}  # fmt: skip
+    return (
+        MNISTIter(image=images, label=labels, shuffle=True, **common),
+        MNISTIter(image=test_images, label=test_labels, **common),
+    )
+
+
+def get_cifar10() -> None:
+    """See that the records of CIFAR-10 are in ``data/cifar``; unpack ``data/cifar10.zip`` if that is there alone.
+
+    Raises:
+        MXNetError: neither is there.
+    """
+    _extracted(_DATA / "cifar10.zip", _DATA, _CIFAR, _DATA / "cifar")
+
+
+def get_zip_data(data_dir: str | os.PathLike[str], url: str, data_origin_name: str) -> None:
+    """See that an archive is in a folder, and unpack it there; what it holds may be there already.
+
+    Raises:
+        MXNetError: it is not there; names the place.
+    """
+    archive = Path(download(url, data_origin_name, data_dir))
+    with open_to_read(archive) as file:
+        check_zip(file, os.fspath(archive))
+        with zipfile.ZipFile(file) as packed:
+            if not all(Path(data_dir, name).exists() for name in packed.namelist()):
+                packed.extractall(data_dir)

@@ -1,0 +1,72 @@
+"""Values of an ONNX model that lie in files of their own, as exporters write models of more than a few bytes.
+
+A file is read only when it lies inside the model's folder, links followed: a model from elsewhere must not make its
+reader open other files.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import FormatError
+
+
+def check_amount(tensors: Any, where: str) -> None:
+    """Refuse a model whose values are together more than twice the files that they lie in.
+
+    A few names in a small file could otherwise ask for the same large range again and again.
+    """
+    wanted: dict[str, int] = {}
+    for tensor in tensors:
+        facts = {entry.key: entry.value for entry in tensor.external_data}
+        if facts:
+            path = _inside(where, facts.get("location", ""), tensor.name)
+            length = facts.get("length", "")
+            nbytes = int(length) if length.isdecimal() else 4 * abs(math.prod(tensor.dims))
+            wanted[path] = wanted.get(path, 0) + nbytes
+    for path, nbytes in wanted.items():
+        if nbytes > 2 * os.stat(path).st_size:
+            raise FormatError(f"{where}: damaged: its values take {nbytes:,} bytes of {path}, which is much smaller")
+
+
+def external_tensor(onnx: Any, tensor: Any, where: str) -> Any:
+    """The values of a tensor whose bytes are in another file.
+
+    Raises:
+        FormatError: the file is outside the model's folder, missing or too short, or the bytes are not the shape's.
+    """
+    facts = {entry.key: entry.value for entry in tensor.external_data}
+    path = _inside(where, facts.get("location", ""), tensor.name)
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    count = math.prod(tensor.dims)
+    try:
+        offset = int(facts.get("offset", "0"))
+        nbytes = int(facts.get("length", count * dtype.itemsize))
+        size = os.stat(path).st_size
+    except (ValueError, OSError) as error:
+        raise FormatError(f"{where}: {tensor.name!r} in {path}: {error}") from error
+    if any(dim < 0 for dim in tensor.dims) or nbytes != count * dtype.itemsize:
+        raise FormatError(
+            f"{where}: damaged: {tensor.name!r} of shape {list(tensor.dims)} and {dtype} has {nbytes} bytes in {path}"
+        )
+    if offset < 0 or offset + nbytes > size:
+        raise FormatError(
+            f"{where}: {tensor.name!r} needs bytes {offset} to {offset + nbytes} of {path}, which has {size}: copy the "
+            f"whole file next to the model"
+        )
+    return np.fromfile(path, dtype.newbyteorder("<"), count, offset=offset).astype(dtype).reshape(tensor.dims)
+
+
+def _inside(where: str, location: str, name: str) -> str:
+    """The path of a file that the model names, when it lies inside the model's folder."""
+    folder = os.path.realpath(os.path.dirname(os.path.abspath(where)))
+    path = os.path.realpath(os.path.join(folder, location))
+    if not location or os.path.isabs(location) or os.path.commonpath([folder, path]) != folder:
+        raise FormatError(f"{where}: {name!r} lies in {location!r}, outside the model's folder: that is not read")
+    if not os.path.isfile(path):
+        raise FormatError(f"{where}: {name!r} lies in {location!r}, which is missing: copy it next to the model")
+    return path

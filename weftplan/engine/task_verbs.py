@@ -1,0 +1,17 @@
+"""The verbs of tasks under ``weftplan.engine``; ``task_verbs.pyi`` gives their types.
+
+Tasks are a layer above the engine, which is imported when one of the names is first used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.support.lazy_import import late_import
+
+NAMES = ("Task", "as_completed", "future", "map", "submit", "task", "tiles", "var_of", "wait")
+
+
+def verb(name: str) -> Any:
+    """Return a class or function of ``weftplan.tasks``."""
+    return getattr(late_import("weftplan.tasks"), name)

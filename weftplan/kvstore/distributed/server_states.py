@@ -1,0 +1,123 @@
+"""The optimizer's states of a store ``dist_async``: gathered from the servers, and restored to them.
+
+A server keeps the states of its ranges, which are flat. Here they are joined to states of whole values, as every other
+store has them, so a file of one store can be read by another, and by a job of another number of processes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import FormatError, KVStoreError
+from weftplan.kvstore.distributed.server import Header, Verb
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.updater import State, Updater, read_states
+from weftplan.ndarray import NDArray, array
+
+Request = tuple[int, Header, Array]
+Ask = Callable[[Sequence[Request], str], "list[tuple[Header, Array]]"]
+"""Called as (requests, description); returns (answer, its data) of each."""
+
+
+class ServerStates(Updater):
+    """The states of all servers, as those of one updater: read when they are asked for, sent when they are replaced.
+
+    Args:
+        optimizer: that of the workers.
+        values: shape, number and ranges (server, first element, end) of each key that the store has now.
+        ask: sends requests to the servers.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        values: Callable[[], dict[Key, tuple[tuple[int, ...], int, list[tuple[int, int, int]]]]],
+        ask: Ask,
+    ) -> None:
+        super().__init__(copy.copy(optimizer))
+        self._values, self._ask = values, ask
+
+    def get_states(self, dump_optimizer: bool = False, keys: Collection[Any] | None = None) -> bytes:
+        """As of any updater. Pushes of other processes that are under way may be in some states and not in others: meet
+        at a barrier before."""
+        if not dump_optimizer:
+            self._gather()
+        return super().get_states(dump_optimizer, keys)
+
+    def _gather(self) -> None:
+        values = self._values()
+        requests = [
+            (server, Header(Verb.STATES, number), np.empty(0, np.uint8))
+            for _, number, ranges in values.values()
+            for server, _, _ in ranges
+        ]
+        answers = iter(self._ask(requests, "gather optimizer states"))
+        self.states, counted = {}, {}
+        for key, (shape, _, ranges) in values.items():
+            parts = [read_states(next(answers)[1].tobytes())[:2] for _ in ranges]
+            trees = [states[key] for states, _ in parts if key in states]
+            if not trees:
+                continue  # never pushed
+            if len(trees) < len(parts):
+                raise KVStoreError(f"pushes of {key!r} are under way: call barrier() before states are saved")
+            self.states[key] = _joined(trees, shape, key)
+            count = max(counts.get(key, 0) for _, counts in parts)
+            if count:
+                counted[key] = count
+        self.optimizer._index_update_count = counted  # type: ignore[attr-defined]
+
+    def replace_states(
+        self,
+        states: dict[Key, State],
+        version: int = 2,
+        weights: Mapping[Key, NDArray] = MappingProxyType({}),
+        counts: Mapping[Key, int] = MappingProxyType({}),
+    ) -> None:
+        """As of any updater; the states of the keys that the store has go to their servers."""
+        super().replace_states(states, version, weights, counts)
+        requests: list[Request] = []
+        for key, (shape, number, ranges) in self._values().items():
+            if key not in states:
+                continue
+            for server, first, end in ranges:
+                one = Updater(SimpleNamespace(_index_update_count={key: counts.get(key, 0)}))
+                one.states = {key: _cut(states[key], shape, slice(first, end), key)}
+                data = np.frombuffer(one.get_states(), np.uint8)
+                requests.append((server, Header(Verb.RESTORE, number, 0, data.nbytes), data))
+        self._ask(requests, "restore optimizer states")
+
+
+def _joined(trees: Sequence[State], shape: tuple[int, ...], key: Key) -> State:
+    """The state of a value from those of its ranges."""
+    first = trees[0]
+    if isinstance(first, tuple | list):
+        return tuple(_joined(items, shape, key) for items in zip(*trees, strict=True))
+    if not isinstance(first, NDArray):
+        return first
+    flat = np.concatenate([tree.asnumpy().reshape(-1) for tree in trees])
+    if flat.size == np.prod(shape, dtype=np.int64):
+        return array(flat.reshape(shape), dtype=flat.dtype)
+    if len(trees) == 1:
+        return first
+    raise KVStoreError(f"the optimizer state of {key!r} on {len(trees)} servers cannot be joined to one for {shape}")
+
+
+def _cut(tree: State, shape: tuple[int, ...], part: slice, key: Key) -> State:
+    """The state of a range from that of its value."""
+    if isinstance(tree, tuple | list):
+        return tuple(_cut(item, shape, part, key) for item in tree)
+    if not isinstance(tree, NDArray):
+        return tree
+    size = int(np.prod(shape, dtype=np.int64))
+    if tree.shape == shape:
+        flat = tree.asnumpy().reshape(-1)[part]
+        return array(flat, dtype=flat.dtype)
+    if (part.start, part.stop) == (0, size):
+        return tree  # of another shape than the value, which is on one server
+    raise FormatError(f"the optimizer state of {key!r} has the shape {tree.shape}, its value {shape}")

@@ -1,0 +1,66 @@
+"""Which entries of the registry lie at which addresses.
+
+Relies on the registry's lock, which its caller holds. An entry whose arrays have died stays until no operation uses its
+memory any more, since a temporary array may have been all that stood for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class AddressRanges(Generic[T]):
+    """Ranges of addresses, each of one entry; ranges may overlap.
+
+    Args:
+        pending: whether operations still use the memory of an entry that has ended.
+    """
+
+    def __init__(self, pending: Callable[[T], bool]) -> None:
+        self._pending = pending
+        self._starts: list[tuple[int, int, int]] = []
+        """Low address, high address and identity of the entry, ordered."""
+        self._entries: dict[int, T] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._ended: dict[int, T] = {}
+        self._longest = 0
+        """No range is longer: a search begins that far below its lowest address."""
+
+    def add(self, entry: T, low: int, high: int) -> tuple[int, int]:
+        """Note that ``entry`` has the bytes from ``low`` up to ``high``; returns the smallest range with all it has."""
+        known = self._spans.get(id(entry))
+        if known is not None:
+            self._remove(entry)
+            low, high = min(low, known[0]), max(high, known[1])
+        insort(self._starts, (low, high, id(entry)))
+        self._entries[id(entry)] = entry
+        self._spans[id(entry)] = low, high
+        self._longest = max(self._longest, high - low)
+        return low, high
+
+    def overlapping(self, low: int, high: int) -> Iterator[T]:
+        """Yield the entries that have bytes from ``low`` up to ``high``."""
+        for entry in [one for one in self._ended.values() if not self._pending(one)]:
+            self._remove(entry)
+        place = bisect_left(self._starts, (low - self._longest, 0, 0))
+        while place < len(self._starts) and self._starts[place][0] < high:
+            if self._starts[place][1] > low:
+                yield self._entries[self._starts[place][2]]
+            place += 1
+
+    def end(self, entry: T) -> None:
+        """Forget ``entry``, whose arrays have died, as soon as nothing is pending on it."""
+        if id(entry) in self._spans:
+            self._ended[id(entry)] = entry
+            if not self._pending(entry):
+                self._remove(entry)
+
+    def _remove(self, entry: T) -> None:
+        low, high = self._spans.pop(id(entry))
+        del self._starts[bisect_left(self._starts, (low, high, id(entry)))]
+        del self._entries[id(entry)]
+        self._ended.pop(id(entry), None)

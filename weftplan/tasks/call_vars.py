@@ -1,0 +1,69 @@
+"""The vars of one call that is about to be pushed: those that it reads, writes, and takes failures over from.
+
+Relies on the registry for the vars of arrays; what the arguments hold has been found before. Any thread may call this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.engine.core import Engine
+from weftplan.engine.var import Var
+from weftplan.tasks.arrays import vars_of
+from weftplan.tasks.held_arrays import held_arrays
+from weftplan.tasks.registry import in_flight, registry
+
+
+def vars_for(
+    read: Sequence[Any], written: Sequence[Any], engine: Engine, flight: object
+) -> tuple[list[Var], list[Var], bool]:
+    """The vars that a task reads and writes which is about to be pushed; slices that it writes get vars of their own.
+
+    The last result is true when all are NumPy arrays, not of a derived class. ``flight`` stands for the task: whoever
+    calls this takes it out of :data:`in_flight` when the task has been pushed.
+    """
+    in_flight.add(flight)
+    for array in written:
+        # What runs at once gains nothing, and in debug mode an array is writable or read-only as a whole.
+        if type(array) is np.ndarray and array.base is not None and not engine._inline and not engine._debug:
+            registry.cut(array, engine)
+    reads: list[Var] = []
+    writes: list[Var] = []
+    plain = True
+    known = registry.known
+    for arrays, found in ((read, reads), (written, writes)):
+        for array in arrays:
+            if type(array) is not np.ndarray:
+                plain = False
+                found += vars_of(array, engine)
+            elif (var := known(array, engine)) is not None:
+                found.append(var)
+            else:
+                registry.add_vars(array, engine, found)
+                if array.dtype.hasobject:
+                    for item in held_arrays(array):
+                        if item is not array:
+                            found += vars_of(item, engine)
+    return reads, writes, plain
+
+
+def inherited(read: Sequence[Var], written: Sequence[Any], overwritten: Sequence[Any], engine: Engine) -> list[Var]:
+    """The failed vars whose failure a task takes over that is about to be pushed: it does not overwrite all of them.
+
+    Args:
+        read: vars of the arrays that it reads.
+        written: arrays that it writes.
+        overwritten: those of them of which it overwrites every element, and reads none.
+    """
+    kept: dict[Var, None] = {}
+    for array in written:
+        for var in vars_of(array, engine):
+            if var.failure is None:
+                continue
+            whole = any(array is other for other in overwritten) and var not in read
+            if not whole or (isinstance(array, np.ndarray) and not registry.covers(array, var, engine)):
+                kept[var] = None
+    return list(kept)

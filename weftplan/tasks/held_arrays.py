@@ -1,0 +1,222 @@
+"""Arrays that a call reaches through another object: a bound method, a partial, a buffer, a container, a data object.
+
+Relies on the referents that Python's collector of cyclic garbage follows, so that one rule covers every kind of object,
+and on the protocols by which libraries share memory. Keeps no state; any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import EngineError
+from weftplan.tasks.arrays import is_array
+from weftplan.tasks.handle import Task
+from weftplan.tasks.registry import owner_of
+
+DEEPEST = 3
+"""Objects within each other that are looked into. Containers and iterators of the standard library do not count."""
+MOST_OBJECTS = 1000
+"""Objects, other than containers and leaves, that are looked into for one argument."""
+_LEAVES = (str, bytes, bytearray, int, float, complex, np.generic, np.dtype, np.ufunc, type, ModuleType, CodeType)
+_CLOSED = (*_LEAVES, FunctionType, FrameType)
+"""Instances of these classes are not looked into: they hold no arrays, or more than the call reads."""
+_CONTAINERS = frozenset({"builtins", "collections", "itertools", "functools"})
+"""Modules whose objects only pass on other objects."""
+_METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
+_IN_PLACE = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"),
+    *("iand", "ior", "ixor", "ilshift", "irshift", "imatmul"),
+)
+"""Python's operators that write their left side."""
+_WRITING_METHODS = frozenset(
+    {"fill", "itemset", "partition", "put", "setfield", "sort", "__setitem__", *(f"__{name}__" for name in _IN_PLACE)}
+)
+_WHOLE_METHODS = frozenset({"fill"})
+"""Methods that overwrite every element and read none."""
+_WRITING_FUNCTIONS = (
+    *(np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis, operator.setitem),
+    *(getattr(operator, name) for name in _IN_PLACE),
+)
+"""Functions that write their first argument."""
+
+
+def memory_of(thing: Any) -> np.ndarray | None:
+    """An array over the host memory that ``thing`` shares, without a copy; None when it shares none.
+
+    >>> memory_of(memoryview(bytearray(3))).nbytes, memory_of([1.0])
+    (3, None)
+    """
+    kind = type(thing)
+    if kind is np.flatiter:
+        base: np.ndarray = thing.base
+        return base
+    if isinstance(thing, _LEAVES) and not isinstance(thing, bytearray):
+        return None
+    try:
+        if hasattr(kind, "__array_interface__"):
+            return np.asarray(thing)
+        if hasattr(kind, "__dlpack__"):
+            return _from_dlpack(thing)
+        return np.asarray(memoryview(thing))
+    except Exception:  # not on a host, or nothing to share; the object may be anyone's
+        return None
+
+
+def _from_dlpack(thing: Any) -> np.ndarray:
+    """An array over a tensor on the host; one that gradients are computed for is detached."""
+    try:
+        return np.from_dlpack(thing)
+    except Exception:
+        return np.from_dlpack(thing.detach())
+
+
+def held_arrays(thing: Any) -> Iterator[Any]:
+    """Yield the arrays, and in containers the tasks, that ``thing`` holds."""
+    seen: set[int] = {id(thing)}
+    objects = 0
+    level: list[Any] = [thing]
+    for depth in range(DEEPEST + 1):
+        deeper: list[Any] = []
+        while level:
+            item = level.pop()
+            if type(item) is Task:
+                if not depth:
+                    yield item
+                continue
+            if is_array(item):
+                yield item
+                if isinstance(item, np.ndarray) and item.dtype.hasobject:
+                    level += _fresh(item.flat, seen)
+                continue
+            shared = memory_of(item)
+            if shared is not None:
+                yield shared
+                continue
+            kind = type(item)
+            if kind.__module__.startswith("weftplan."):
+                continue
+            referents = item.operands if kind is np.nditer else gc.get_referents(item)
+            if kind.__module__ in _CONTAINERS:
+                level += _fresh(referents, seen)
+            elif objects < MOST_OBJECTS:
+                objects += 1
+                # The attributes may stand in the dictionary of the object, which is no object of its own.
+                deeper += _fresh(referents, seen)
+        level = deeper
+
+
+def _fresh(items: Any, seen: set[int]) -> list[Any]:
+    """The items that may hold arrays and have not been looked at; notes them."""
+    fresh = [item for item in items if (item is not None and not isinstance(item, _CLOSED)) or type(item) is bytearray]
+    fresh = [item for item in fresh if id(item) not in seen]
+    seen.update(map(id, fresh))
+    return fresh
+
+
+def arrays_of_function(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any], label: str
+) -> tuple[list[Any], list[Any], bool]:
+    """The arrays that the callable ``fn`` itself holds: those that it reads, those that it writes, and whether it
+    overwrites the latter whole.
+
+    Of an object whose class is written in Python, arrays over the memory of ``written`` are left out: the caller has
+    said which part the method uses.
+
+    Raises:
+        EngineError: a method that replaces the memory of its array.
+    """
+    if type(fn) is functools.partial:
+        given = (*fn.args, *args)
+        named = {**fn.keywords, **kwargs}
+        reads, writes, whole = arrays_of_function(fn.func, given, named, written, label)
+        out = fn.keywords.get("out")
+        targets = [a for a in out if a is not None] if isinstance(out, (tuple, list)) else [] if out is None else [out]
+        reads += held_arrays([*fn.args, *(value for key, value in fn.keywords.items() if key != "out")])
+        return reads, writes + targets, whole and not targets
+    if any(fn is function for function in _WRITING_FUNCTIONS):
+        first = list(held_arrays([args[0] if args else next(iter(kwargs.values()), None)]))
+        return [], first, fn is np.copyto and "where" not in kwargs and len(args) < 4
+    if isinstance(fn, MethodDescriptorType | WrapperDescriptorType):  # np.ndarray.sort and the like
+        if args and is_array(args[0]):
+            return _arrays_of_method(getattr(args[0], fn.__name__), args[1:], kwargs, written, label)
+        return [], [], False
+    if isinstance(fn, _METHODS):
+        return _arrays_of_method(fn, args, kwargs, written, label)
+    if isinstance(fn, _CLOSED):
+        return [], [], False
+    return _unless_written(held_arrays(fn), written), [], False
+
+
+def _arrays_of_method(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any], label: str
+) -> tuple[list[Any], list[Any], bool]:
+    """:func:`arrays_of_function` for a bound method."""
+    owner, verb = fn.__self__, fn.__name__
+    if owner is None or isinstance(owner, (ModuleType, type)):
+        return [], [], False
+    if isinstance(owner, np.ufunc) or (verb == "shuffle" and hasattr(owner, "random")):  # numpy's, or Python's
+        first = list(held_arrays(list(args[:1]))) if verb in ("at", "shuffle") else []
+        return [], first, False
+    is_memory = is_array(owner) or memory_of(owner) is not None
+    held = list(held_arrays(owner))
+    if is_memory:
+        if verb in ("resize", "setflags") and isinstance(owner, np.ndarray):
+            raise EngineError(
+                f"task {label!r}: {verb} changes the array object, which other tasks use; wait for them with "
+                f"engine.wait(array, readers=True) and call it yourself"
+            )
+        swaps = verb == "byteswap" and (kwargs.get("inplace") or (args and args[0]))
+        in_place = verb.endswith("_") and not verb.startswith("_")  # as libraries of tensors name these
+        if verb in _WRITING_METHODS or swaps or in_place or kwargs.get("inplace"):
+            return [], held, verb in _WHOLE_METHODS
+        return held, [], False
+    if kwargs.get("inplace"):
+        return [], held, False
+    return (held if not isinstance(fn, MethodType) else _unless_written(held, written)), [], False
+
+
+def _unless_written(held: Any, written: Sequence[Any]) -> list[Any]:
+    """The arrays in ``held`` that lie in other buffers than those in ``written``."""
+    owners = {id(owner_of(array)) for array in written}
+    return [array for array in held if id(owner_of(array)) not in owners]
+
+
+def unseen_arrays(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and arrays that a function reaches through its closure, defaults and global names."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = getattr(fn, "__func__", fn)
+    code = getattr(fn, "__code__", None)
+    if not isinstance(fn, FunctionType) or code is None:
+        return
+    cells: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    cells |= {name: fn.__globals__[name] for name in code.co_names if name in fn.__globals__}
+    for number, value in enumerate(fn.__defaults__ or ()):
+        cells[code.co_varnames[code.co_argcount - len(fn.__defaults__ or ()) + number]] = value
+    cells |= fn.__kwdefaults__ or {}
+    for name, value in cells.items():
+        if not isinstance(value, _CLOSED):
+            for array in held_arrays(value):
+                yield name, array

@@ -1,0 +1,47 @@
+"""Training steps of PyTorch within a number of bytes.
+
+:func:`budget` runs a module or function within a budget, :func:`backend` and :func:`partition` do so for
+``torch.compile`` and for other backends, :func:`curve` shows budgets against time, :func:`estimate` predicts the peak
+of any step. PyTorch is imported on first use of one of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weftplan.torch.fit import backend, budget, partition
+    from weftplan.torch.knapsack import knapsack_solver
+    from weftplan.torch.prediction import estimate
+    from weftplan.torch.trade_off import curve
+
+__all__ = ["backend", "budget", "curve", "estimate", "knapsack_solver", "partition"]
+
+_OWNERS = {
+    "backend": "fit",
+    "budget": "fit",
+    "curve": "trade_off",
+    "estimate": "prediction",
+    "knapsack_solver": "knapsack",
+    "partition": "fit",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import PyTorch and the module that owns ``name``."""
+    if name not in _OWNERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    try:
+        from weftplan.torch.private import check_version
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ModuleNotFoundError(
+                "weftplan.torch needs PyTorch: pip install 'weftplan[torch]'", name="torch"
+            ) from error
+        raise
+    check_version()
+    value = getattr(importlib.import_module(f"weftplan.torch.{_OWNERS[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,154 @@
+"""Choices of one traced graph: which results to repeat for every budget, and the choice that a budget takes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weftplan.device.amounts import amount
+from weftplan.errors import BudgetError
+from weftplan.planner import PlanOptions
+from weftplan.planner.buffers import Buffers
+from weftplan.planner.program import Program
+from weftplan.planner.recompute import Price, Tape, curve, repeat
+from weftplan.planner.recompute.orders import lazy_backward
+from weftplan.planner.strategies import assignment
+from weftplan.torch.joint import Joint, line_of
+
+OPTIONS = PlanOptions(enable_inplace=False)
+"""PyTorch's kernels of functional graphs compute nothing in place."""
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes on the device that no choice changes, by purpose."""
+
+    inputs: int = 0
+    """Parameters, buffers and arguments of the graph."""
+    optimizer: int = 0
+    gradients: int = 0
+    """Gradients that exist before the step."""
+    other: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.inputs + self.optimizer + self.gradients + self.other
+
+
+@dataclass
+class Plan:
+    """What was chosen for one graph. Bytes are all bytes on the device, :attr:`resident` included."""
+
+    name: str
+    budget: int | None
+    plain: int
+    """Peak when nothing is repeated."""
+    peak: int
+    smallest: int
+    """The smallest peak that was found."""
+    resident: Resident
+    repeated: list[str]
+    """Names of the nodes that run twice."""
+    more_time: float
+    """Modelled time of what is repeated, as a share of a step."""
+    saved: int
+    """Bytes handed from the forward part to the backward part, without inputs."""
+    at_peak: list[tuple[str, int]]
+    """What is alive at the peak: makers and bytes, the largest first."""
+    unseen: dict[str, int]
+    """Operators whose inside nobody has measured."""
+    seconds: float
+    """Seconds that planning took."""
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        unseen = ", ".join(sorted(self.unseen)) if len(self.unseen) <= 6 else f"{len(self.unseen)} operators"
+        budget = "no budget" if self.budget is None else f"budget {amount(self.budget)}"
+        lines = [
+            f"{self.name}: peak {amount(self.peak)} ({self.peak:,} bytes), {budget}",
+            f"  without repetition {amount(self.plain)}, smallest found {amount(self.smallest)}",
+            f"  resident {amount(self.resident.total)}: inputs and parameters {amount(self.resident.inputs)}, "
+            f"optimizer {amount(self.resident.optimizer)}, gradients {amount(self.resident.gradients)}",
+            f"  {len(self.repeated)} nodes run twice, {100 * self.more_time:.1f} % more modelled time; "
+            f"kept for the backward part {amount(self.saved)}; planned in {self.seconds:.1f} s",
+        ]
+        if self.unseen:
+            lines.append(f"  not counted until measured: what {unseen} allocate inside")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+class Choices:
+    """The curve of one graph: from nothing repeated to the smallest peak found; peaks fall strictly, seconds rise."""
+
+    def __init__(self, joint: Joint) -> None:
+        began = time.perf_counter()
+        self.joint = joint
+        self.program: Program = lazy_backward(joint.program())
+        self.inputs: int = self.program.external_bytes["arguments"]
+        self._assigned = assignment(self.program, OPTIONS)
+        self.tape = Tape(self.program, assignment=self._assigned, options=OPTIONS, seconds=joint.seconds())
+        self.points: list[Price] = curve(self.tape)
+        self.seconds = time.perf_counter() - began
+
+    def within(self, budget: int | None, resident: Resident, *, name: str) -> Price:
+        """The fastest choice whose peak, with what is resident, fits.
+
+        Raises:
+            BudgetError: none does; the message names the smallest budget that works.
+        """
+        if budget is None:
+            return self.points[0]
+        for point in self.points:
+            if point.peak + resident.total <= budget:
+                return point
+        smallest = self.points[-1].peak + resident.total
+        raise BudgetError(
+            f"{name} needs {self.points[0].peak + resident.total:,} bytes without repetition and {smallest:,} with the "
+            f"most that was found, more than the budget of {budget:,}; the smallest budget that works is {smallest} "
+            f"({resident.total:,} bytes of it are parameters, inputs, gradients and optimizer states, the rest is "
+            f"largest at {self.peak_at(self.points[-1])}): raise the budget to that or use a smaller batch",
+            smallest=smallest,
+        )
+
+    def planned(self, point: Price) -> tuple[Program, Buffers]:
+        """The program that repeats what a choice says, and its buffers."""
+        program = repeat(self.program, point.twins)
+        found = self._assigned if program is self.program else assignment(program, OPTIONS)
+        return program, Buffers(program, found, options=OPTIONS)
+
+    def steps(self, point: Price) -> list[int]:
+        """The steps of the joint graph that a choice repeats."""
+        return [nid - self.joint.given for nid in point.twins]
+
+    def backward_order(self, point: Price) -> list[str]:
+        """Names of the traced nodes of the backward part, twins under the names of their originals."""
+        program = repeat(self.program, point.twins)
+        return [self.joint.steps[program.graph.origin[nid] - self.joint.given].node.name for nid in program.backward]
+
+    def peak_at(self, point: Price) -> str:
+        """The step of the peak, with the line of the user's code."""
+        program, buffers = self.planned(point)
+        step = int(np.argmax(buffers.live()[0]))
+        node = self.joint.steps[program.graph.origin[program.order[step]] - self.joint.given].node
+        return f"{node.name!r}{line_of(node)}"
+
+    def alive_at_peak(self, point: Price, most: int = 12) -> list[tuple[str, int]]:
+        """Makers and bytes of the largest results alive at the peak."""
+        program, buffers = self.planned(point)
+        if not program.order:
+            return []
+        step = int(np.argmax(buffers.live()[0]))
+        names = program.graph.names
+        alive = [
+            (names[program.graph.entry_node[e]], program.nbytes[e])
+            for e, group in enumerate(buffers.entry_group)
+            if group >= 0 and buffers.entry_first[e] <= step < buffers.entry_last[e]
+        ]
+        alive += [
+            (f"inside {names[nid]}", nbytes) for nid, nbytes in buffers.workspace.items() if program.order[step] == nid
+        ]
+        return sorted(alive, key=lambda item: -item[1])[:most]

@@ -1,0 +1,226 @@
+"""A traced graph of PyTorch as a program of the planner: storages are results, views are folded into them.
+
+A node that makes a storage, or that changes one in place, is a step; every other node (views, getitem, sizes) is free
+and follows the storage that it looks at. Bytes are those of whole storages, exactly as an allocator is asked for them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from weftplan.device.context import Context
+from weftplan.errors import PlanError
+from weftplan.planner.graph import VARIABLE, Graph, Work
+from weftplan.planner.program import Program
+from weftplan.torch.private import is_tangent, storage_key
+from weftplan.torch.probe import Probes
+from weftplan.torch.seconds import modelled
+
+STATE = "random state"
+"""Label of the step that saves a generator's state before a random operator."""
+
+
+def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    """The tensors that a node of a traced graph makes or looks at, as fake tensors."""
+    return [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws from a generator."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_mutation(node: torch.fx.Node) -> bool:
+    """Whether a node changes one of its inputs."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def values(node: torch.fx.Node) -> tuple[Any, Any]:
+    """Positional and keyword arguments of a node, with fake tensors for nodes."""
+
+    def value(arg: torch.fx.Node) -> Any:
+        return arg.meta.get("val")
+
+    return torch.fx.node.map_arg(node.args, value), torch.fx.node.map_arg(node.kwargs, value)
+
+
+def state_bytes(device: torch.device) -> int:
+    """Bytes of a generator's state."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return int(state.untyped_storage().nbytes())
+
+
+@dataclass
+class Step:
+    """One computation over numbered results."""
+
+    node: torch.fx.Node
+    label: str
+    reads: list[int]
+    makes: list[int]
+    repeats: bool = True
+    effect: bool = False
+    seconds: float = 0.0
+    scratch: int = 0
+
+
+@dataclass
+class Results:
+    """Storages by number."""
+
+    nbytes: list[int] = field(default_factory=list)
+    maker: list[torch.fx.Node] = field(default_factory=list)
+    number: dict[int, int] = field(default_factory=dict)
+
+    def of(self, node: torch.fx.Node) -> list[int]:
+        """The storages that a node's tensors lie in."""
+        return [self.number[storage_key(t)] for t in tensors(node)]
+
+    def add(self, nbytes: int, maker: torch.fx.Node) -> int:
+        """A new storage."""
+        self.nbytes.append(nbytes)
+        self.maker.append(maker)
+        return len(self.nbytes) - 1
+
+    def meet(self, node: torch.fx.Node) -> list[int]:
+        """Number the storages of a node that are new; those."""
+        fresh = []
+        for t in tensors(node):
+            if isinstance(t.untyped_storage().nbytes(), torch.SymInt):
+                raise PlanError(
+                    f"the size of {node.name!r} is not known before the step runs ({t.shape}): compile with "
+                    f"dynamic=False{line_of(node)}"
+                )
+            key = storage_key(t)
+            if key not in self.number:
+                self.number[key] = self.add(t.untyped_storage().nbytes(), node)
+                fresh.append(self.number[key])
+        return fresh
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """`` (file:line: text)`` of the user's code that a node comes from, or nothing."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
+    files = [k for k, line in enumerate(lines) if line.startswith("File ")]
+    if not files:
+        return ""
+    text = lines[files[-1] + 1] if files[-1] + 1 < len(lines) else ""
+    return f" ({lines[files[-1]]}: {text})"
+
+
+class Joint:
+    """The joint forward and backward graph as the planner's input.
+
+    Args:
+        graph: as AOTAutograd traces it, without dead code.
+        in_forward: whether a node belongs to the forward part.
+        num_outputs: how many of the graph's outputs are the forward part's.
+        probes: measured calls.
+        measured: seconds by measurement, where they are known, in place of the model.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        in_forward: Callable[[torch.fx.Node], bool],
+        *,
+        num_outputs: int,
+        probes: Probes,
+        measured: bool = False,
+    ) -> None:
+        self.results = Results()
+        self.inputs: list[torch.fx.Node] = []
+        self.steps: list[Step] = []
+        self._probes, self._measured = probes, measured
+        self.unseen = probes.unseen
+        self.random: dict[torch.fx.Node, int] = {}
+        """Random nodes -> the result that holds the generator's state before them."""
+        forward: list[Step] = []
+        backward: list[Step] = []
+        outputs: list[Any] = []
+        for node in graph.nodes:
+            if node.op == "output":
+                outputs = list(node.args[0])
+                continue
+            fresh = self.results.meet(node)
+            if node.op == "placeholder":
+                self.inputs.append(node)
+            elif fresh or is_mutation(node):
+                (forward if in_forward(node) else backward).extend(self._steps_of(node, fresh))
+        devices = {t.device.type for node in self.inputs for t in tensors(node) if t.dim()}
+        if len(devices) > 1:
+            raise PlanError(f"a budget counts the bytes of one device, but tensors are on {sorted(devices)}")
+        self.num_forward = len(forward)
+        self.steps = forward + backward
+        self.outputs = [self._results_of(outputs[:num_outputs]), self._results_of(outputs[num_outputs:])]
+        """Results that the forward part gives, and those of the backward part."""
+
+    def _results_of(self, outputs: list[Any]) -> list[int]:
+        return list(dict.fromkeys(r for n in outputs if isinstance(n, torch.fx.Node) for r in self.results.of(n)))
+
+    def _steps_of(self, node: torch.fx.Node, fresh: list[int]) -> list[Step]:
+        reads = list(dict.fromkeys(r for source in node.all_input_nodes for r in self.results.of(source)))
+        args, kwargs = values(node)
+        scratch, seconds = 0, 0.0
+        if isinstance(node.target, torch._ops.OpOverload):
+            scratch = self._probes.scratch(node.target, args, kwargs)
+            timed = self._probes.seconds(node.target, args, kwargs) if self._measured else None
+            seconds = modelled(node.target, args, kwargs, node.meta.get("val")) if timed is None else timed
+        step = Step(node, str(node.target), reads, fresh, seconds=seconds, scratch=scratch, effect=is_mutation(node))
+        step.repeats = not step.effect
+        if not is_random(node):
+            return [step]
+        device = tensors(node)[0].device
+        size = state_bytes(device)
+        state = self.random[node] = self.results.add(size, node)
+        step.reads.append(state)
+        step.scratch += size
+        return [Step(node, STATE, [], [state], repeats=False), step]
+
+    def program(self) -> Program:
+        """The steps in numbers; node ``k`` after the inputs is step ``k``, and :attr:`entry` numbers the results."""
+        made = {r for step in self.steps for r in step.makes}
+        given = [r for r in range(len(self.results.nbytes)) if r not in made]
+        order = given + [r for step in self.steps for r in step.makes]
+        entry = self.entry = {r: e for e, r in enumerate(order)}
+        self.given = len(given)
+        count = len(given) + len(self.steps)
+        tangents = {r for node in self.inputs if is_tangent(node) for r in self.results.of(node)}
+        graph = Graph(
+            names=[f"given{r}" for r in given] + [step.node.name for step in self.steps],
+            works=[VARIABLE] * len(given) + [Work(label=s.label, may_repeat=s.repeats) for s in self.steps],
+            inputs=[[] for _ in given] + [[entry[r] for r in step.reads] for step in self.steps],
+            controls=[[] for _ in range(count)],
+            counts=[1] * len(given) + [len(step.makes) for step in self.steps],
+            heads=[entry[r] for r in dict.fromkeys((*self.outputs[0], *self.outputs[1]))],
+            effects=range(len(given), count),
+        )
+        sizes = self.results.nbytes
+        return Program(
+            graph=graph,
+            order=list(range(len(given), count)),
+            num_forward=self.num_forward,
+            nbytes=[sizes[r] for r in order],
+            contexts=(Context("cpu", 0),),
+            device=[0] * count,
+            gradients=frozenset(),
+            added=frozenset(),
+            workspaces={len(given) + k: step.scratch for k, step in enumerate(self.steps) if step.scratch},
+            external_bytes={"arguments": sum(sizes[r] for r in given)},
+            tangents=frozenset(entry[r] for r in tangents if r not in made),
+        )
+
+    def seconds(self) -> list[float]:
+        """Seconds per node of :meth:`program`."""
+        return [0.0] * self.given + [step.seconds for step in self.steps]
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    """Whether a node picks one of several results."""
+    return node.op == "call_function" and node.target is operator.getitem

@@ -1,0 +1,95 @@
+"""Bytes of an optimizer: states that exist or that its first step makes, and what a step allocates besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weftplan.errors import BudgetError
+from weftplan.torch.choice import Resident
+from weftplan.torch.private import FakeTensorMode, without_modes
+from weftplan.torch.trace import Recorder
+
+
+@dataclass(frozen=True)
+class Update:
+    """Bytes of one update of parameters."""
+
+    states: int
+    inside: int
+    """Most bytes allocated during the update, besides parameters, gradients and states."""
+
+
+def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+    """Bytes of the states after the first step."""
+    return 0 if optimizer is None else update_of(optimizer).states
+
+
+def update_of(optimizer: torch.optim.Optimizer) -> Update:
+    """Run two updates on fake tensors like the optimizer's parameters; the optimizer itself stays as it is.
+
+    Parameters are updated one by one. An optimizer that updates all at once (``foreach``) holds for all of them what is
+    held for the largest here.
+    """
+    with without_modes(), FakeTensorMode():
+        groups: list[dict[str, Any]] = []
+        for group in optimizer.param_groups:
+            alone = {name: False for name in ("foreach", "fused") if name in group}
+            groups.append({**group, **alone, "params": [_like(p) for p in group["params"]]})
+        for group in groups:
+            for p in group["params"]:
+                p.grad = torch.empty_like(p)
+        made = type(optimizer)(groups)
+        made.step()
+        states = sum(
+            t.untyped_storage().nbytes()
+            for values in made.state.values()
+            for t in values.values()
+            if isinstance(t, torch.Tensor)
+        )
+        recorder = Recorder()
+        for group in groups:
+            for p in group["params"]:
+                recorder.storage(p, -1)
+                recorder.storage(p.grad, -1)
+        for values in made.state.values():
+            for t in values.values():
+                if isinstance(t, torch.Tensor):
+                    recorder.storage(t, -1)
+        with recorder:
+            made.step()
+    inside = recorder.trace.peak - recorder.trace.before
+    sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
+    if any(_at_once(group) for group in optimizer.param_groups):
+        inside = inside * sum(sizes) // max(sizes)
+    return Update(states, inside)
+
+
+def _at_once(group: dict[str, Any]) -> bool:
+    """Whether a group's parameters are updated together: asked for, or the default on a GPU."""
+    asked = group.get("foreach")
+    by_default = asked is None and "foreach" in group and not group.get("fused")
+    return bool(asked) or (by_default and any(p.device.type == "cuda" for p in group["params"]))
+
+
+def _like(p: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device))
+
+
+def check_update(
+    optimizer: torch.optim.Optimizer | None, *, budget: int | None, resident: Resident, gradients: int
+) -> None:
+    """Raise BudgetError when the optimizer's step alone exceeds the budget."""
+    if optimizer is None or budget is None:
+        return
+    fresh = 0 if resident.gradients else gradients
+    needed = resident.total + fresh + update_of(optimizer).inside
+    if needed > budget:
+        raise BudgetError(
+            f"the step of {type(optimizer).__name__} alone needs {needed:,} bytes (parameters, inputs, gradients, "
+            f"states and what it allocates), more than the budget of {budget:,}; the smallest budget that works is "
+            f"at least {needed}: raise the budget, or use an optimizer with fewer states (foreach=False needs less)",
+            smallest=needed,
+        )

@@ -1,0 +1,253 @@
+"""The peak of a training step, predicted by running the caller's own step function on fake tensors.
+
+The step runs on a copy: modules, optimizers and tensors that the function reaches through its arguments, its closure,
+its defaults and the globals that it names are copied as fake tensors, which have no memory. So mixed precision,
+accumulation, clipping and checkpointing are those of the step itself, and nothing of the caller's changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from weftplan.device.amounts import amount
+from weftplan.errors import PlanError
+from weftplan.torch.private import FakeCopyMode, FakeTensorMode, OptimizedModule
+from weftplan.torch.probe import Probes
+from weftplan.torch.trace import Recorder, Trace
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Functions whose kernels on a CPU are others than those that a trace sees."""
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step needs. Bytes of the device's allocator; ``str()`` gives a table."""
+
+    peak: int
+    before: int
+    """Bytes that exist before the step."""
+    parts: dict[str, int]
+    """Bytes alive at the peak, by purpose."""
+    at: str
+    """The operator of the peak."""
+    alive: list[tuple[str, int]]
+    """What is alive at the peak besides what existed before: operators that made it, and bytes, the largest first."""
+    unseen: dict[str, str]
+    """Operators whose inside is not counted, and why."""
+    trace: Trace = field(repr=False)
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        lines = [f"peak {amount(self.peak)} ({self.peak:,} bytes) in {self.at}"]
+        lines += [f"  {name:12} {amount(nbytes):>12}" for name, nbytes in self.parts.items() if nbytes]
+        lines += [f"  alive: {amount(nbytes):>12} by {name}" for name, nbytes in self.alive]
+        lines += [f"  not counted: {name}: {why}" for name, why in self.unseen.items()]
+        return "\n".join(lines)
+
+
+class _Names(TorchFunctionMode):  # type: ignore[misc]
+    """Notes calls of recurrent layers, which a dispatcher below sees in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in RECURRENT:
+            self.seen.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
+    """Predict the peak bytes of ``step(*args)``, which may do all that a training step does.
+
+    Args:
+        step: the caller's own function: forward pass, backward pass, update, accumulation, clipping.
+        args: its arguments. They and what the function reaches otherwise stay as they are.
+        workspaces: ``"measure"`` runs every operator of the step once per machine, to see what its kernel allocates
+            inside; ``"cached"`` uses what is known and lists the others.
+        warm: how many steps run before the one that is measured, so that an optimizer has its states.
+
+    Raises:
+        PlanError: the step reaches what cannot be copied, is compiled, or looks at values of tensors.
+    """
+    if workspaces not in ("measure", "cached"):
+        raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
+    probes, names = Probes(run=workspaces == "measure"), _Names()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(mode):
+        run, inputs, memo = _copied(step, args)
+    recorder = Recorder(probes)
+    try:
+        with mode, names:
+            for _ in range(warm):
+                with Recorder():
+                    run(*inputs)
+            # The first purpose of a tensor counts: a parameter is among the copied tensors, too.
+            for tensor, name in _roles(list(memo.values())):
+                recorder.storage(tensor, -1, name)
+            with recorder:
+                run(*inputs)
+    except torch._subclasses.fake_tensor.DataDependentOutputException as error:
+        raise PlanError(
+            f"the step looks at the value of a tensor ({error.func}), which a prediction does not have{_line(error)}: "
+            f"leave that out of the step, such as loss.item(), or put it after the step"
+        ) from error
+    return _report(recorder.trace, probes, names.seen)
+
+
+def _line(error: BaseException) -> str:
+    """The line outside PyTorch where an error was raised, in brackets."""
+    last, traceback = "", error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not code.co_filename.startswith(LIBRARIES):
+            last = f" ({code.co_filename}:{traceback.tb_lineno}, in {code.co_name})"
+        traceback = traceback.tb_next
+    return last
+
+
+def _copied(step: Callable[..., Any], args: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:
+    """The step and its arguments as copies on fake tensors, and all copies that were made."""
+    memo: dict[int, Any] = {}
+    try:
+        _copy_patched(args, memo)
+        inputs = copy.deepcopy(args, memo)
+        return _function(step, memo), inputs, memo
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise PlanError(
+            f"the step reaches something that cannot be copied ({error}): pass the module, the optimizer and tensors "
+            f"as arguments, and keep loaders, locks and files out of the step"
+        ) from error
+
+
+def _copy_patched(reached: Any, memo: dict[int, Any]) -> None:
+    """Copy functions that were put into modules, which a deep copy would share with their originals."""
+    for value in tree_leaves(reached):
+        for module in value.modules() if isinstance(value, torch.nn.Module) else ():
+            for own in vars(module).values():
+                if isinstance(own, types.FunctionType) and _is_state(own):
+                    _function(own, memo)
+
+
+def _function(function: Any, memo: dict[int, Any]) -> Any:
+    """A copy of a function on copies of what it reaches; library functions are shared."""
+    if isinstance(function, OptimizedModule) or hasattr(function, "_torchdynamo_orig_callable"):
+        raise PlanError("the step is compiled: pass the function or module itself, compiled kernels allocate otherwise")
+    if not isinstance(function, types.FunctionType):
+        return copy.deepcopy(function, memo)
+    if id(function) in memo:
+        return memo[id(function)]
+    reached = {
+        name: value for name in _global_names(function.__code__) if _is_state(value := function.__globals__.get(name))
+    }
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    own = dict(function.__globals__)
+    made = types.FunctionType(function.__code__, own, function.__name__, None, cells or None)
+    memo[id(function)] = made
+    made.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+    made.__defaults__ = copy.deepcopy(function.__defaults__, memo)
+    _copy_patched([*reached.values(), *(c.cell_contents for c in function.__closure__ or () if _bound(c))], memo)
+    for name, value in reached.items():
+        own[name] = _function(value, memo) if isinstance(value, types.FunctionType) else copy.deepcopy(value, memo)
+    for cell, given in zip(cells, function.__closure__ or (), strict=True):
+        if not _bound(given):
+            continue
+        value = given.cell_contents
+        own_function = isinstance(value, types.FunctionType) and _is_state(value)
+        shared = isinstance(value, types.ModuleType)
+        cell.cell_contents = value if shared else _function(value, memo) if own_function else copy.deepcopy(value, memo)
+    return made
+
+
+def _bound(cell: types.CellType) -> bool:
+    """Whether a closure's name has a value yet."""
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _is_state(value: Any) -> bool:
+    """Whether a global must be copied: whatever may hold tensors, and functions of the caller's."""
+    if isinstance(value, types.FunctionType):
+        file = value.__code__.co_filename
+        return "site-packages" not in file and "/lib/python" not in file
+    plain = (types.ModuleType, type, str, int, float, bytes, bool, types.BuiltinFunctionType, type(None))
+    return (
+        not isinstance(value, plain)
+        and (
+            isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, list, dict, tuple, set))
+            or hasattr(value, "__dict__")
+        )
+        and not callable(getattr(value, "__torch_dispatch__", None))
+    )
+
+
+def _roles(copies: list[Any]) -> Iterator[tuple[torch.Tensor, str]]:
+    """All tensors that exist, with what they are for."""
+    modules = [m for m in copies if isinstance(m, torch.nn.Module)]
+    for module in modules:
+        for p in module.parameters():
+            yield p, "parameters"
+            if p.grad is not None:
+                yield p.grad, "gradients"
+        for b in module.buffers():
+            yield b, "buffers"
+    for optimizer in [o for o in copies if isinstance(o, torch.optim.Optimizer)]:
+        for values in optimizer.state.values():
+            for t in values.values():
+                if isinstance(t, torch.Tensor):
+                    yield t, "optimizer"
+    for t in copies:
+        if isinstance(t, torch.Tensor):
+            yield t, "inputs"
+
+
+def _report(trace: Trace, probes: Probes, recurrent: set[str]) -> Estimate:
+    live = trace.live()
+    at = max(range(len(live)), key=live.__getitem__) if live else 0
+    parts = dict.fromkeys(PARTS, 0)
+    alive: dict[str, int] = {}
+    for r, (first, last) in enumerate(trace.spans()):
+        if first <= at < last:
+            name = trace.names[r]
+            part = name if name in parts else "inputs" if trace.born[r] < 0 else "activations"
+            parts[part] += trace.nbytes[r]
+            if trace.born[r] >= 0:
+                alive[name] = alive.get(name, 0) + trace.nbytes[r]
+    inside = trace.calls[at].scratch if trace.calls else 0
+    if inside:
+        parts["inside the kernel"] = inside
+    unseen = dict.fromkeys(probes.unseen, "never measured on this machine")
+    unseen |= {f"torch.{name}": "its kernel on a CPU is another than the one that was traced" for name in recurrent}
+    return Estimate(
+        peak=max(live, default=trace.before),
+        before=trace.before,
+        parts=parts,
+        at=trace.calls[at].name if trace.calls else "nothing",
+        alive=sorted(alive.items(), key=lambda item: -item[1])[:10],
+        unseen=unseen,
+        trace=trace,
+    )

@@ -1,0 +1,156 @@
+"""Single operators run on real tensors of the shapes of a trace: bytes allocated inside, and seconds.
+
+What a kernel allocates for itself is invisible to tracing. It depends on the operator, on shapes, strides and dtypes,
+and on the device, so each such call is run once per machine and the result is kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._pytree import tree_leaves, tree_map
+
+from weftplan.support import user_cache
+from weftplan.torch.private import FakeTensor, without_modes
+
+REPEATS = 3
+"""How often an operator is timed; the least counts."""
+OPAQUE = ("rnn", "lstm", "gru", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
+"""Parts of names of operators that would crash on made-up values: they are not run, but reported as unseen."""
+MOST_BYTES = 4 << 30
+"""Calls whose tensors are larger are not run, but reported as unseen."""
+
+
+@dataclass
+class Probes:
+    """Measured calls. ``run`` says whether calls that the cache does not know are run.
+
+    Attributes:
+        unseen: names of operators whose inside nobody has measured, with how many calls that concerns.
+    """
+
+    run: bool = True
+    unseen: dict[str, int] = field(default_factory=dict)
+    _known: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
+        """Bytes that a call allocates besides its results; 0 when unknown."""
+        value = self._of(target, args, kwargs, "scratch", _scratch)
+        if value is None:
+            name = str(target)
+            self.unseen[name] = self.unseen.get(name, 0) + 1
+        return int(value or 0)
+
+    def seconds(self, target: Any, args: Any, kwargs: Any) -> float | None:
+        """Seconds of a call; None when unknown."""
+        return self._of(target, args, kwargs, "seconds", _seconds)
+
+    def _of(
+        self, target: Any, args: Any, kwargs: Any, what: str, measure: Callable[[Any, Any, Any], float]
+    ) -> float | None:
+        name = _name(target, args, kwargs)
+        if name not in self._known:
+            stored = user_cache.load(user_cache.folder("torch"), name)
+            self._known[name] = json.loads(stored) if stored else {}
+        facts = self._known[name]
+        # A profiler within a profiler would end the outer one.
+        able = self.run and not torch.autograd._profiler_enabled() and _is_safe(target)
+        if what not in facts and able and _bytes(args, kwargs) <= MOST_BYTES:
+            try:
+                with without_modes(), torch.random.fork_rng(enabled=True):
+                    facts[what] = measure(target, *_real(args, kwargs))
+            except Exception:
+                return None  # an operator that cannot run on made-up values; the report lists it
+            user_cache.keep(user_cache.folder("torch"), name, json.dumps(facts).encode())
+        return facts.get(what)
+
+
+def _name(target: Any, args: Any, kwargs: Any) -> str:
+    def text(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{tuple(value.shape)}{value.stride()}{value.dtype}{value.device}"
+        return repr(value)
+
+    device = next((t.device for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else str(torch.get_num_threads())
+    return user_cache.key(torch.__version__, machine, str(target), str(tree_map(text, (args, kwargs))))
+
+
+def _is_safe(target: Any) -> bool:
+    """Whether an operator takes any values: PyTorch's own, without buffers whose content only its kernels know."""
+    return getattr(target, "namespace", "") == "aten" and not any(word in str(target) for word in OPAQUE)
+
+
+def _bytes(args: Any, kwargs: Any) -> int:
+    return sum(t.untyped_storage().nbytes() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+
+
+def _real(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with tensors made up: small positive numbers, zeros for integers, which are indices."""
+
+    def made(value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return out.fill_(0.5) if out.dtype.is_floating_point else out.zero_()
+
+    positional, keywords = tree_map(made, (args, kwargs))
+    return positional, keywords
+
+
+def _scratch(target: Any, args: Any, kwargs: Any) -> float:
+    """The most of two measurements, since the profiler now and then loses an event."""
+    return max(_scratch_once(target, args, kwargs) for _ in range(2))
+
+
+def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
+    device = next((t.device for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    before = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+    with torch.no_grad():
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            start = torch.cuda.memory_allocated(device)
+            out = target(*args, **kwargs)
+            most = torch.cuda.max_memory_allocated(device) - start
+        else:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof, record_function("call"):
+                out = target(*args, **kwargs)
+            most = peak_of(prof, "call")
+    results = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tree_leaves(out)
+        if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in before
+    }
+    return max(0, int(most - sum(results.values())))
+
+
+def _seconds(target: Any, args: Any, kwargs: Any) -> float:
+    best = float("inf")
+    with torch.no_grad():
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            target(*args, **kwargs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - began)
+    return best
+
+
+def peak_of(prof: Any, label: str) -> int:
+    """Most bytes that the CPU allocator held from the start of the range ``label`` on, of those seen by a profile."""
+    events = prof.profiler.kineto_results.events()
+    start = min(e.start_ns() for e in events if e.name() == label)
+    total = most = 0
+    for e in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        if e.start_ns() >= start:
+            most = max(most, total)
+        total += e.nbytes()
+        if e.start_ns() >= start:
+            most = max(most, total)
+    return int(most)

@@ -1,0 +1,97 @@
+"""Modelled seconds of operators: floating-point work, bytes moved and a constant, by a calibration of this machine.
+
+The calibration times a few products and copies once per machine, number of threads and device, and is kept in the
+user's cache folder. Times of whole steps are not predicted by this; choices between results to repeat are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from weftplan.support import user_cache
+from weftplan.torch.private import without_modes
+
+SIDE = 512
+"""Rows and columns of the matrices that are multiplied."""
+COPIED = 32 << 20
+"""Bytes of the tensor that is copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does per second."""
+
+    flops: float
+    bandwidth: float
+    """Bytes read or written."""
+    call: float
+    """Seconds of the smallest operator."""
+
+    def seconds(self, flops: float, moved: float) -> float:
+        """Seconds of a call."""
+        return flops / self.flops + moved / self.bandwidth + self.call
+
+
+def rates(device: torch.device, dtype: torch.dtype = torch.float32) -> Rates:
+    """The calibration of a device, measured once per machine."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    return _rates(device.type, device.index or 0, threads, dtype)
+
+
+@lru_cache(maxsize=64)
+def _rates(kind: str, index: int, threads: int, dtype: torch.dtype) -> Rates:
+    device = torch.device(kind, index) if kind != "cpu" else torch.device("cpu")
+    machine = torch.cuda.get_device_name(device) if kind == "cuda" else f"{threads} threads"
+    name = user_cache.key("rates", torch.__version__, kind, machine, str(dtype))
+    stored = user_cache.load(user_cache.folder("torch"), name)
+    if stored:
+        return Rates(**json.loads(stored))
+    made = _measured(device, dtype)
+    user_cache.keep(user_cache.folder("torch"), name, json.dumps(asdict(made)).encode())
+    return made
+
+
+def _measured(device: torch.device, dtype: torch.dtype) -> Rates:
+    with torch.no_grad(), without_modes():
+        a = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
+        big = torch.ones(COPIED // dtype.itemsize, dtype=dtype, device=device)
+        out, small = torch.empty_like(big), torch.ones(1, device=device)
+        product, copy = _least(lambda: a @ a), _least(lambda: out.copy_(big))
+        return Rates(2.0 * SIDE**3 / product, 2.0 * COPIED / copy, _least(lambda: small + small))
+
+
+def _least(work: Callable[[], object], repeats: int = 7) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def modelled(target: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """Seconds of one call, from the tensors (fake ones, too) that it reads and makes."""
+    tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+    if not tensors:
+        return 0.0
+    moved = sum(t.numel() * t.element_size() for t in tensors)
+    formula = flop_registry.get(getattr(target, "overloadpacket", None))
+    flops = 0.0
+    if formula is not None:
+        try:
+            flops = float(formula(*args, **kwargs, out_val=out))
+        except (TypeError, ValueError, AssertionError, NotImplementedError):
+            flops = 0.0  # a formula for other arguments
+    floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
+    return rates(tensors[0].device, floating[0] if floating else torch.float32).seconds(flops, moved)

@@ -1,0 +1,156 @@
+"""The forward and the backward module of a choice: what is kept, what runs again, in the order of the plan.
+
+A module deletes each value after its last use, so the order of its nodes alone decides what is alive.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from weftplan.torch.joint import Joint, is_getitem, is_mutation, is_random
+from weftplan.torch.private import (
+    extract_modules,
+    is_tangent,
+    run_and_save_rng_state,
+    run_with_rng_state,
+)
+
+
+def kept_results(joint: Joint, again: Collection[int]) -> list[int]:
+    """Results that the forward part hands to the backward part when the steps ``again`` are repeated there."""
+    repeated = {r for k in again for r in joint.steps[k].makes}
+    made = {r for step in joint.steps[joint.num_forward :] for r in step.makes}
+    reading = [*range(joint.num_forward, len(joint.steps)), *again]
+    wanted = dict.fromkeys(r for k in reading for r in joint.steps[k].reads)
+    wanted.update(dict.fromkeys(joint.outputs[1]))
+    return [r for r in wanted if r not in repeated and r not in made and not is_tangent(joint.results.maker[r])]
+
+
+def split(
+    module: torch.fx.GraphModule, joint: Joint, *, again: Collection[int], order: Sequence[str], info: Any, outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The forward module, which also returns what is kept, and the backward module.
+
+    Args:
+        again: steps of ``joint`` that the backward module repeats.
+        order: names of the steps of the backward module, as planned.
+        info: the classes of nodes that :func:`classify_nodes` found.
+        outputs: how many outputs of the graph are the forward part's.
+    """
+    states = {joint.random[node]: node for node in joint.random}
+    saved, drawn = [], []
+    for r in kept_results(joint, again):
+        if r in states:
+            drawn.append(states[r].name)
+        else:
+            saved.append(_node_of(joint, r))
+    forward, backward = extract_modules(
+        module,
+        saved,
+        saved_sym_nodes=[],
+        num_fwd_outputs=outputs,
+        static_lifetime_input_nodes=info.static_lifetime_input_nodes,
+    )
+    for name in drawn:
+        _share_state(forward, backward, name)
+    names = [node.name for node in forward.graph.nodes]
+    return arranged(forward, names), arranged(backward, order)
+
+
+def _node_of(joint: Joint, r: int) -> torch.fx.Node:
+    """The node whose value is kept for a result: a tensor, not a tuple of them."""
+    node = joint.results.maker[r]
+    if isinstance(node.meta["val"], (tuple, list)):
+        return next(user for user in node.users if is_getitem(user) and joint.results.of(user) == [r])
+    return node
+
+
+def _share_state(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, name: str) -> None:
+    """Let the random node ``name`` of both modules draw the same numbers, by keeping its generator's state."""
+    first = next(node for node in forward.graph.nodes if node.name == name)
+    second = next((node for node in backward.graph.nodes if node.name == name and is_random(node)), None)
+    if second is None:
+        return
+    graph = forward.graph
+    with graph.inserting_before(first):
+        both = graph.call_function(run_and_save_rng_state, (first.target, *first.args), dict(first.kwargs))
+        state = graph.call_function(operator.getitem, (both, 0))
+        drawn = graph.call_function(operator.getitem, (both, 1))
+    drawn.meta = dict(first.meta)
+    value = _state_like(first)
+    state.meta["val"], both.meta["val"] = value, (value, first.meta["val"])
+    first.replace_all_uses_with(drawn)
+    graph.erase_node(first)
+    out = next(node for node in graph.nodes if node.op == "output")
+    out.args = ((*out.args[0], state),)
+    graph = backward.graph
+    tangent = next(node for node in graph.nodes if node.op == "placeholder" and is_tangent(node))
+    with graph.inserting_before(tangent):
+        given = graph.placeholder(f"rng_state_{name}")
+        given.meta["val"] = value
+    with graph.inserting_before(second):
+        repeated = graph.call_function(run_with_rng_state, (given, second.target, *second.args), dict(second.kwargs))
+    repeated.meta = dict(second.meta)
+    second.replace_all_uses_with(repeated)
+    graph.erase_node(second)
+    repeated.meta["planned_as"] = name
+
+
+def _state_like(node: torch.fx.Node) -> torch.Tensor:
+    """A fake tensor like the generator's state."""
+    val = node.meta["val"]
+    fake = val[0] if isinstance(val, (tuple, list)) else val
+    state = torch.cuda.get_rng_state(fake.device) if fake.device.type == "cuda" else torch.get_rng_state()
+    made: torch.Tensor = fake.fake_mode.from_tensor(state)
+    return made
+
+
+def arranged(module: torch.fx.GraphModule, order: Sequence[str]) -> torch.fx.GraphModule:
+    """The module whose steps run in ``order``; every other node just before its first reader, getitems at once.
+
+    Nodes that change something and that ``order`` does not name run in their place among themselves, at the end.
+    """
+    graph, new = module.graph, torch.fx.Graph()
+    placed: dict[torch.fx.Node, torch.fx.Node] = {}
+    rank = {node: k for k, node in enumerate(graph.nodes)}
+
+    def place(node: torch.fx.Node) -> None:
+        placed[node] = new.node_copy(node, placed.__getitem__)
+        for user in sorted(filter(is_getitem, node.users), key=rank.__getitem__):
+            if user not in placed:
+                place(user)
+
+    def place_with_sources(node: torch.fx.Node) -> None:
+        ahead: set[torch.fx.Node] = set()
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if current not in placed and current not in ahead:
+                ahead.add(current)
+                stack += current.all_input_nodes
+        for current in sorted(ahead, key=rank.__getitem__):
+            if current not in placed:
+                place(current)
+
+    by_name = {node.meta.get("planned_as", node.name): node for node in graph.nodes if node.op == "call_function"}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            placed[node] = new.node_copy(node, placed.__getitem__)
+    for name in order:
+        if name in by_name and by_name[name] not in placed:
+            place_with_sources(by_name[name])
+    for node in graph.nodes:
+        if is_mutation(node) and node not in placed:
+            place_with_sources(node)
+    for node in graph.nodes:
+        if node.op == "output":
+            for source in node.all_input_nodes:
+                place_with_sources(source)
+            out = new.node_copy(node, placed.__getitem__)
+            out.meta = dict(node.meta)
+    new.lint()
+    return torch.fx.GraphModule(module, new)

@@ -1,0 +1,215 @@
+"""Budgets against time: every choice worth having for one training step, as text, picture and page."""
+
+from __future__ import annotations
+
+import html
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from weftplan.device.amounts import amount
+from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.strategies import plan_graph
+from weftplan.torch.choice import OPTIONS, Choices, Plan
+from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
+
+ROUNDS = 5
+"""How often a measured choice and the plain step are timed in turn."""
+MEASURED = 6
+"""How many choices of a curve are measured."""
+ROWS = 24
+"""A table shows so many choices."""
+WIDTH, HEIGHT, MARGIN = 640, 360, 56
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice."""
+
+    budget: int
+    """The smallest budget that takes it: its peak, all bytes on the device counted."""
+    time: float
+    """Modelled time of a step, of the plain step's."""
+    repeated: int
+    """Nodes that run twice."""
+    measured: float | None = None
+    """Median of the time's ratio to the plain step's, timed in turn; None: not measured."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The choices of one step, from nothing repeated to the smallest budget; budgets fall strictly, times rise."""
+
+    name: str
+    points: list[Point]
+    plan: Plan
+
+    def __str__(self) -> str:
+        """A table of at most :data:`ROWS` choices, with bars; measured ones are among them."""
+        most = max(point.time for point in self.points) - 1.0
+        lines = [f"{self.name}", f"{'budget':>12}  {'bytes':>16}  {'time':>7}  {'twice':>6}"]
+        for point in thinned(self.points):
+            bar = "#" * round(30 * (point.time - 1.0) / most) if most else ""
+            real = "" if point.measured is None else f"  measured {point.measured:.3f}"
+            lines.append(
+                f"{amount(point.budget):>12}  {point.budget:>16,}  {point.time:>7.3f}  {point.repeated:>6}{real}  {bar}"
+            )
+        return "\n".join(lines)
+
+    def picture(self) -> str:
+        """An SVG drawing: budget to the right, time of a step upwards."""
+        budgets = [point.budget for point in self.points]
+        times = [point.measured or point.time for point in self.points] + [point.time for point in self.points]
+        low, high, least, most = min(budgets), max(budgets), min(1.0, *times), max(1.01, *times)
+
+        def place(nbytes: float, value: float) -> tuple[float, float]:
+            right = MARGIN + (WIDTH - 2 * MARGIN) * (nbytes - low) / max(high - low, 1)
+            return right, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - least) / (most - least)
+
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(p.budget, p.time) for p in self.points))
+        dots = "".join(
+            '<circle cx="{:.1f}" cy="{:.1f}" r="4" fill="#c33"/>'.format(*place(p.budget, p.measured))
+            for p in self.points
+            if p.measured is not None
+        )
+        ends = "".join(
+            f'<text x="{place(n, least)[0]:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{amount(n)}</text>'
+            for n in (low, high)
+        )
+        marks = "".join(
+            f'<text x="{MARGIN - 6}" y="{place(low, v)[1] + 4:.1f}" text-anchor="end">{v:.2f}</text>'
+            for v in (least, most)
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+            f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
+            f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{html.escape(self.name)}</text>'
+            f'<polyline points="{path}" fill="none" stroke="#246" stroke-width="2"/>{dots}{ends}{marks}'
+            f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">budget in bytes (line: modelled time of a '
+            f"step, dots: measured)</text></svg>"
+        )
+
+    def page(self) -> str:
+        """A self-contained HTML page: the picture and the table."""
+        rows = "".join(
+            f"<tr><td>{amount(p.budget)}</td><td>{p.budget:,}</td><td>{p.time:.3f}</td>"
+            f"<td>{'' if p.measured is None else f'{p.measured:.3f}'}</td><td>{p.repeated}</td></tr>"
+            for p in self.points
+        )
+        return (
+            f"<!doctype html><meta charset=utf-8><title>{html.escape(self.name)}</title>"
+            f"<style>body{{font:14px system-ui;max-width:800px;margin:2em auto}}td,th{{text-align:right;padding:2px}}"
+            f"</style>{self.picture()}<table><tr><th>budget<th>bytes<th>modelled time<th>measured<th>nodes run twice"
+            f"</tr>{rows}</table><pre>{html.escape(str(self.plan))}</pre>"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture (``.svg``), the page (``.html``) or the table (any other name)."""
+        target = Path(path)
+        text = {".svg": self.picture, ".html": self.page}.get(target.suffix, self.__str__)()
+        target.write_text(text, encoding="utf-8")
+
+
+def thinned(points: Sequence[Row]) -> list[Row]:
+    """At most :data:`ROWS` of a curve's points, evenly, its ends and measured ones among them."""
+    if len(points) <= ROWS:
+        return list(points)
+    some = {round(k * (len(points) - 1) / (ROWS - 1)) for k in range(ROWS)}
+    return [p for k, p in enumerate(points) if k in some or getattr(p, "measured", None) is not None]
+
+
+def planned(
+    function: Callable[..., Any], args: Any, *, budget: int | str | None = None, **options: Any
+) -> tuple[Choices, Plan]:
+    """The choices of a step that is traced with ``args`` and not run, and the plan within ``budget``.
+
+    Raises:
+        PlanError: the step cannot be traced as one graph.
+        BudgetError: nothing fits.
+    """
+    part = Partition(budget, **options)
+    part.only_plan = True
+    torch._dynamo.reset()
+    try:
+        with plain_errors():
+            Budgeted(function, part, fullgraph=True)(*args)
+    except Planned:
+        pass
+    finally:
+        torch._dynamo.reset()
+    return part.choices[-1], part.plans[-1]
+
+
+def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **options: Any) -> Curve:
+    """The choices of a training step worth having: which budget costs how much time.
+
+    Args:
+        function: a module or a function of tensors, as for :func:`weftplan.torch.budget`.
+        args: its arguments; without ``measure`` nothing is run.
+        measure: also time some choices against the plain step, in turn.
+        options: as for :func:`weftplan.torch.budget`.
+    """
+    choices, plan = planned(function, args, **options)
+    step, resident = choices.tape.step_seconds, plan.resident.total
+    points = [
+        Point(price.peak + resident, 1.0 + (price.seconds / step if step else 0.0), len(price.twins))
+        for price in choices.points
+    ]
+    if measure:
+        some = {round(k * (len(points) - 1) / (MEASURED - 1)) for k in range(MEASURED)}
+        points = [
+            replace(point, measured=_ratio(function, args, point.budget, options)) if k in some else point
+            for k, point in enumerate(points)
+        ]
+    return Curve(plan.name, points, plan)
+
+
+def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[str, Any]) -> float:
+    """The median ratio of the step's time within a budget to its time without, both compiled alike."""
+    torch._dynamo.reset()
+    both = [Budgeted(function, Partition(most, **options), fullgraph=True) for most in (budget, None)]
+    for step in both:
+        _seconds(step, args)
+    return statistics.median(_seconds(both[0], args) / _seconds(both[1], args) for _ in range(ROUNDS))
+
+
+def _seconds(step: Budgeted, args: Any) -> float:
+    """Seconds of a forward and a backward pass; gradients are left as they were."""
+    began = time.perf_counter()
+    out = [t for t in tree_leaves(step(*args)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    torch.autograd.grad([t.sum() for t in out], _leaves(out), allow_unused=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that gradients of ``results`` would be added to."""
+    stack, seen, leaves = [t.grad_fn for t in results], set(), []
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        stack += [source for source, _ in node.next_functions]
+    return leaves
+
+
+def memory_plan(choices: Choices, plan: Plan) -> MemoryPlan:
+    """The chosen plan laid out in one arena, for the reports of other plans: pages, files, pictures."""
+    point = next(p for p in choices.points if p.peak + plan.resident.total == plan.peak)
+    program, _ = choices.planned(point)
+    memory = plan_graph(program, OPTIONS).memory
+    resident = plan.resident
+    outside = {"arguments": resident.inputs, "optimizer_states": resident.optimizer, "gradients": resident.gradients}
+    notes = ("offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",)
+    return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)

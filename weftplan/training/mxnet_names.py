@@ -1,0 +1,102 @@
+"""Names that scripts for MXNet read of a module, though they are private there, and of its executor group.
+
+Each is another name of something that a module here has under a public one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OF_MODULE = {
+    "_context": "contexts",
+    "_data_names": "data_names",
+    "_label_names": "label_names",
+    "_param_names": "param_names",
+    "_aux_names": "aux_names",
+    "_output_names": "output_names",
+    "_fixed_param_names": "fixed_param_names",
+    "_state_names": "state_names",
+    "_exec_group": "group",
+}
+
+
+def _other_name(public: str) -> property:
+    return property(
+        lambda self: getattr(self, public), doc=f"``{public}``, under the name that scripts for MXNet know."
+    )
+
+
+class ModuleNames:
+    """Private names of MXNet's ``Module``."""
+
+    _params_dirty = False
+    """Whether the executors hold newer parameters than the host; there is no such copy here."""
+
+    def _sync_params_from_devices(self) -> None:
+        """Nothing: :meth:`get_params` copies from the devices."""
+
+
+class GroupNames:
+    """Names of MXNet's ``DataParallelExecutorGroup`` that scripts use through ``module._exec_group``."""
+
+    data_shapes: list[Any]
+    label_shapes: list[Any]
+    executors: list[Any]
+    slices: list[slice]
+
+    @property
+    def execs(self) -> list[Any]:
+        """The executors."""
+        return self.executors
+
+    @property
+    def data_names(self) -> list[str]:
+        """Names of the data inputs."""
+        return [desc.name for desc in self.data_shapes]
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the labels."""
+        return [desc.name for desc in self.label_shapes]
+
+    @property
+    def arg_names(self) -> list[str]:
+        """Names of all arguments."""
+        return list(self.executors[0].arg_dict)
+
+    @property
+    def data_arrays(self) -> list[list[tuple[slice, Any]]]:
+        """Of each data input: (samples, the array that holds them) for each context."""
+        return self._of(self.data_names)
+
+    @property
+    def label_arrays(self) -> list[list[tuple[slice, Any]]]:
+        """The same for labels that the network reads."""
+        return self._of(self.label_names)
+
+    def _of(self, names: list[str]) -> list[list[tuple[slice, Any]]]:
+        return [
+            [(part, executor.arg_dict[name]) for part, executor in zip(self.slices, self.executors, strict=True)]
+            for name in names
+            if name in self.executors[0].arg_dict
+        ]
+
+    def install_monitor(self, mon: Any) -> None:
+        """Let ``mon`` watch every executor."""
+        for executor in self.executors:
+            mon.install(executor)
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """Outputs of the last forward, of the whole batch or for each context."""
+        group: Any = self
+        return group.merged_outputs() if merge_multi_context else group.outputs()
+
+    def get_output_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the outputs of the whole batch."""
+        group: Any = self
+        shapes: list[tuple[int, ...]] = group.output_shapes()
+        return shapes
+
+
+for _private, _public in _OF_MODULE.items():
+    setattr(ModuleNames, _private, _other_name(_public))
