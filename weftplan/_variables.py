@@ -170,7 +170,7 @@ _ENGINE = (
         name="WEFTPLAN_ENGINE_DEBUG",
         default=False,
         meaning="Hand read arrays to operations as read-only views and check declarations.",
-        effect="the engine's debug mode",
+        effect="the engine's debug mode; the planner checks a graph after each of its passes",
     ),
     _engine(
         name="WEFTPLAN_ENGINE_WATCHDOG_S",

@@ -38,7 +38,8 @@ AREAS = {
     "planner": (
         "planner",
         "inplace match_range memory_plan liveness program graph reachability strategies rewiring "
-        "order symbolic/realise ../symbol/gradient ../symbol/merging recompute/rewrite validation/replay",
+        "order symbolic/realise symbolic/network symbolic/passes/gradients symbolic/passes/common_subexpressions "
+        "recompute/rewrite validation/replay",
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",
     ),

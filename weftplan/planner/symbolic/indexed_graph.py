@@ -26,6 +26,8 @@ NEVER_V1 = frozenset(("Convolution", "FullyConnected", "Concat", "SoftmaxOutput"
 NEVER_ECHO = NEVER_V1 | {"Embedding"}
 TRUE, FALSE = frozenset(("1", "true")), frozenset(("0", "false", ""))
 _settled = Settled[tuple[Work, int]]()
+Kinds = dict[tuple[int, int, bool | None], tuple[Work, int]]
+"""By operator, parameters and forced repetition what nodes do, and how many outputs they have."""
 
 
 class IndexedGraph(Graph):
@@ -101,10 +103,10 @@ def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGrap
     )
 
 
-def works_of(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
+def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Work], list[int]]:
     """What each node does, and how many outputs it has. Nodes of one kind share one object: repeated layers ask once,
     since the parser gives equal parameters one dictionary, and later graphs are told what the first was told."""
-    known: dict[tuple[int, int, bool | None], tuple[Work, int]] = {}
+    known: Kinds = {} if kinds is None else kinds
     works: list[Work] = []
     counts: list[int] = []
     for node in nodes:
@@ -126,9 +128,9 @@ def works_of(nodes: Sequence[Node]) -> tuple[list[Work], list[int]]:
     return works, counts
 
 
-def work_of(node: Node) -> tuple[Work, int]:
-    """What one node does, and how many outputs it has."""
-    (work,), (count,) = works_of([node])
+def work_of(node: Node, kinds: Kinds | None = None) -> tuple[Work, int]:
+    """What one node does, and how many outputs it has; ``kinds`` are those of nodes whose parameters are held."""
+    (work,), (count,) = works_of([node], kinds)
     return work, count
 
 

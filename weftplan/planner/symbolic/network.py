@@ -16,7 +16,7 @@ from weftplan.errors import PlanError
 from weftplan.ops.core.schema import DType, Op, Params, Req, Shape
 from weftplan.planner.graph import Work
 from weftplan.planner.labels import Pass
-from weftplan.planner.symbolic.indexed_graph import IndexedGraph, work_of
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph, Kinds, work_of
 from weftplan.symbol.node import Node
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
@@ -46,8 +46,6 @@ class Network:
     shapes: Sequence[Shape] = ()
     """Of the entries as far as they are known: none, those of the forward part, which come first, or all."""
     dtypes: Sequence[DType] = ()
-    facts: frozenset[str] = frozenset()
-    """What passes have found out: see :mod:`weftplan.planner.symbolic.passes`."""
     reports: tuple[Pass, ...] = ()
     """The passes that ran."""
 
@@ -65,13 +63,6 @@ class Network:
     def num_forward(self) -> int:
         """How many nodes are the forward part; they come first."""
         return max(self.graph.entry_node[e] for e in self.outputs) + 1
-
-    def after(self, facts: frozenset[str], report: Pass | None) -> Network:
-        """Return the same after a pass that has found these facts out."""
-        if report is None and facts <= self.facts:
-            return self
-        reports = self.reports if report is None else (*self.reports, report)
-        return replace(self, facts=self.facts | facts, reports=reports)
 
     def check(self) -> None:
         """Raise PlanError unless the numbers agree with one another: what debug mode asks after each pass."""
@@ -108,6 +99,7 @@ class Edit:
         self.makers = list(graph.entry_node)
         self.devices = list(network.devices)
         self.heads = list(graph.outputs)
+        self._kinds: Kinds = {}
         self._like: dict[int, int] = {}
         self._entries: dict[int, int] = {}
         self._nodes: dict[int, int | None] = {}
@@ -138,7 +130,7 @@ class Edit:
         """
         created_at = self.nodes[main].created_at if main >= 0 else None
         node = Node(op, name, attrs=attrs, params={} if params is None else dict_of(params), created_at=created_at)
-        work, count = work_of(node)
+        work, count = work_of(node, self._kinds)
         device = self.devices[max(main, 0)]
         waits = dict.fromkeys(controls)
         return self.append(node, work, inputs=inputs, controls=waits, count=count, device=device, like=like)

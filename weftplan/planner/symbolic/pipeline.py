@@ -1,7 +1,8 @@
-"""From a symbol to a planned graph, in three parts: differentiate and place; size; plan and rewrite.
+"""From a symbol to a planned graph, in three parts: translate and pass; ask operators; plan and rewrite.
 
-The first is ``differentiate.py``. The second infers shapes and dtypes and asks operators what they declare. The third
-is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes nodes again in ``realise.py``.
+``translate.py`` makes a graph in numbers, which the passes change and size (``passes``). Then operators are asked what
+they declare. The third part is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes nodes again
+in ``realise.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cached_property, partial
 from math import inf
 from typing import Any
 
+from weftplan import config
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.ops.core.implementations import Choice
@@ -145,7 +147,7 @@ def size_symbol(
 
 def _size(network: Network, settings: Settings) -> SizedGraph:
     """Run the passes and ask operators what they declare."""
-    network = run_passes(network, settings)
+    network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")))
     program, choices = _program(network, settings.options)
     if settings.options.compat == "paddle":
         program = program.in_order(breadth_first(program))

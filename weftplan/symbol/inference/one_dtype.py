@@ -39,7 +39,7 @@ def of_one_dtype(
         node, op = nodes[i], nodes[i].op
         if op is None or op.single or op.backward_of is not None:
             return None
-        ins, outs = [default] * len(node.inputs), [None] * (rows[i + 1] - rows[i])
+        ins, outs = [default] * len(inputs[i]), [None] * (rows[i + 1] - rows[i])
         try:
             new_ins, new_outs, _, open_outs = DTYPES.told(op, node, ins, outs)
         except MXNetError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from weftplan.errors import PlanError
 from weftplan.planner.labels import Pass
@@ -54,17 +55,21 @@ def run_passes(
     """
     if checked:
         network.check()
+    facts: frozenset[str] = frozenset()
+    reports = list(network.reports)
     for one in PASSES:
         if not one.enabled(settings):
             continue
-        missing = one.needs - network.facts
+        missing = one.needs - facts
         if missing:
             raise PlanError(
                 f"pass {one.name!r} needs {', '.join(sorted(missing))}: put it behind the pass that gives it"
             )
         begin = time.perf_counter()
         network, changed = one.run(network, settings)
-        network = network.after(one.gives, Pass(one.name, changed, one.switch) if one.shown else None)
+        facts |= one.gives
+        if one.shown:
+            reports.append(Pass(one.name, changed, one.switch))
         if seconds is not None:
             seconds[one.name] = time.perf_counter() - begin
         if checked:
@@ -72,7 +77,7 @@ def run_passes(
                 network.check()
             except PlanError as error:
                 raise PlanError(f"after pass {one.name!r}: {error}") from None
-    return network
+    return replace(network, reports=tuple(reports))
 
 
 def notes_of(passes: Iterable[Pass]) -> list[str]:
