@@ -42,7 +42,7 @@ class Operation(Protocol):
 
 
 class Ready(Protocol):
-    """A queue of operations that have all their grants; engines say of which class they are."""
+    """A queue of operations with all their grants. It is typed as the engine types it: ``operation.py`` imports this file."""
 
     def append(self, op: Any, /) -> None: ...
 
@@ -72,7 +72,8 @@ class Var:
         self.readers = 0
         """Granted, unfinished reads."""
         self.write: Any = None
-        """The operation that is the oldest write not finished; granted exactly when ``readers`` is 0."""
+        """The operation that is the oldest write not finished, or None; granted exactly when ``readers`` is 0. Not typed:
+        users need the whole ``OprBlock``, and ``operation.py`` imports this file."""
         self.waiting: list[Any] | None = None
         """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
         deque is ten times larger. Made when first needed, then kept."""
