@@ -42,7 +42,7 @@ class Operation(Protocol):
 
 
 class Ready(Protocol):
-    """A queue of operations with all their grants. It is typed as the engine types it: ``operation.py`` imports this file."""
+    """A queue of operations with all their grants; ``operation.py``, which has their class, imports this file."""
 
     def append(self, op: Any, /) -> None: ...
 
@@ -72,7 +72,7 @@ class Var:
         self.readers = 0
         """Granted, unfinished reads."""
         self.write: Any = None
-        """The operation that is the oldest write not finished, or None; granted exactly when ``readers`` is 0. Not typed:
+        """The operation that is the oldest write not finished, or None; granted exactly when ``readers`` is 0. No type:
         users need the whole ``OprBlock``, and ``operation.py`` imports this file."""
         self.waiting: list[Any] | None = None
         """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
