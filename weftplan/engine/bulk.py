@@ -44,7 +44,7 @@ class BulkState(threading.local):
         self.size = 0
         self.members: list[BulkMember] = []
         """The same list object for the thread's life: its guard holds it, too."""
-        self.guard: Any = None
+        self.guard: BulkGuard | None = None
         """Flushes when the thread ends."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from types import CodeType
-from typing import Any, ClassVar, SupportsIndex
+from typing import ClassVar, SupportsIndex, TypeVar
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
@@ -50,6 +50,7 @@ from weftplan.engine.yielding import others_first
 from weftplan.errors import EngineError
 from weftplan.locks import Lock, free_in_children
 
+R = TypeVar("R")
 new = object.__new__
 NORMAL, TASK = FnProperty.NORMAL, FnProperty.TASK
 _CPU0 = cpu(0)
@@ -68,7 +69,7 @@ class Engine(Waiting):
     """Keywords that :meth:`build` takes besides the thread counts."""
 
     @classmethod
-    def build(cls, threads: ThreadCounts, **options: Any) -> Engine:
+    def build(cls, threads: ThreadCounts, **options: object) -> Engine:
         """Make an engine of this type with the thread counts that the caller asked for; the default ignores them."""
         return cls(**options)
 
@@ -98,7 +99,7 @@ class Engine(Waiting):
 
     def new_operator(
         self,
-        fn: Callable[[], Any],
+        fn: Callable[[], object],
         const_vars: Sequence[Var] = (),
         mutable_vars: Sequence[Var] = (),
         *,
@@ -121,7 +122,9 @@ class Engine(Waiting):
             raise EngineError(f"expected an operator made by engine.new_operator(), got {type(operator).__name__}")
         operator.deleted = True
 
-    def delete_variable(self, var: Var, delete_fn: Callable[[], Any] | None = None, ctx: Context | None = None) -> None:
+    def delete_variable(
+        self, var: Var, delete_fn: Callable[[], object] | None = None, ctx: Context | None = None
+    ) -> None:
         """Run ``delete_fn`` after every operation pushed before that uses ``var``, failed or not; then ``var`` is gone.
 
         Raises:
@@ -152,7 +155,7 @@ class Engine(Waiting):
 
     def push(
         self,
-        fn: Callable[[], Any] | Operator,
+        fn: Callable[[], object] | Operator,
         const_vars: Sequence[Var] = (),
         mutable_vars: Collection[Var] = (),
         ctx: Context | None = None,
@@ -269,7 +272,7 @@ class Engine(Waiting):
         detailed.own = own
         self._submit(detailed)
 
-    def at_once(self, reads: Sequence[Var], work: Callable[..., object], *args: Any) -> Any:
+    def at_once(self, reads: Sequence[Var], work: Callable[..., R], *args: object) -> R | None:
         """Call small work, which writes what nobody else has yet, on this thread if no order can be seen by that.
 
         What it returns; None: it is to be pushed. See ``edges/at_once.py``; engines without workers run everything
@@ -335,7 +338,7 @@ class Engine(Waiting):
 
     def push_async(
         self,
-        fn: Callable[[Callable[..., None]], Any],
+        fn: Callable[[Callable[..., None]], object],
         const_vars: Sequence[Var] = (),
         mutable_vars: Sequence[Var] = (),
         ctx: Context | None = None,
@@ -515,7 +518,7 @@ class Engine(Waiting):
         return f"<{self.kind}: {self._region.seq - self._region.waits} pushed, {self._region.pending} pending>"
 
 
-def _check_place(ctx: Any, priority: Any) -> int:
+def _check_place(ctx: object, priority: SupportsIndex) -> int:
     """The priority, as a plain integer. Before anything is changed: a bad one found later would leave its vars half
     registered."""
     if ctx is not None and not isinstance(ctx, Context):

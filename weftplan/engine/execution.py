@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import MOST_UNTOLD, Failure, traceback_of
+from weftplan.engine.failure import MOST_UNTOLD, Failure, Outcome, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.shield import shielded
-from weftplan.engine.streams import synchronize_host
+from weftplan.engine.streams import StreamPool, synchronize_host
 from weftplan.engine.var import Order, Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
@@ -71,7 +71,7 @@ class Execution(Driver):
         """The first failures that no wait has raised."""
         self._untold_more = 0
         """How many others there were."""
-        self._failed_vars: MutableSet[Any] = weakref.WeakSet()
+        self._failed_vars: MutableSet[Var] = weakref.WeakSet()
         """Vars that hold a failure."""
         self._any_failure = False
         self._careful = False
@@ -84,7 +84,7 @@ class Execution(Driver):
         self._dropped: list[int] = []
         """Numbers of the user's operations that were not run because the process was ending."""
         self._bulk = BulkState()
-        self._bulking: list[Any] = []
+        self._bulking: list[object] = []
         """A guard for each thread whose bulk size is not 0."""
         self._tracer: Tracer | None = None
         self._unusual_lock = whole_in_children(ReentrantLock())
@@ -94,7 +94,7 @@ class Execution(Driver):
         """What a push has to look at: 1 a tracer; 2 a bulk, a bound on what is pending, or an engine that runs what is
         pushed at once."""
         self._shutdown = False
-        self._streams: list[Any] = []
+        self._streams: list[StreamPool] = []
         """Workers of asynchronous devices, each with a stream, for waits to synchronise."""
         self._streams_used = False
         """Sticky: a stream exists or existed, so vars may carry marks."""
@@ -163,7 +163,7 @@ class Execution(Driver):
         """Called when ``op`` has just been put into the region's ``requests``."""
         self._region.apply(self)
 
-    def _complete(self, op: OprBlock, failure: Any) -> None:
+    def _complete(self, op: OprBlock, failure: Outcome) -> None:
         """Complete ``op``, which has run on whatever thread."""
         op.failure = failure
         self._region.requests.append(op)
@@ -185,7 +185,7 @@ class Execution(Driver):
                 return failure
         return None
 
-    def _execute(self, op: OprBlock) -> Any:
+    def _execute(self, op: OprBlock) -> Outcome:
         """Run a dispatched synchronous operation; returns its failure, a mapping of failures (bulk), or None."""
         try:
             if self._careful:
@@ -197,7 +197,7 @@ class Execution(Driver):
         finally:
             del op  # frames of a traceback hold this one, and the operation holds the error
 
-    def _execute_carefully(self, op: OprBlock, *, on_stream: bool = False) -> Any:
+    def _execute_carefully(self, op: OprBlock, *, on_stream: bool = False) -> Outcome:
         """The same where something has failed, an asynchronous device is in use, or in debug mode or shutdown.
 
         ``on_stream``: the caller orders the work by events; otherwise the host waits for what streams still do.
@@ -229,7 +229,7 @@ class Execution(Driver):
         blocked = self._obstacle(op) if self._any_failure else None
         return blocked or (None if op.prop in _NEVER_SKIPPED else late)
 
-    def _start_async(self, op: OprBlock, done: Callable[[Any], None], *, on_stream: bool = False) -> None:
+    def _start_async(self, op: OprBlock, done: Callable[[Outcome], None], *, on_stream: bool = False) -> None:
         """Run a dispatched asynchronous operation; ``done(failure)`` is called once, from whatever thread."""
         blocked = self._hold_back(op, on_stream)
         if blocked is not None:
@@ -370,11 +370,11 @@ class Execution(Driver):
             report(error)
 
 
-def once(done: Callable[[Any], None]) -> Callable[[Any], None]:
+def once(done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
     """``done`` for the first call; later ones, on whatever thread, do nothing."""
     due = [1]
 
-    def first(failure: Any) -> None:
+    def first(failure: Outcome) -> None:
         try:
             del due[0]
         except IndexError:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
-from typing import Any, SupportsIndex
+from typing import SupportsIndex, cast
 
 from weftplan import config
 from weftplan.engine.core import Engine
@@ -53,7 +53,7 @@ def create(
     priority_workers: int | None = None,
     gpu_workers: int | None = None,
     copy_workers: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> Engine:
     """A new engine.
 
@@ -185,7 +185,7 @@ def _at_exit() -> None:
     """
     global _ending
     _ending = True
-    engines = forking.engines()
+    engines = cast("list[Engine]", forking.engines())
     for engine in engines:
         engine._flush_bulk()
         if engine not in _inner:
@@ -264,7 +264,7 @@ def _workers_at_work() -> int:
     return sum([engine._at_work() for engine in members(live_engines)])
 
 
-def _keep(*args: Any, **options: Any) -> None:
+def _keep(*args: object, **options: object) -> None:
     """Delete nothing."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import MutableSet
 from contextlib import suppress
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from weftplan.engine.operation import label_of
 from weftplan.engine.sites import Site, site_text
@@ -20,6 +20,10 @@ from weftplan.locks import ReentrantLock, free_in_children
 if TYPE_CHECKING:
     from weftplan.engine.operation import OprBlock
     from weftplan.engine.var import Var
+
+Outcome: TypeAlias = "Failure | BaseException | dict[Var, Failure | None] | None"
+"""How an operation ended: well (None), with its failure, with an error that is no failure yet, or, for a bulk, with a
+failure or None for each var that it writes."""
 
 
 class Failure:
@@ -32,7 +36,7 @@ class Failure:
 
     __slots__ = ("error", "fn", "name", "observed_seq", "seq", "site", "traceback", "vars")
 
-    def __init__(self, error: BaseException, name: str | None, site: Site, seq: int, fn: Any = None) -> None:
+    def __init__(self, error: BaseException, name: str | None, site: Site, seq: int, fn: object = None) -> None:
         # Calls nothing of the user's, and hardly anything else: it may be made inside the region and deep in a stack.
         self.error = error
         self.traceback = traceback_of(error)  # not what the user's class makes of the name
@@ -76,7 +80,7 @@ class Failure:
         add_note(self.error, f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}")
         return BaseException.with_traceback(self.error, self.traceback)  # not one of the user's
 
-    def blocks(self, seq: int, var: Var | None = None, fn: Any = None) -> bool:
+    def blocks(self, seq: int, var: Var | None = None, fn: object = None) -> bool:
         """True when the operation numbered ``seq``, which writes ``var`` by ``fn``, may not heal it.
 
         A function may have ``inherits``: the vars whose old value it reads, or overwrites in part only.

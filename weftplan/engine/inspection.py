@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weftplan.device.context import Context
 from weftplan.engine.operation import OprBlock, Waiter, label_of
@@ -43,9 +43,9 @@ class Pending(NamedTuple):
     """One operation at a moment; names and texts, which may be user code, are made from it later."""
 
     op: OprBlock
-    fn: Any
+    fn: object
     waits: bool
-    blockers: list[tuple[Var, Var, OprBlock, Any]]
+    blockers: list[tuple[Var, Var, OprBlock, object]]
     """(var that it has not been granted, copy of it, operation that holds it, that one's function)."""
 
     def label(self) -> str:

@@ -11,12 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import running
-from weftplan.engine.failure import Failure
+from weftplan.engine.failure import Failure, Outcome
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.engine.registry import register
@@ -110,7 +109,7 @@ class NaiveEngine(Engine):
     def _perform(self, op: OprBlock) -> None:
         """Run one operation to its end on this thread."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
-        failure: Any = None
+        failure: Outcome = None
         requests = self._region.requests
         engines = running.engines
         running.engines = (*engines, self)
@@ -136,12 +135,12 @@ class NaiveEngine(Engine):
         if start:
             self._trace(op, "inline", threading.current_thread().name, start)
 
-    def _run_async(self, op: OprBlock) -> Any:
+    def _run_async(self, op: OprBlock) -> Outcome:
         """Start an asynchronous operation and wait until it says that it is done."""
         done = threading.Event()
-        result: list[Any] = []
+        result: list[Outcome] = []
 
-        def complete(failure: Any) -> None:
+        def complete(failure: Outcome) -> None:
             result.append(failure)
             done.set()
 

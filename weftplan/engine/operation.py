@@ -36,7 +36,7 @@ class FnProperty(IntEnum):
     """A function on plain arrays (not MXNet's): it has workers of its own, as many as there are cores."""
 
 
-def checked_property(prop: Any) -> FnProperty:
+def checked_property(prop: int) -> FnProperty:
     """``prop`` as an FnProperty; MXNet's numbers are taken, too.
 
     Raises:
@@ -105,7 +105,7 @@ class OprBlock:
 
     def __init__(
         self,
-        fn: Any,
+        fn: object,
         reads: Sequence[Var],
         writes: Collection[Var],
         name: str | None = None,
@@ -113,7 +113,7 @@ class OprBlock:
         lasti: int = 0,
     ) -> None:
         room()
-        self.fn = fn
+        self.fn: Any = fn
         self.reads = reads
         self.writes = writes
         self.name = name
@@ -169,7 +169,7 @@ class DetailedBlock(OprBlock):
 
     def __init__(
         self,
-        fn: Any,
+        fn: object,
         reads: Sequence[Var],
         writes: Collection[Var],
         name: str | None,
@@ -179,7 +179,7 @@ class DetailedBlock(OprBlock):
         priority: int = 0,
     ) -> None:
         ample_room(8)  # more is done before such a push gets into the region
-        self.fn = fn
+        self.fn: Any = fn
         self.reads = reads
         self.writes = writes
         self.name = name
@@ -208,7 +208,7 @@ class Waiter(OprBlock):
     __slots__ = ()
 
 
-def label_of(fn: Any, name: str | None) -> str:
+def label_of(fn: object, name: str | None) -> str:
     """``name``, or the function's own; a callable object with an odd ``__qualname__`` is named by its class.
 
     Never raises: this runs on workers, where nobody would catch it, and what it asks may be the user's code.
@@ -228,12 +228,12 @@ def label_of(fn: Any, name: str | None) -> str:
     return _class_name(type(fn))
 
 
-def runs(fn: Any) -> bool:
+def runs(fn: object) -> bool:
     """True where ``fn`` is a plain function, of which :func:`check_runs` would say nothing."""
     return type(fn) is FunctionType and not fn.__code__.co_flags & _RUNS_NOTHING
 
 
-def check_runs(fn: Any, label: str) -> None:
+def check_runs(fn: object, label: str) -> None:
     """Refuse functions of which a call runs nothing: it only makes a coroutine or a generator.
 
     Raises:
@@ -267,14 +267,14 @@ class Operator:
     def __init__(
         self,
         engine: object,
-        fn: Callable[[], Any],
+        fn: Callable[[], object],
         reads: Sequence[Var],
         writes: Collection[Var],
         prop: FnProperty,
         name: str | None,
     ) -> None:
         self.engine = engine
-        self.fn = fn
+        self.fn: Any = fn
         self.reads = reads
         self.writes = writes
         self.prop = prop

@@ -47,7 +47,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
         self.enlist()
 
     @classmethod
-    def build(cls, threads: ThreadCounts, **options: Any) -> ThreadedEnginePerDevice:
+    def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEnginePerDevice:
         """Make an engine with the caller's thread counts; the environment decides the others."""
         workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
         tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
@@ -66,7 +66,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
         super()._forget_threads()
         self._cpu_workers = self._task_workers = config.process("MXNET_MP_WORKER_NTHREADS")
 
-    def queue_key(self, op: OprBlock) -> tuple[Any, ...]:
+    def queue_key(self, op: OprBlock) -> tuple[object, ...]:
         ctx = context_of(op)
         return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer: hashing the enumeration costs more
 

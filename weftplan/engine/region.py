@@ -66,7 +66,7 @@ class Driver(Protocol):
     def _dispatch(self) -> None:
         """Inside: hand over everything in ``ready``, removing each only when nothing can interrupt the rest."""
 
-    def _spread(self, op: OprBlock) -> Any:
+    def _spread(self, op: OprBlock) -> object:
         """Inside: give the failure of ``op`` to what it writes. Returns what is to be dropped outside."""
 
     def _run_here(self) -> None:
@@ -135,7 +135,7 @@ class Region:
         requests, token, ready = self.requests, self.token, self.ready
         debug, idle_waiters = self.debug, self.idle_waiters
         interrupted: BaseException | None = None
-        dropped: Any = None
+        dropped: object = None
         try:
             while True:
                 if not requests:

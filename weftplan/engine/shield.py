@@ -44,7 +44,7 @@ class Shield:
         self.held = False
         """An interrupt has come and waits."""
 
-    def __call__(self, number: int, frame: Any) -> None:
+    def __call__(self, number: int, frame: object) -> None:
         if not self._up or perf_counter_ns() - clock.since > PATIENCE_NS:
             self._handler(number, frame)
         else:
@@ -62,7 +62,7 @@ class Shield:
             except ValueError:  # the main thread of a subinterpreter gets no signals
                 pass
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._up:
             return
         self._up = False
@@ -86,7 +86,7 @@ class _Inner:
     def __enter__(self) -> None:
         self._outer, clock.since = clock.since, perf_counter_ns()
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         clock.since = self._outer
         if shield.held and perf_counter_ns() - clock.since > PATIENCE_NS:
             shield.release()
@@ -102,7 +102,7 @@ class _Undisturbed(threading.local):
         self._kept.append(clock.since)
         clock.since = NEVER
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         clock.since = self._kept.pop()
         if shield.held and perf_counter_ns() - clock.since > PATIENCE_NS:
             shield.release()

@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import once, running
+from weftplan.engine.failure import Outcome
 from weftplan.engine.operation import FutureBlock, OprBlock
 from weftplan.engine.registry import register
 from weftplan.engine.var import Var
@@ -64,8 +64,8 @@ class Simulator(Engine):
         if not self._dispatched:
             return False
         place = self._choose(tuple(self._dispatched))
-        failure: Any
-        done: Any
+        failure: Outcome
+        done: Callable[[Outcome], None] | None
         start = time.perf_counter_ns() if self._tracer is not None else 0
         op, engines, failure, done = self._dispatched[place], running.engines, None, None
         running.engines = (*engines, self)
@@ -104,7 +104,7 @@ class Simulator(Engine):
             pass
         return not over() and bool(self._region.pending)
 
-    def _arrive(self, op: OprBlock, start_ns: int, failure: Any) -> None:
+    def _arrive(self, op: OprBlock, start_ns: int, failure: Outcome) -> None:
         """Note that an asynchronous operation is over; any thread may call this."""
         if start_ns:
             self._trace(op, "simulated", threading.current_thread().name, start_ns)

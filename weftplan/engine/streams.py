@@ -34,20 +34,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from weftplan import device as devices
-from weftplan.engine.failure import Failure
+from weftplan.engine.failure import Failure, Outcome
 from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.locks import Lock, free_in_children
 
 if TYPE_CHECKING:
+    from weftplan.device.base import Device, Event, Stream, Work
     from weftplan.device.context import Context
     from weftplan.engine.types import Runs
     from weftplan.engine.var import Var
 
 _lock = free_in_children(Lock())
-LATER: Any = object()
+LATER = cast("Outcome", object())
 """What :meth:`StreamWorker.run` returns for a delete that has been put off; :meth:`StreamWorker.bury` ends it."""
 
 
@@ -56,7 +57,7 @@ class Mark:
 
     __slots__ = ("event", "label", "seq", "site", "stream")
 
-    def __init__(self, stream: Any, event: Any, op: OprBlock) -> None:
+    def __init__(self, stream: Stream, event: Event, op: OprBlock) -> None:
         self.stream = stream
         self.event = event
         self.label = op.label
@@ -71,7 +72,7 @@ class VarEvents:
 
     def __init__(self, writer: Mark | None) -> None:
         self.writer = writer
-        self.readers: dict[Any, Mark] = {}
+        self.readers: dict[Stream, Mark] = {}
 
     def __repr__(self) -> str:
         return f"<VarEvents: {'written' if self.writer else 'not written'}, {len(self.readers)} readers>"
@@ -156,7 +157,7 @@ def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
     return failure
 
 
-def _failure_of(core: Runs, fault: Any, stream: Any) -> Failure:
+def _failure_of(core: Runs, fault: Any, stream: Stream) -> Failure:
     """The one failure that all who meet ``fault`` are told."""
     if fault.kept is None:
         name, site, seq = fault.owner or (f"work on {stream!r}", None, 0)
@@ -175,16 +176,16 @@ def _failure_of(core: Runs, fault: Any, stream: Any) -> Failure:
 class StreamPool:
     """The streams of one device on one engine, used by all its workers."""
 
-    def __init__(self, place: Any, count: int) -> None:
+    def __init__(self, place: Device, count: int) -> None:
         self.place = place
         self.users = 0
         self.inward, self.outward = place.new_stream(), place.new_stream()
         self._compute = [place.new_stream() for _ in range(count)]
-        self._last: dict[Any, int] = dict.fromkeys(self._compute, -1)
+        self._last: dict[Stream, int] = dict.fromkeys(self._compute, -1)
         """By stream: the number of the operation that was put there last."""
         self._turn = 0
 
-    def choose(self, op: OprBlock) -> Any:
+    def choose(self, op: OprBlock) -> Stream:
         """The stream that ``op`` goes to."""
         if op.prop is FnProperty.COPY_TO_GPU:
             return self.inward
@@ -215,7 +216,7 @@ class StreamPool:
                     _failure_of(core, fault, stream)
 
 
-def pool_of(core: Runs, place: Any) -> StreamPool:
+def pool_of(core: Runs, place: Device) -> StreamPool:
     """The streams of a device, made for its first worker; to be left with :meth:`StreamWorker.close`."""
     with _lock:
         pool = next((pool for pool in core._streams if pool.place is place), None)
@@ -227,12 +228,12 @@ def pool_of(core: Runs, place: Any) -> StreamPool:
         return found
 
 
-def _count(core: Any) -> int:
+def _count(core: object) -> int:
     """Streams on which an engine computes on one device: as many as workers."""
     return max(1, int(getattr(core, "_gpu_workers", 1)))
 
 
-def compute_streams(core: Any, contexts: Iterable[Context]) -> int:
+def compute_streams(core: object, contexts: Iterable[Context]) -> int:
     """Most streams of one of these devices on which an engine computes at the same time; 0 where none has streams."""
     return _count(core) if any(context.has_streams for context in contexts) else 0
 
@@ -240,14 +241,14 @@ def compute_streams(core: Any, contexts: Iterable[Context]) -> int:
 class StreamWorker:
     """What a worker thread of an asynchronous device runs operations with."""
 
-    def __init__(self, core: Runs, place: Any) -> None:
+    def __init__(self, core: Runs, place: Device) -> None:
         self._graveyard: list[tuple[Before, OprBlock]] = []
         # Before any operation of this worker can be granted to others, everybody is careful.
         core._streams_used = True
         core._careful = True
         self._pool = pool_of(core, place)
 
-    def run(self, core: Runs, op: OprBlock) -> Any:
+    def run(self, core: Runs, op: OprBlock) -> Outcome:
         """As ``engine._execute``, or LATER."""
         if op.prop is FnProperty.DELETE_VAR:
             marks = list(marks_before(op))
@@ -269,14 +270,14 @@ class StreamWorker:
             return Failure.of(op, error)
         return failure
 
-    def start(self, core: Runs, op: OprBlock, done: Callable[[Any], None]) -> None:
+    def start(self, core: Runs, op: OprBlock, done: Callable[[Outcome], None]) -> None:
         """As ``engine._start_async``: what was enqueued when the operation says that it is done counts as its work."""
 
         stream = self._pool.choose(op)
         before = list(marks_before(op))
         work = stream.work(lambda: (op.label, op.site, op.seq))
 
-        def complete(failure: Any) -> None:
+        def complete(failure: Outcome) -> None:
             try:
                 self._mark(op, stream, work, before, failure)
             except BaseException as error:
@@ -293,7 +294,7 @@ class StreamWorker:
         with stream, work:
             core._start_async(op, complete, on_stream=True)
 
-    def _wait_for_others(self, core: Runs, op: OprBlock, stream: Any, before: Before) -> Failure | None:
+    def _wait_for_others(self, core: Runs, op: OprBlock, stream: Stream, before: Before) -> Failure | None:
         """Order ``stream``, where ``op`` goes, behind what other streams do to its vars. Without this call a stream
         would read what another has not written yet.
 
@@ -309,14 +310,14 @@ class StreamWorker:
                     found = found or failure
         return found
 
-    def _mark(self, op: OprBlock, stream: Any, work: Any, before: Before, failure: Any) -> None:
+    def _mark(self, op: OprBlock, stream: Stream, work: Work, before: Before, failure: Outcome) -> None:
         """Note that the work of ``op`` ends here.
 
         On the device it takes over the faults of what it was made of, unless it is never skipped, or the engine knows
         already that it has failed, and so why.
         """
-        after: list[Any] = []
-        over: list[Any] = []
+        after: list[Event] = []
+        over: list[Event] = []
         if op.prop is not FnProperty.NO_SKIP and (failure is None or isinstance(failure, dict)):
             for _, earlier, why in before:
                 if why is not Why.FOLLOWS_READER and type(earlier.stream) is type(stream):
@@ -334,7 +335,7 @@ class StreamWorker:
         """True when deletes wait for events."""
         return bool(self._graveyard)
 
-    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
+    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
         """End the deletes whose events have passed; ``block``: the oldest after waiting for it.
 
         Yields (operation, failure); the caller finishes it.
@@ -365,13 +366,13 @@ class BrokenDevice:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def run(self, core: Runs, op: OprBlock) -> Any:
+    def run(self, core: Runs, op: OprBlock) -> Outcome:
         """Return the failure."""
         if op.prop is FnProperty.DELETE_VAR:
             return core._execute_carefully(op)
         return Failure.of(op, self._error)
 
-    def start(self, core: Runs, op: OprBlock, done: Callable[[Any], None]) -> None:
+    def start(self, core: Runs, op: OprBlock, done: Callable[[Outcome], None]) -> None:
         """Tell the failure at once."""
         done(Failure.of(op, self._error))
 
@@ -379,7 +380,7 @@ class BrokenDevice:
         """False: no delete ever waits for an event."""
         return False
 
-    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
+    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
         """Do nothing."""
         return iter(())
 

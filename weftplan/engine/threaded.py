@@ -15,6 +15,7 @@ from weftplan.engine.core import Engine
 from weftplan.engine.edges.at_once import at_once, begin, write_at_once, write_too
 from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
+from weftplan.engine.failure import Outcome
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TaskBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.registry import register
@@ -50,7 +51,7 @@ class ThreadedBase(Engine):
         self._waiters_help = str(config.get("WEFTPLAN_ENGINE_WAITERS_HELP"))
         self._no_thread: BaseException | None = None
         """Why a worker could not be started."""
-        self._by_route: dict[tuple[Any, ...], WorkerQueue] = {}
+        self._by_route: dict[tuple[object, ...], WorkerQueue] = {}
         self._plain_queues: dict[type[OprBlock], WorkerQueue] = {}
         """The queues of pushes without options, by their class; each is made with the first of its operations."""
         self._all_queues: list[WorkerQueue] = []
@@ -74,7 +75,7 @@ class ThreadedBase(Engine):
         if not self._finalizer.alive:
             self._finalizer = _End(self._all_queues)
 
-    def queue_key(self, op: OprBlock) -> tuple[Any, ...]:
+    def queue_key(self, op: OprBlock) -> tuple[object, ...]:
         """Return the properties of an operation that decide its queue; the subclass implements this."""
         raise NotImplementedError
 
@@ -186,9 +187,9 @@ class ThreadedBase(Engine):
         start = time.perf_counter_ns() if self._tracer is not None else 0
         requests, due = self._region.requests, [1]
         op: Any = None
-        failure: Any = None
+        failure: Outcome = None
 
-        def done(outcome: Any) -> None:
+        def done(outcome: Outcome) -> None:
             try:
                 del due[0]
             except IndexError:  # an interrupt has ended it
@@ -338,13 +339,13 @@ class ThreadedEngine(ThreadedBase):
         self.enlist()
 
     @classmethod
-    def build(cls, threads: ThreadCounts, **options: Any) -> ThreadedEngine:
+    def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEngine:
         """Make an engine with 16 workers and one copy thread, unless the caller asked for other counts."""
         engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
         engine._alone = threads.cpu_workers == 1
         return engine
 
-    def queue_key(self, op: OprBlock) -> tuple[Any, ...]:
+    def queue_key(self, op: OprBlock) -> tuple[object, ...]:
         return (op.prop in _COPIES,)
 
     def make_queue(self, *key: Any) -> WorkerQueue:

@@ -20,14 +20,31 @@ method begins and after a call, nowhere else: hence an operation is appended las
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Collection, Generator
+from typing import Any, NoReturn, Protocol
 
 from weftplan.errors import EngineError
 
 _COMPACT = 32
 """Granted operations at the front of ``waiting`` before it is cut; then at least half of it is, so each costs O(1)."""
+
+
+class Operation(Protocol):
+    """An operation, as its vars see it."""
+
+    wait: int
+    """Grants that are missing."""
+
+    @property
+    def writes(self) -> Collection[Var]:
+        """The vars that it writes."""
+        ...
+
+
+class Ready(Protocol):
+    """A queue of operations with all their grants; ``operation.py``, which has their class, imports this file."""
+
+    def append(self, op: Any, /) -> None: ...
 
 
 class Var:
@@ -47,14 +64,16 @@ class Var:
         "write",
     )
 
-    def __init__(self, engine: Any, name: str | None = None) -> None:
-        self.engine = engine
+    def __init__(self, engine: object, name: str | None = None) -> None:
+        self.engine: Any = engine
+        """None once the var is deleted."""
         self.name = name
         self.version = 0
         self.readers = 0
         """Granted, unfinished reads."""
         self.write: Any = None
-        """The operation that is the oldest write not finished; granted exactly when ``readers`` is 0."""
+        """The operation that is the oldest write not finished, or None; granted exactly when ``readers`` is 0. No type:
+        users need the whole ``OprBlock``, and ``operation.py`` imports this file."""
         self.waiting: list[Any] | None = None
         """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
         deque is ten times larger. Made when first needed, then kept."""
@@ -65,28 +84,28 @@ class Var:
         self.events: Any = None
         """Stream events of the last write and of the reads since, on asynchronous devices only."""
 
-    def add_read(self, op: Any) -> None:
+    def add_read(self, op: Operation) -> None:
         """Register a read, which is granted at once or waits behind the write."""
         if self.write is None:
             self.readers += 1
         else:
             self.append(op)
 
-    def add_write(self, op: Any) -> None:
+    def add_write(self, op: Operation) -> None:
         """Register a write. It becomes ``write``, granted if there are no readers, or waits behind another one."""
         if self.write is None:
             self.write = op
         else:
             self.append(op)
 
-    def append(self, op: Any) -> None:
+    def append(self, op: Operation) -> None:
         """Put ``op`` behind ``write``."""
         if self.waiting is None:
             self.waiting = [op]
         else:
             self.waiting.append(op)
 
-    def finish_read(self, ready: deque[Any]) -> None:
+    def finish_read(self, ready: Ready) -> None:
         """End a granted read."""
         self.readers -= 1
         if not self.readers and self.write is not None:
@@ -95,14 +114,14 @@ class Var:
             if not op.wait:
                 ready.append(op)
 
-    def finish_write(self, ready: deque[Any]) -> None:
+    def finish_write(self, ready: Ready) -> None:
         """End the granted write, and grant what comes next."""
         self.version += 1
         self.write = None
         if self.waiting:
             self.grant(ready)
 
-    def grant(self, ready: deque[Any]) -> None:
+    def grant(self, ready: Ready) -> None:
         """Grant from ``waiting``: nothing holds the var. Called again after an interrupt, it goes on where it was."""
         waiting: list[Any] = self.waiting  # type: ignore[assignment]
         head, count = self.head, len(waiting)
@@ -129,13 +148,14 @@ class Var:
             self.head = 0
             del waiting[:head]
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, Var]:
         """``await var``, in a coroutine: wait until it is readable, and raise its failure. The event loop goes on."""
         if self.deleted:
             raise EngineError(f"await: {self!r} has been deleted; nothing will ever write it")
-        return (yield from self.engine._await(self))
+        readable: Var = yield from self.engine._await(self)
+        return readable
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         """A var is neither copied nor pickled: a twin would let operations past the ones that wait here.
 
         Raises:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import Future
-from typing import Any
+from typing import NoReturn
 
 from weftplan.engine.execution import Execution, running
 from weftplan.engine.failure import Failure, add_note
@@ -224,7 +224,7 @@ class Waiting(Execution):
         self._drive(var)
         return result
 
-    def _await(self, var: Var) -> Generator[Any, None, Var]:
+    def _await(self, var: Var) -> Generator[object, None, Var]:
         """What ``await var`` does: suspend the task, not the thread, until the var is readable; raise its failure."""
         import asyncio
 
@@ -259,7 +259,7 @@ class Waiting(Execution):
     def _refuse(self, message: str) -> None:
         """From now on every push and wait raises EngineError."""
 
-        def refuse(*args: Any, **kwargs: Any) -> Any:
+        def refuse(*args: object, **kwargs: object) -> NoReturn:
             raise EngineError(message)
 
         verbs = ("wait_for_var", "wait_until_written", "wait_for_all", "future")

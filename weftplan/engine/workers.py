@@ -19,17 +19,18 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.bulk import BulkRun
 from weftplan.engine.execution import once, report, running
-from weftplan.engine.failure import Failure, release_frames
+from weftplan.engine.failure import Failure, Outcome, release_frames
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import OprBlock, ample_room, label_of
 from weftplan.engine.region import ONE
-from weftplan.engine.streams import LATER, enter
+from weftplan.engine.streams import LATER, BrokenDevice, StreamWorker, enter
 from weftplan.locks import Lock
 from weftplan.support import core_sharing
 
@@ -312,7 +313,9 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     running.engines = ()
 
 
-def _run(engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: Any, op: OprBlock) -> bool:
+def _run(
+    engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: StreamWorker | BrokenDevice | None, op: OprBlock
+) -> bool:
     """Run ``op`` where more than its function is to be called; False when it is completed elsewhere."""
     start = perf_counter_ns()
     if op.asynchronous:
@@ -340,16 +343,18 @@ def _run(engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: Any
     return succeeded
 
 
-def run_another(engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: Any) -> bool:
+def run_another(
+    engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: StreamWorker | BrokenDevice | None
+) -> bool:
     """Run the next operation of ``queue`` on its worker ``me``, inside another, or end deletes that its stream holds
     up; False when there is neither."""
     try:
         op = queue.take()
     except IndexError:
-        graves = device is not None and device.has_graves()
-        if graves:
-            _bury(engine, me, device, block=True)
-        return graves
+        if device is None or not device.has_graves():
+            return False
+        _bury(engine, me, device, block=True)
+        return True
     if _run(engine, queue, me, name, device, op):
         engine._complete(op, op.failure)
     return True
@@ -365,7 +370,7 @@ def _sleep(queue: WorkerQueue, me: Worker) -> Threads | None:
         queue.idle.append(me)
 
 
-def _bury(engine: Threads, me: Worker, device: Any, *, block: bool) -> None:
+def _bury(engine: Threads, me: Worker, device: StreamWorker | BrokenDevice, *, block: bool) -> None:
     for op, failure in device.bury(engine, block=block):
         me.completed += 1
         try:
@@ -374,10 +379,10 @@ def _bury(engine: Threads, me: Worker, device: Any, *, block: bool) -> None:
             report(error)
 
 
-def completion(engine: Threads, queue_name: str, op: OprBlock, start_ns: int) -> Any:
+def completion(engine: Threads, queue_name: str, op: OprBlock, start_ns: int) -> Callable[[Outcome], None]:
     """What ends an asynchronous operation, on whatever thread calls it first."""
 
-    def done(failure: Any) -> None:
+    def done(failure: Outcome) -> None:
         engine._trace(op, queue_name, threading.current_thread().name, start_ns)
         engine._complete(op, failure)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 from weakref import ref
 
 from weftplan.engine import get as get_engine
+from weftplan.engine.var import Var
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.keys import Key
@@ -29,7 +29,7 @@ def sum_at_once(sources: Sequence[NDArray], target: NDArray, block_sum: BlockSum
     if not in_memory(target) or (1 + len(sources)) * target.nbytes > AT_ONCE:
         return False
     own = target.chunk.var
-    reads: list[Any] = []
+    reads: list[Var] = []
     for source in sources:
         var = source.chunk.var
         if var is own or not in_memory(source):
@@ -52,7 +52,7 @@ class SmallCopies:
 
     __slots__ = ("_reads", "_source", "_targets", "_writes")
 
-    def __init__(self, source: NDArray, targets: Sequence[NDArray], writes: Sequence[Any]) -> None:
+    def __init__(self, source: NDArray, targets: Sequence[NDArray], writes: Sequence[Var]) -> None:
         self._source, self._reads, self._writes = source, (source.chunk.var,), writes
         self._targets = [ref(target) for target in targets]
 
@@ -62,7 +62,7 @@ class SmallCopies:
         if not in_memory(source) or (1 + len(targets)) * source.nbytes > AT_ONCE:
             return None
         own = source.chunk.var
-        writes: list[Any] = []
+        writes: list[Var] = []
         for target in targets:
             var = target.chunk.var
             if not in_memory(target) or var is own or var in writes:
@@ -72,7 +72,7 @@ class SmallCopies:
             writes.append(var)
         return cls(source, targets, writes)
 
-    def again(self, source: NDArray, targets: Any) -> bool:
+    def again(self, source: NDArray, targets: object) -> bool:
         """:meth:`make`, if these are its arrays and may still be used at once; ``targets``: of a user, anything."""
         if source is not self._source or MAKE_ROOM.value is not None:
             return False
@@ -92,7 +92,7 @@ class SmallCopies:
         return get_engine().write_at_once(work, self._reads, self._writes)
 
 
-def pulled_again(kept: Mapping[Key, SmallCopies], stored: Mapping[Key, NDArray], key: Any, out: Any) -> bool:
+def pulled_again(kept: Mapping[Key, SmallCopies], stored: Mapping[Key, NDArray], key: object, out: object) -> bool:
     """Make a pull that is one of those ``kept``, by key; False: it is another one, or is to be pushed.
 
     Args:

@@ -10,11 +10,12 @@ import contextlib
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from weftplan.device.context import Context
 from weftplan.ndarray import NDArray
 
+K = TypeVar("K", bound=int | str)
 Arrays = NDArray | list[NDArray] | list[list[NDArray]]
 Keys = int | str | Sequence[int] | Sequence[str]
 Values = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
@@ -58,13 +59,13 @@ class KVStoreBase:
         """Pushes of a ``with`` block belong together: a store that exchanges them may choose their order."""
         return contextlib.nullcontext()
 
-    def joined(self, keys: Sequence[Any]) -> list[Sequence[Any]] | None:
+    def joined(self, keys: Sequence[K]) -> list[Sequence[K]] | None:
         """These keys in the groups that a call with all of them exchanges as one, in that order; None where it is no
         quicker than a call for each key."""
         del keys
         return None
 
-    def set_optimizer(self, optimizer: Any) -> None:
+    def set_optimizer(self, optimizer: object) -> None:
         """Let the store apply ``optimizer`` to every push."""
         raise NotImplementedError
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from weftplan import config
 from weftplan.errors import ConfigError
+from weftplan.support.array_types import DType
 
 Item = TypeVar("Item")
 
@@ -48,7 +47,7 @@ class BucketRule:
         mebibytes = float(config.get("FLAGS_fuse_parameter_memory_size"))
         return cls(count, int(mebibytes * 2**20) if mebibytes >= 0 else None)
 
-    def cut(self, items: Sequence[tuple[Item, int, np.dtype[Any]]]) -> list[list[Item]]:
+    def cut(self, items: Sequence[tuple[Item, int, DType]]) -> list[list[Item]]:
         """Consecutive items, cut into groups.
 
         Args:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ import numpy as np
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.reduce import BLOCK_BYTES
 from weftplan.ops.compiled.exchange import codec
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import share_out
 
 DTYPE = np.dtype(np.float32)
@@ -57,7 +59,7 @@ class Compression:
     kind: str = "2bit"
 
     @classmethod
-    def from_params(cls, params: Any) -> Compression:
+    def from_params(cls, params: object) -> Compression:
         """From MXNet's dictionary: ``{"type": "2bit", "threshold": 0.5}``; the threshold may be left out.
 
         Raises:
@@ -91,9 +93,9 @@ class Compression:
 
     def pack(
         self,
-        gradient: Any,
-        residual: Any,
-        packed: Any,
+        gradient: RawArray,
+        residual: RawArray,
+        packed: RawArray,
         *,
         threads: int = 1,
         bound: int = 1,
@@ -126,7 +128,7 @@ class Compression:
             share_out(work, done, _BLOCK, threads if size >= bound else 1)
         return done
 
-    def _pack_slowly(self, gradient: Any, residual: Any, packed: Any) -> None:
+    def _pack_slowly(self, gradient: RawArray, residual: RawArray, packed: RawArray) -> None:
         xp, share = _module(packed), _PER_BYTE[self.kind]
         codes_of = self._two_bits if self.kind == "2bit" else self._one_bit
         step = _BLOCK if xp is np else max(share, -(-gradient.size // share) * share)
@@ -144,22 +146,23 @@ class Compression:
             for column in range(1, share):
                 target |= rows[:, column] << (8 - bits * (column + 1))
 
-    def _two_bits(self, rest: Any) -> Any:
+    def _two_bits(self, rest: RawArray) -> RawArray:
         """Codes of residuals, which lose what is sent."""
         up, down = DTYPE.type(self.threshold), DTYPE.type(-self.threshold)
         above, below = rest >= up, rest <= down
         rest -= above * up
         rest -= below * down
-        return above * np.uint8(3) + below * np.uint8(2)
+        codes: RawArray = above * np.uint8(3) + below * np.uint8(2)
+        return codes
 
-    def _one_bit(self, rest: Any) -> Any:
+    def _one_bit(self, rest: RawArray) -> RawArray:
         """As :meth:`_two_bits`: 1 above the threshold, 0 elsewhere."""
         above = rest > DTYPE.type(self.threshold)
         rest += DTYPE.type(1) - above * DTYPE.type(2)
         return above.astype(np.uint8)
 
     def unpack_sum(
-        self, packed: Sequence[Any], out: Any, *, threads: int = 1, bound: int = 1, compiled: bool = True
+        self, packed: Sequence[RawArray], out: RawArray, *, threads: int = 1, bound: int = 1, compiled: bool = True
     ) -> None:
         """``out[...]`` = the sum of what was sent, from left to right.
 
@@ -174,7 +177,7 @@ class Compression:
         done = self._share_out(work, flat.size, threads, bound)
         self._unpack_slowly([source[self.packed_size(done) :] for source in packed], flat[done:])
 
-    def _unpack_slowly(self, packed: Sequence[Any], flat: Any) -> None:
+    def _unpack_slowly(self, packed: Sequence[RawArray], flat: RawArray) -> None:
         xp, share = _module(flat), _PER_BYTE[self.kind]
         table: Any = xp.asarray(self._table()) if flat.size else None
         step = _BLOCK if xp is np else max(share, -(-flat.size // share) * share)
@@ -185,16 +188,17 @@ class Compression:
             for source in packed[1:]:
                 block += table[source[taken]].reshape(-1)[: block.size]
 
-    def _table(self) -> Any:
+    def _table(self) -> RawArray:
         """The elements that each byte stands for; code 01 of two bits is never sent."""
         share = _PER_BYTE[self.kind]
         shifts = np.arange(8 - 8 // share, -1, -(8 // share), dtype=np.uint8)
         codes = np.arange(256, dtype=np.uint8)[:, None] >> shifts & (2 ** (8 // share) - 1)
         meanings = [0, 0, -self.threshold, self.threshold] if self.kind == "2bit" else [-1, 1]
-        return np.array(meanings, DTYPE)[codes]
+        elements: RawArray = np.array(meanings, DTYPE)[codes]
+        return elements
 
 
-def _module(array: Any) -> Any:
+def _module(array: Any) -> ModuleType:
     """NumPy, or the module that the array is of."""
     if isinstance(array, np.ndarray):
         return np

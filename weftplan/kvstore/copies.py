@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from weftplan.device.context import HOST_MEMORY
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.pushing import push_kernel
+from weftplan.support.array_types import RawArray
 
 HOST = HOST_MEMORY
 """Device types whose memory every CPU thread can read and write."""
@@ -58,7 +59,7 @@ def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int, spre
     together: list[NDArray] = []
     apart: list[NDArray] = []
     own = source.var
-    writes: list[Any] = []  # parts of one chunk may overlap
+    writes: list[Var] = []  # parts of one chunk may overlap
     on_host = source.context.device_type in HOST
     for target in targets:
         chunk = target.chunk
@@ -88,7 +89,7 @@ def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int, spre
         copy(source, target, priority, inline=inline)
 
 
-def together_fit(source: NDArray, targets: Sequence[NDArray], seen: set[Any]) -> bool:
+def together_fit(source: NDArray, targets: Sequence[NDArray], seen: set[Var]) -> bool:
     """Whether the copies of ``source`` to ``targets`` may share an operation with those whose vars were ``seen``.
 
     All of them are on the host, and none has failed: an operation has one fate. If so, their vars have been seen, too.
@@ -113,7 +114,7 @@ def copy_each(
     targets = [target for _, some in pairs for target in some]
     nbytes = sum(target.nbytes for target in targets)
 
-    def fill(*raws: Any) -> None:
+    def fill(*raws: RawArray) -> None:
         rest = iter(raws[len(counts) :])
         for raw, count in zip(raws, counts, strict=False):
             spread(raw, [next(rest) for _ in range(count)], total=nbytes)
@@ -130,9 +131,9 @@ def copy_each(
     )
 
 
-def _fill(spread: Spread, source: Any, *targets: Any) -> None:
+def _fill(spread: Spread, source: RawArray, *targets: RawArray) -> None:
     spread(source, targets)
 
 
-def _fill_one(source: Any, target: Any) -> None:
+def _fill_one(source: RawArray, target: RawArray) -> None:
     target[...] = source

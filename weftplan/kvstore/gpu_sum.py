@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan import device
+from weftplan.support.array_types import RawArray
 
 
-def sum_in_one_launch(sources: Sequence[Any], out: Any) -> None:
+def sum_in_one_launch(sources: Sequence[RawArray], out: Any) -> None:
     """``out[...]`` = the sum from left to right; half precision is added in float32 and rounded once.
 
     Args:
@@ -22,10 +24,11 @@ def sum_in_one_launch(sources: Sequence[Any], out: Any) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _kernel(xp: Any, count: int, halves: bool) -> Any:
+def _kernel(xp: ModuleType, count: int, halves: bool) -> Callable[..., object]:
     """Each element is read once and written once; ``y`` is assigned the last, so it may be ``x0``."""
     names = [f"x{i}" for i in range(count)]
     terms = [f"float({name})" if halves else name for name in names]
-    return xp.ElementwiseKernel(
+    kernel: Callable[..., object] = xp.ElementwiseKernel(
         ", ".join(f"T {name}" for name in names), "T y", f"y = {' + '.join(terms)}", f"weftplan_sum_{count}"
     )
+    return kernel

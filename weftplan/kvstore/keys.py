@@ -21,7 +21,7 @@ class KeyTable:
         self._type: type[int] | type[str] | None = None
         self._numbers: dict[str, int] = {}
 
-    def check(self, key: Any) -> Key:
+    def check(self, key: object) -> Key:
         """``key`` if it is an int or a str of the kind that the store uses; raises KVStoreError. Changes nothing."""
         if isinstance(key, bool) or not isinstance(key, (int, str)):
             raise KVStoreError(f"a key must be an int or a str, got {type(key).__name__}: {key!r}")
@@ -45,7 +45,7 @@ class KeyTable:
         return key if isinstance(key, int) else self._numbers.get(key, len(self._numbers))
 
 
-def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tuple[Key, list[NDArray]]]:
+def group_pairs(table: KeyTable, key: object, value: object, *, what: str) -> list[tuple[Key, list[NDArray]]]:
     """Groups of one call: (key, its arrays in order of appearance), in ascending key number.
 
     Args:
@@ -75,8 +75,8 @@ def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tup
     return sorted(groups.items(), key=lambda item: table.number(item[0]))
 
 
-def _arrays(key: Any, value: Any, what: str) -> list[NDArray]:
-    items = list(value) if isinstance(value, (list, tuple)) else [value]
+def _arrays(key: object, value: object, what: str) -> list[NDArray]:
+    items: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     if not items:
         raise KVStoreError(f"key {key!r}: {what} is an empty list, expected at least one NDArray")
     for item in items:

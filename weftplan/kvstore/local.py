@@ -40,6 +40,7 @@ from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import push_kernel
+from weftplan.support.array_types import RawArray
 
 SMALL = 1 << 18
 """Bytes: the sum of at most that many is an ordinary operation."""
@@ -91,7 +92,7 @@ class KVStoreLocal(UpdatingStore):
 
     # -- data -----------------------------------------------------------------------------------------------------
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: object, value: object) -> None:
         """Store a copy of each value under its key, once.
 
         Raises:
@@ -108,7 +109,7 @@ class KVStoreLocal(UpdatingStore):
                 self._keys.add(k)
                 self._stored[k] = stored
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+    def push(self, key: object, value: object, priority: int = 0) -> None:
         """Sum the values of each key and hand the sum to the updater, or store it when there is none.
 
         Args:
@@ -134,7 +135,7 @@ class KVStoreLocal(UpdatingStore):
                     merged = self._reduce(k, arrays, priority)
                     copy(merged, self._stored_near(k, merged, priority, kept=False), priority, inline=self._inline)
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+    def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
 
         Arrays of storage type ``row_sparse`` are left alone unless ``ignore_sparse`` is False, as in MXNet.
@@ -155,7 +156,7 @@ class KVStoreLocal(UpdatingStore):
     def _before_pull(self) -> None:
         """What may bring values nearer that are about to be pulled."""
 
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+    def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
         """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
 
         Args:
@@ -182,7 +183,7 @@ class KVStoreLocal(UpdatingStore):
                     continue
             copy_to_all(stored, arrays, priority, self._spread, inline=self._inline)
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.
 
         Raises:
@@ -194,7 +195,7 @@ class KVStoreLocal(UpdatingStore):
         self._before_pull()
         self._pull(pulled, priority)
 
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
         """``init`` then ``pull`` into ``out``.
 
         Raises:
@@ -207,7 +208,7 @@ class KVStoreLocal(UpdatingStore):
             self.init(key, value)
         self.pull(key, out, priority)
 
-    def replace(self, key: Any, value: NDArray) -> None:
+    def replace(self, key: object, value: NDArray) -> None:
         """Make a copy of ``value`` the stored value of ``key``, past the updater: what a new set of weights needs.
 
         A key that the store does not have is left alone.
@@ -297,7 +298,7 @@ class KVStoreLocal(UpdatingStore):
             stored = self._stored[key] = moved
         return stored
 
-    def _new_values(self, key: Any, value: Any) -> list[tuple[Key, NDArray]]:
+    def _new_values(self, key: object, value: object) -> list[tuple[Key, NDArray]]:
         """(key, its value) of a call that makes keys."""
         groups = group_pairs(self._keys, key, value, what="value")
         for k, arrays in groups:
@@ -307,7 +308,7 @@ class KVStoreLocal(UpdatingStore):
                 raise KVStoreError(f"key {k!r}: init takes one value per key, got {len(arrays)}")
         return [(k, arrays[0]) for k, arrays in groups]
 
-    def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
+    def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         """Groups of a call, all of which fit the stored values."""
         groups = group_pairs(self._keys, key, value, what=what)
         for k, arrays in groups:
@@ -402,7 +403,7 @@ def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
     )
 
 
-def _add_on_device(*raws: Any) -> None:
+def _add_on_device(*raws: RawArray) -> None:
     *terms, total = raws
     if isinstance(total, np.ndarray):  # a simulated device
         quietly(sum_sequential_block, terms, total, total)

@@ -11,12 +11,15 @@ import io
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 from weftplan.errors import FormatError
+from weftplan.kvstore.keys import Key
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.formats.serialize import load_record
 
+State: TypeAlias = "NDArray | tuple[State, ...] | None"
+"""None, an NDArray, or a (nested) tuple of states."""
 _SETTINGS = ("mxnet.optimizer", "mxnet.lr_scheduler")
 """Modules whose objects are kept as plain settings."""
 
@@ -24,10 +27,10 @@ _SETTINGS = ("mxnet.optimizer", "mxnet.lr_scheduler")
 class _Array:
     """Stands for an NDArray while the pickle is read."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         self.record = b""
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         record = state.get("handle") if isinstance(state, dict) else None
         if not isinstance(record, (bytes, bytearray)):
             raise FormatError("optimizer states: an array without its bytes")
@@ -37,11 +40,11 @@ class _Array:
 class _Settings:
     """An optimizer or a schedule: its attributes, and nothing that acts."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         """Keep nothing of these."""
 
 
-def _bytes(value: Any = b"", encoding: str = "latin1") -> bytes:
+def _bytes(value: object = b"", encoding: str = "latin1") -> bytes:
     """What ``bytearray`` and ``_codecs.encode`` are called with: never a number, of which they would make as many."""
     if isinstance(value, str) and encoding in ("latin1", "latin-1"):
         return value.encode("latin1")
@@ -50,7 +53,7 @@ def _bytes(value: Any = b"", encoding: str = "latin1") -> bytes:
     return bytes(value)
 
 
-_KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
+_KNOWN: dict[tuple[str, str], Callable[..., object]] = {
     ("mxnet.ndarray.ndarray", "NDArray"): _Array,
     ("mxnet.ndarray", "NDArray"): _Array,
     ("builtins", "bytearray"): _bytes,
@@ -70,7 +73,7 @@ class _Reader(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
-    def find_class(self, module_name: str, global_name: str) -> Any:
+    def find_class(self, module_name: str, global_name: str) -> Callable[..., object]:
         found = _KNOWN.get((module_name, global_name))
         if found is not None:
             return found
@@ -81,11 +84,11 @@ class _Reader(pickle._Unpickler):
             f"nor an optimizer: it is not read, since a pickle can run code"
         )
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> NoReturn:
         raise FormatError("these optimizer states are a pickle that refers to something outside: it is not read")
 
 
-def read_mxnet_states(data: bytes) -> tuple[dict[Any, Any], dict[Any, int]]:
+def read_mxnet_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int]]:
     """(state of each key, number of its updates where the file says so) of ``Updater.get_states`` of MXNet.
 
     Raises:
@@ -99,7 +102,7 @@ def read_mxnet_states(data: bytes) -> tuple[dict[Any, Any], dict[Any, int]]:
         raise FormatError(f"optimizer states: a damaged pickle: {type(error).__name__}: {error}") from error
 
 
-def _plain(found: Any, size: int) -> tuple[dict[Any, Any], dict[Any, int]]:
+def _plain(found: object, size: int) -> tuple[dict[Key, State], dict[Key, int]]:
     """States and counts of what a pickle of ``size`` bytes holds."""
     optimizer: Any = None
     if isinstance(found, tuple) and len(found) == 2:
@@ -126,7 +129,7 @@ class _Room:
             raise FormatError("optimizer states: a pickle that holds one value in many places")
 
 
-def _state(value: Any, key: Any, room: _Room) -> NDArray | tuple[Any, ...] | None:
+def _state(value: object, key: object, room: _Room) -> State:
     room.take(1)
     if value is None:
         return None

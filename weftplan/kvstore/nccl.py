@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan import device
@@ -27,7 +28,7 @@ from weftplan.ndarray.pushing import holding
 _INSTALL = "`pip install nvidia-nccl-cu12` (or -cu13, as CuPy's wheel), or use mx.kv.create('device')"
 
 
-def library() -> Any:
+def library() -> ModuleType:
     """``cupy.cuda.nccl``, with NCCL loaded.
 
     Raises:
@@ -51,13 +52,13 @@ def library() -> Any:
 class _Clique:
     """The communicators of some GPUs, and a stream on each."""
 
-    def __init__(self, nccl: Any, contexts: Sequence[Context]) -> None:
+    def __init__(self, nccl: ModuleType, contexts: Sequence[Context]) -> None:
         self._nccl = nccl
         self._devices = [device.get(context) for context in contexts]
         self._streams: list[Any] = [place.new_stream() for place in self._devices]
         self._members = nccl.NcclCommunicator.initAll([context.device_id for context in contexts])
 
-    def run(self, home: int, call: Any) -> None:
+    def run(self, home: int, call: Callable[[Any, int, int], None]) -> None:
         """``call(member, place, address of its stream)`` for every GPU, as one group, between what the current stream
         has now and what it gets later."""
         current = device.current_stream()
@@ -87,7 +88,7 @@ class KVStoreNccl(KVStoreDevice):
         self._order = free_in_children(Lock())
         """Held while work is given to NCCL."""
 
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+    def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Not with NCCL, as in MXNet.
 
         Raises:
@@ -154,7 +155,7 @@ class KVStoreNccl(KVStoreDevice):
         self,
         contexts: Sequence[Context],
         home: int,
-        call: Any,
+        call: Callable[[Any, int, int], None],
         reads: Sequence[NDArray],
         writes: Sequence[NDArray],
         priority: int,

@@ -6,9 +6,8 @@ Between several GPUs, or several simulated devices, sums and values take the way
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
@@ -36,7 +35,7 @@ class KVStoreDevice(KVStoreLocal):
         self._packed: dict[tuple[Key, int], NDArray] = {}
         self._between = Between()
 
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+    def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Send two bits for each element of a pushed float32 gradient (+threshold, -threshold or nothing), or one.
 
         What is not sent is kept in a residual per key and place in the list of values, and added to the next gradient.
@@ -182,7 +181,9 @@ class KVStoreDevice(KVStoreLocal):
         return packed
 
 
-def _launch(kernel: Any, reads: list[NDArray], writes: list[NDArray], priority: int, name: str) -> None:
+def _launch(
+    kernel: Callable[..., object], reads: list[NDArray], writes: list[NDArray], priority: int, name: str
+) -> None:
     """Push ``kernel`` of the raw arrays of ``reads`` and ``writes``."""
     where = writes[-1].context
     prop = FnProperty.CPU_PRIORITIZED if where.device_type in HOST else FnProperty.GPU_PRIORITIZED

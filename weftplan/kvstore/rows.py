@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from weftplan.kvstore.keys import Key
 from weftplan.ndarray import NDArray
 
 
-def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: Any) -> list[tuple[Key, NDArray, NDArray]]:
+def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: object) -> list[tuple[Key, NDArray, NDArray]]:
     """(key, array to fill, numbers of its rows): of ``row_ids`` one array for each, or one for all.
 
     Raises:
@@ -49,10 +49,10 @@ def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
     )
 
 
-def _flat(arrays: Any) -> Iterator[NDArray]:
+def _flat(arrays: object) -> Iterator[NDArray]:
     """The arrays of a nest of lists."""
     if isinstance(arrays, NDArray):
         yield arrays
         return
-    for item in arrays:
+    for item in cast("Iterable[object]", arrays):
         yield from _flat(item)

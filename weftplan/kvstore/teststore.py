@@ -19,13 +19,13 @@ class TestStore(KVStoreBase):
 
     __test__ = False  # pytest: this is no test class
 
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: object, value: Any, out: object, priority: int = 0) -> None:
         for target in _each(out):
             target[:] = value.as_in_context(target.context)
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         values = _each(value)
-        total: Any = values[0].copy()
+        total = values[0].copy()
         for other in values[1:]:
             total += other.as_in_context(total.context)
         for target in values if out is None else _each(out):

@@ -10,19 +10,20 @@ import io
 import json
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from weftplan.errors import FormatError, KVStoreError
-from weftplan.kvstore.mxnet_states import read_mxnet_states
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.mxnet_states import State, read_mxnet_states
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.core.floats import is_half
+from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import check_zip
 
-State = Any
-"""None, an NDArray, or a (nested) tuple of states."""
-
+Tree: TypeAlias = "str | list[Tree] | None"
+"""A state as JSON: the name of an array in place of each NDArray."""
 
 _VERSION = 2
 """Of files of states; in version 1 the float32 weight stood first in every multi-precision state."""
@@ -31,9 +32,9 @@ _VERSION = 2
 class OptimizerProtocol(Protocol):
     """What an updater asks of an optimizer."""
 
-    def create_state_multi_precision(self, index: Any, weight: NDArray) -> State: ...
+    def create_state_multi_precision(self, index: Key, weight: NDArray) -> State: ...
 
-    def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None: ...
+    def update_multi_precision(self, index: Key, weight: NDArray, grad: NDArray, state: State) -> None: ...
 
 
 class Updater:
@@ -41,8 +42,8 @@ class Updater:
 
     def __init__(self, optimizer: OptimizerProtocol) -> None:
         self.optimizer = optimizer
-        self.states: dict[Any, State] = {}
-        self._unchecked: set[Any] = set()
+        self.states: dict[Key, State] = {}
+        self._unchecked: set[Key] = set()
         """Indices whose state came from a file and has not been used."""
         self.version = _VERSION
         """Of the file from which states came."""
@@ -61,7 +62,7 @@ class Updater:
         assert isinstance(weight, NDArray)
         self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
 
-    def _state(self, index: Any, weight: NDArray) -> State:
+    def _state(self, index: Key, weight: NDArray) -> State:
         """The state of an index where its weight is, made at its first use."""
         state = self.states.get(index)
         if state is None and index not in self.states:
@@ -75,7 +76,7 @@ class Updater:
         self.states[index] = state
         return state
 
-    def _mismatch(self, index: Any, state: State, weight: NDArray, version: int) -> str | None:
+    def _mismatch(self, index: Key, state: State, weight: NDArray, version: int) -> str | None:
         """How a state from a file of that version differs from those that the optimizer makes, which it would replace;
         None if it does not."""
         optimizer: Any = self.optimizer
@@ -94,7 +95,7 @@ class Updater:
             )
         return None
 
-    def get_states(self, dump_optimizer: bool = False, keys: Collection[Any] | None = None) -> bytes:
+    def get_states(self, dump_optimizer: bool = False, keys: Collection[Key] | None = None) -> bytes:
         """All states, or those of ``keys``, as bytes (an ``.npz`` archive with a JSON description of the structure).
 
         How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
@@ -115,10 +116,10 @@ class Updater:
 
     def replace_states(
         self,
-        states: dict[Any, State],
+        states: dict[Key, State],
         version: int = _VERSION,
-        weights: Mapping[Any, NDArray] = MappingProxyType({}),
-        counts: Mapping[Any, int] = MappingProxyType({}),
+        weights: Mapping[Key, NDArray] = MappingProxyType({}),
+        counts: Mapping[Key, int] = MappingProxyType({}),
     ) -> None:
         """Go on from these states of a file of that version.
 
@@ -139,7 +140,7 @@ class Updater:
         self._unchecked = states.keys() - weights.keys()
         self._count_from(counts)
 
-    def set_states(self, data: bytes, weights: Mapping[Any, NDArray] = MappingProxyType({})) -> None:
+    def set_states(self, data: bytes, weights: Mapping[Key, NDArray] = MappingProxyType({})) -> None:
         """Replace all states by those of :meth:`get_states`, or of MXNet's (see :mod:`weftplan.kvstore.mxnet_states`).
 
         Args:
@@ -164,13 +165,13 @@ class Updater:
         self._unchecked.update(states)
         self._count_from({**getattr(self.optimizer, _COUNTS, {}), **counts})
 
-    def _count_from(self, counts: Mapping[Any, int]) -> None:
+    def _count_from(self, counts: Mapping[Key, int]) -> None:
         if counts and hasattr(self.optimizer, _COUNTS):
             setattr(self.optimizer, _COUNTS, dict(counts))
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]
 
 
-def read_states(data: bytes) -> tuple[dict[Any, State], dict[Any, int], int]:
+def read_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int], int]:
     """Return (state of each key, number of its updates, version) from what :meth:`Updater.get_states` gave.
 
     Raises:
@@ -199,16 +200,16 @@ _COUNTS = "_index_update_count"
 """Where MXNet's optimizers, and ours, count the updates of each key; ``num_update`` is the largest of them."""
 
 
-def _tagged(key: Any) -> tuple[Any, str]:
+def _tagged(key: Key) -> tuple[Key, str]:
     """A key with its type, since JSON would make a str of every key."""
     return key, "int" if isinstance(key, int) else "str"
 
 
-def _untagged(key: Any, kind: str) -> Any:
+def _untagged(key: Key, kind: str) -> Key:
     return int(key) if kind == "int" else key
 
 
-def _as_bytes(value: Any) -> Any:
+def _as_bytes(value: object) -> Any:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
@@ -229,7 +230,7 @@ def _to_context(state: State, weight: NDArray) -> State:
     return state
 
 
-def _flatten(state: State, arrays: dict[str, Any]) -> Any:
+def _flatten(state: State, arrays: dict[str, RawArray]) -> Tree:
     if state is None:
         return None
     if isinstance(state, NDArray):
@@ -244,7 +245,7 @@ def _flatten(state: State, arrays: dict[str, Any]) -> Any:
     return [_flatten(item, arrays) for item in state]
 
 
-def _unflatten(tree: Any, arrays: dict[str, Any]) -> State:
+def _unflatten(tree: Tree, arrays: dict[str, RawArray]) -> State:
     """A state of the arrays that it names, each of which belongs to one place alone and is taken out."""
     if tree is None:
         return None

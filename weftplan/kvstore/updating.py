@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.base import KVStoreBase
-from weftplan.kvstore.updater import Updater
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.updater import OptimizerProtocol, Updater
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import open_to_read, replacing
 
@@ -33,16 +34,16 @@ class UpdatingStore(KVStoreBase):
 
     _set_updater = set_updater
 
-    def set_optimizer(self, optimizer: Any) -> None:
+    def set_optimizer(self, optimizer: object) -> None:
         """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
         if isinstance(optimizer, type) or not callable(getattr(optimizer, "update_multi_precision", None)):
             raise KVStoreError(
                 f"set_optimizer needs an optimizer such as mx.optimizer.create('sgd', learning_rate=0.1), "
                 f"got {optimizer!r}"
             )
-        self.set_updater(Updater(optimizer))
+        self.set_updater(Updater(cast("OptimizerProtocol", optimizer)))
 
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+    def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Compress gradients on their way to the sum: for stores that sum on devices.
 
         Raises:
@@ -78,7 +79,7 @@ class UpdatingStore(KVStoreBase):
         except FormatError as error:
             raise FormatError(f"{os.fspath(fname)}: {error}") from error
 
-    def _weights(self) -> Mapping[Any, NDArray]:
+    def _weights(self) -> Mapping[Key, NDArray]:
         """The stored values whose states can be compared when they are loaded."""
         return {}
 

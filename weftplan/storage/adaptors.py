@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from weftplan import device
 from weftplan.device.stream import current_stream
@@ -18,6 +17,7 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
+from weftplan.support.array_types import RawArray
 
 
 class Adaptor(Resource):
@@ -96,7 +96,7 @@ class PoisonResource(Adaptor):
             raise wrong_free(allocation, self)
         self._fill(allocation.raw, at_once=at_once)
 
-    def _fill(self, raw: Any, *, at_once: bool) -> None:
+    def _fill(self, raw: RawArray, *, at_once: bool) -> None:
         if self.context.is_host and (at_once or not self.context.has_streams):
             raw.fill(self.byte)
         else:  # on the GPU's current stream, and over before the memory is anybody's if there is none

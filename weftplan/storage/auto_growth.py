@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage.chunks import ChunkPool, up
+from weftplan.support.array_types import RawArray
 
 
 class AutoGrowth(ChunkPool):
@@ -51,7 +50,7 @@ class AutoGrowth(ChunkPool):
         self.spare = spare
         self.chunk = max(up(chunk, unit), unit)
 
-    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[object, RawArray, int]:
         size = up(nbytes, self.unit)
         block = self._best_fit(size)
         if block is None:

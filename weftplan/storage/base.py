@@ -22,6 +22,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError
+from weftplan.support.array_types import RawArray
 
 
 class Statistics(NamedTuple):
@@ -70,12 +71,12 @@ class Allocation:
 
     __slots__ = ("block", "context", "name", "nbytes", "raw", "size")
 
-    def __init__(self, raw: Any, nbytes: int, context: Context, name: object, block: Any, size: int) -> None:
-        self.raw = raw
+    def __init__(self, raw: RawArray, nbytes: int, context: Context, name: object, block: object, size: int) -> None:
+        self.raw: Any = raw
         self.nbytes = nbytes
         self.context = context
         self.name = name
-        self.block = block
+        self.block: Any = block
         """What the resource that made this needs to take it back; nobody else looks inside."""
         self.size = size
         """Bytes occupied, after rounding."""
@@ -90,7 +91,7 @@ class Allocation:
 class Segment:
     """A block of the system, and how it is cut: every byte of it is in one of ``parts``."""
 
-    raw: Any
+    raw: RawArray
     """The block."""
     parts: tuple[tuple[int, int, Allocation | None], ...]
     """(offset, bytes, what is there) in the order of offsets; None: nothing is."""
@@ -166,7 +167,7 @@ class Resource(ABC):
         """Live allocations, in no particular order."""
 
 
-def checked_size(nbytes: Any, context: Context) -> int:
+def checked_size(nbytes: object, context: Context) -> int:
     """``nbytes`` as an int >= 0 (NumPy integers are welcome); raises MXNetError."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 0:
         raise MXNetError(f"{context}: the size of an allocation must be an integer >= 0, got {nbytes!r}")

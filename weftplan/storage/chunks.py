@@ -19,6 +19,7 @@ from weftplan.device.base import Device
 from weftplan.storage import recording
 from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
+from weftplan.support.array_types import RawArray
 
 _ORDER_SHIFT = 64
 """Bits of a place within a chunk."""
@@ -29,7 +30,7 @@ class Chunk:
 
     __slots__ = ("first", "nbytes", "number", "raw")
 
-    def __init__(self, raw: Any, nbytes: int, number: int) -> None:
+    def __init__(self, raw: RawArray, nbytes: int, number: int) -> None:
         self.raw = raw
         self.nbytes = nbytes
         self.number = number
@@ -145,7 +146,7 @@ class ChunkPool(Ledger):
         block.free = True
         insort(self._free, block.key)
 
-    def _view(self, block: Block, nbytes: int) -> Any:
+    def _view(self, block: Block, nbytes: int) -> RawArray:
         """The bytes of a block that its user gets."""
         return block.chunk.raw[block.offset : block.offset + nbytes]
 
@@ -173,7 +174,7 @@ class ChunkPool(Ledger):
             self._merge(old)
             return allocation.nbytes
 
-    def _direct(self, nbytes: int, size: int) -> tuple[Any, Any, int]:
+    def _direct(self, nbytes: int, size: int) -> tuple[object, RawArray, int]:
         """Memory of the device itself, past all chunks."""
         raw = self.device.allocate(size)
         self.count_taken(raw)

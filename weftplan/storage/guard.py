@@ -11,12 +11,12 @@ thread, and is over when a check has its answer.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from weftplan import device
 from weftplan.errors import GuardError, OutOfMemoryError
 from weftplan.storage.adaptors import Adaptor, StatisticsResource
 from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, wrong_free
+from weftplan.support.array_types import RawArray
 
 MARGIN = 256
 """Bytes on each side: the largest alignment of a device, so that what is between the margins stays aligned."""
@@ -122,7 +122,7 @@ def damage(allocation: Allocation) -> GuardError | None:
     )
 
 
-def _margins(allocation: Allocation) -> tuple[Any, ...]:
+def _margins(allocation: Allocation) -> tuple[RawArray, ...]:
     """The bytes before and behind; none around an allocation of no bytes."""
     if not allocation.nbytes:
         return ()

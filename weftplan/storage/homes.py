@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from weftplan import device
 from weftplan.device import registry as devices
@@ -24,6 +23,7 @@ from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import registry
 from weftplan.storage.base import Allocation, Resource
+from weftplan.support.array_types import RawArray
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Kept:
         self._home, self._resource, self._allocation = home, resource, allocation
         self.context = resource.context
 
-    def read(self, target: Any, context: Context, *, beside: bool = False) -> None:
+    def read(self, target: RawArray, context: Context, *, beside: bool = False) -> None:
         """Copy the bytes into ``target``, memory of ``context``; ``beside``: as :func:`keep`."""
         _copy(target, context, self._allocation.raw, self.context, beside)
         with _lock:
@@ -102,7 +102,7 @@ class Room:
             _unreserve(*self._held.popitem()[1])
 
 
-def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object, *, beside: bool = False) -> Kept:
+def keep(raw: RawArray, context: Context, homes: tuple[HomeSpec, ...], name: object, *, beside: bool = False) -> Kept:
     """Copy ``raw``, memory of ``context`` that nobody uses, to the first of ``homes`` with room.
 
     Args:
@@ -203,7 +203,7 @@ def _settle() -> None:
         _given_back.popleft()  # Ctrl-C comes after a call: an entry is counted once, whether it comes or not
 
 
-def _copy(target: Any, to: Context, source: Any, origin: Context, beside: bool) -> None:
+def _copy(target: RawArray, to: Context, source: RawArray, origin: Context, beside: bool) -> None:
     """Copy, and wait for the copy, behind all work of the devices, or ``beside`` it in the order of a stream."""
     place = device.get(origin if origin.has_streams else to)
     if beside and current_stream() is not None:

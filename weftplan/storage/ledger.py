@@ -26,6 +26,7 @@ from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
 from weftplan.storage.shelves import MOST_ON_ONE, Entry, Shelf, Shelves, by_order
 from weftplan.storage.stream_order import StreamOrder, free_after
+from weftplan.support.array_types import RawArray
 
 
 class Ledger(Resource):
@@ -59,12 +60,12 @@ class Ledger(Resource):
         self._shelf_hits = count().__next__
         """Counts in one step on every interpreter; :meth:`_drain` reads it, which counts one more."""
         self._readings = 0
-        self._nothing: Any = None
+        self._nothing: RawArray | None = None
         self._streams: StreamOrder | None = None
         """What streams still work on; None until memory comes back that way."""
 
     @abstractmethod
-    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[object, RawArray, int]:
         """(block, ``nbytes`` > 0 raw bytes of it, its size >= nbytes); raises OutOfMemoryError unchanged."""
 
     @abstractmethod
@@ -222,7 +223,7 @@ class Ledger(Resource):
         """Bytes of a block for ``nbytes`` > 0 that comes from the device past the cache."""
         return nbytes
 
-    def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[Any, Any, int]:
+    def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[object, RawArray, int]:
         """As ``take_block``, which raised ``cause``: memory that came back meanwhile may make it fit.
 
         Finalizers and other threads free while the lock is taken, and a refusal must be true when it is made.
@@ -336,7 +337,7 @@ class Ledger(Resource):
             self._requested -= requested
             self._allocated -= allocated
 
-    def count_taken(self, raw: Any) -> None:
+    def count_taken(self, raw: RawArray) -> None:
         """Count a block that came from the system."""
         self._system_allocations += 1
         total = self._reserved = self._reserved + int(raw.nbytes)
@@ -345,7 +346,7 @@ class Ledger(Resource):
         if (recorder := recording.recorder) is not None:
             recorder.grown(self.context, raw)
 
-    def count_given(self, raw: Any) -> None:
+    def count_given(self, raw: RawArray) -> None:
         """Count a block that is about to go back to the system, once no stream works on it."""
         if self._streams:
             self._streams.settle(address_of(raw), int(raw.nbytes))
@@ -354,7 +355,7 @@ class Ledger(Resource):
         if (recorder := recording.recorder) is not None:
             recorder.shrunk(self.context, raw)
 
-    def _empty(self) -> Any:
+    def _empty(self) -> RawArray:
         """The zero bytes of every empty allocation."""
         if self._nothing is None:
             from weftplan.device.registry import get

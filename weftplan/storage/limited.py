@@ -7,6 +7,7 @@ from typing import Any
 from weftplan.device.base import Device
 from weftplan.errors import OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
+from weftplan.support.array_types import RawArray
 
 
 class LimitedDevice:
@@ -27,7 +28,7 @@ class LimitedDevice:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> RawArray:
         """As the device; raises OutOfMemoryError beyond the limit."""
         with self._lock:
             if self.used + nbytes > self.limit:
@@ -37,13 +38,14 @@ class LimitedDevice:
                 )
             self.used += nbytes
         try:
-            return self._device.allocate(nbytes)
+            raw: RawArray = self._device.allocate(nbytes)
+            return raw
         except BaseException:
             with self._lock:
                 self.used -= nbytes
             raise
 
-    def free(self, raw: Any) -> None:
+    def free(self, raw: RawArray) -> None:
         """As the device."""
         nbytes = raw.nbytes
         self._device.free(raw)

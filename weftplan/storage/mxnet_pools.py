@@ -20,6 +20,7 @@ from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
+from weftplan.support.array_types import RawArray
 
 _WINDOW = 1024
 """Allocations after which a pool with slack forgets the peak of as many before them."""
@@ -38,7 +39,7 @@ class _Pool(Ledger):
             raise ConfigError(f"{device.context}: the pool's reserve must be 0 to 100 percent, got {reserve!r}")
         self.reserve = reserve
         self.slack = slack
-        self._free: dict[int, list[Any]] = {}
+        self._free: dict[int, list[RawArray]] = {}
         """Blocks by size; the sizes stand in the order in which they were last emptied by a request and came back."""
         self._granted = 0
         """Bytes that may come from the system before it is asked again how much it has left."""
@@ -71,7 +72,7 @@ class _Pool(Ledger):
             self._rounded[nbytes] = size
         return size
 
-    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[object, RawArray, int]:
         size = self._block_size(nbytes)
         if self.slack is not None:
             self._note_peak(size)

@@ -6,11 +6,11 @@ It is a :class:`.ChunkPool` with Paddle's sizes and headers; any thread may allo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage.chunks import Block, ChunkPool, up
+from weftplan.support.array_types import RawArray
 
 HEADER = 64
 """Bytes that Paddle spends on each block: the user's memory begins behind them."""
@@ -78,7 +78,7 @@ class NaiveBestFit(ChunkPool):
     def _bytes(self, value: int | Callable[[], int]) -> int:
         return (value() if callable(value) else value) // self.unit * self.unit
 
-    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[object, RawArray, int]:
         size = up(nbytes + self.header, self.unit)
         if size > self.largest:
             return self._past_chunks(nbytes, size)
@@ -99,11 +99,11 @@ class NaiveBestFit(ChunkPool):
     def keeps(self, nbytes: int) -> bool:
         return up(nbytes + self.header, self.unit) <= self.largest
 
-    def _view(self, block: Block, nbytes: int) -> Any:
+    def _view(self, block: Block, nbytes: int) -> RawArray:
         begin = block.offset + self.header
         return block.chunk.raw[begin : begin + nbytes]
 
-    def _past_chunks(self, nbytes: int, size: int) -> tuple[Any, Any, int]:
+    def _past_chunks(self, nbytes: int, size: int) -> tuple[object, RawArray, int]:
         """Memory of the device for one request; chunks that nobody uses make room for it."""
         if not self.insist:
             # Without a header the device's own rounding will do.

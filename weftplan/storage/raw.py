@@ -7,6 +7,7 @@ from typing import Any
 
 from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
+from weftplan.support.array_types import RawArray
 
 
 class RawResource(Ledger):
@@ -19,7 +20,7 @@ class RawResource(Ledger):
     def keeps(self, nbytes: int) -> bool:
         return False
 
-    def take_block(self, nbytes: int) -> tuple[Any, Any, int]:
+    def take_block(self, nbytes: int) -> tuple[object, RawArray, int]:
         raw = self.device.allocate(nbytes)
         self.count_taken(raw)
         return raw, raw, nbytes

@@ -19,6 +19,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError
 from weftplan.storage.base import Allocation
+from weftplan.support.array_types import RawArray
 
 _MOST_KNOWN = 65536
 
@@ -58,7 +59,7 @@ class Recorder:
         """Addresses of whole blocks, by id. One that goes is told of (:meth:`shrunk`), and so is a new one with its id
         (:meth:`grown`), so nobody has to look whether it is still the same."""
 
-    def _where(self, block: Any, raw: Any) -> int:
+    def _where(self, block: object, raw: RawArray) -> int:
         """The address of ``raw``, memory at the beginning of ``block``."""
         if block.__class__ is raw.__class__:  # a whole block of the system
             if len(self._blocks) >= _MOST_KNOWN:
@@ -83,7 +84,7 @@ class Recorder:
             where = where or self._where(block, raw)
             self._append(("alloc", time_ns(), allocation.context, where, allocation.size, allocation.name))
 
-    def freed(self, allocation: Allocation, raw: Any) -> None:
+    def freed(self, allocation: Allocation, raw: RawArray) -> None:
         """An allocation, whose memory was ``raw``, came back."""
         if allocation.nbytes:
             block = allocation.block
@@ -96,12 +97,12 @@ class Recorder:
         where = self._where(allocation.block, allocation.raw)
         self.records.append(("free", time_ns(), allocation.context, where, allocation.size, allocation.name, name))
 
-    def grown(self, context: Context, raw: Any) -> None:
+    def grown(self, context: Context, raw: RawArray) -> None:
         """A pool took a block from the system."""
         self._blocks.pop(id(raw), None)
         self._add("segment_alloc", context, address_of(raw), int(raw.nbytes), None)
 
-    def shrunk(self, context: Context, raw: Any) -> None:
+    def shrunk(self, context: Context, raw: RawArray) -> None:
         """A pool gave a block back to the system."""
         self._blocks.pop(id(raw), None)
         self._add("segment_free", context, address_of(raw), int(raw.nbytes), None)

@@ -45,10 +45,10 @@ class Snapshot:
         """What was recorded before, oldest first; empty unless ``storage.record()`` was called."""
         return tuple(events_of(self.records))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The form that PyTorch's memory viewer reads, which is that of ``torch.cuda.memory._snapshot()``."""
         index = {context: place for place, context in enumerate(self.contexts)}
-        traces: list[list[dict[str, Any]]] = [[] for _ in self.contexts]
+        traces: list[list[dict[str, object]]] = [[] for _ in self.contexts]
         for event in self.events:
             if event.context in index:
                 traces[index[event.context]] += _entries(event)
@@ -93,7 +93,7 @@ def snapshot() -> Snapshot:
     )
 
 
-def frames_of(name: object) -> list[dict[str, Any]]:
+def frames_of(name: object) -> list[dict[str, object]]:
     """Who asked for memory, as a stack of at most one frame.
 
     >>> frames_of("zeros at train.py:12"), frames_of(None)
@@ -107,9 +107,10 @@ def frames_of(name: object) -> list[dict[str, Any]]:
     return [{"name": found["name"], "filename": found["filename"], "line": int(found["line"])}]
 
 
-def _segment(segment: Segment, place: int) -> dict[str, Any]:
+def _segment(segment: Segment, place: int) -> dict[str, object]:
     """One block of the system, as the viewer wants it."""
-    begin, blocks = address_of(segment.raw), []
+    begin = address_of(segment.raw)
+    blocks: list[dict[str, Any]] = []
     for offset, nbytes, held in segment.parts:
         blocks.append(
             {
@@ -137,9 +138,9 @@ def _segment(segment: Segment, place: int) -> dict[str, Any]:
     }
 
 
-def _entries(event: Event) -> list[dict[str, Any]]:
+def _entries(event: Event) -> list[dict[str, object]]:
     """What the viewer shows of one event: a free is asked for and done in one."""
-    entry: dict[str, Any] = {
+    entry: dict[str, object] = {
         "action": event.action,
         "addr": event.address,
         "size": event.nbytes,

@@ -18,8 +18,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from weftplan.device.base import Event, Stream
 from weftplan.device.context import Context
 from weftplan.device.stream import current_stream
 from weftplan.locks import Lock, whole_in_children
@@ -32,8 +33,8 @@ _SWEEP = 256
 class _Range(NamedTuple):
     start: int
     stop: int
-    stream: Any
-    event: Any
+    stream: Stream
+    event: Event
 
 
 class StreamOrder:
@@ -47,7 +48,7 @@ class StreamOrder:
     def __bool__(self) -> bool:
         return bool(self._ranges)
 
-    def add(self, start: int, nbytes: int, stream: Any, event: Any) -> None:
+    def add(self, start: int, nbytes: int, stream: Stream, event: Event) -> None:
         """From now on ``nbytes`` bytes at ``start`` are used by ``stream`` until ``event``."""
         self._cut(start, start + nbytes)
         one = _Range(start, start + nbytes, stream, event)
@@ -97,7 +98,7 @@ class StreamOrder:
 
     def _sweep(self) -> None:
         """Forget ranges whose events have passed."""
-        passed: set[Any] = set()
+        passed: set[Event] = set()
         for event in dict.fromkeys(one.event for one in list(self._ranges)):
             with suppress(Exception):
                 if event.query():
@@ -113,7 +114,7 @@ def _start(one: _Range) -> int:
 
 class _Late(NamedTuple):
     context: Context
-    event: Any
+    event: Event
     free: Callable[[], None]
 
 
@@ -121,7 +122,7 @@ late: deque[_Late] = deque()
 """Memory to be freed when an event has passed, the oldest first. Appending and taking are atomic."""
 
 
-def free_after(event: Any, context: Context, free: Callable[[], None]) -> None:
+def free_after(event: Event, context: Context, free: Callable[[], None]) -> None:
     """Call ``free`` when ``event`` has passed: at a later call of this, when memory runs out, or in :func:`settle`."""
     if late:
         settle()

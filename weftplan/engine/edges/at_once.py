@@ -16,7 +16,7 @@ only found: the operation that is pushed then raises it again, on a worker, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from weftplan.engine.var import Var
 
 
-def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., object], *args: Any) -> Any:
+T = TypeVar("T")
+
+
+def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args: object) -> T | None:
     """Call ``work(*args)`` now, if it reads nothing but what ``reads`` order and writes nothing that anybody else has.
 
     It may be called again by whoever pushes it afterwards, and may find nonsense where another thread begins to write.

@@ -18,7 +18,6 @@ import threading
 import time
 from contextlib import AbstractContextManager
 from itertools import count
-from typing import Any
 
 from weftplan.engine.execution import live_engines, running
 from weftplan.engine.shield import NEVER, clock, shield, shielded
@@ -37,11 +36,11 @@ class _Fork(threading.local):
     """The fork that this thread is in the middle of."""
 
     def __init__(self) -> None:
-        self.held: list[Any] = []
+        self.held: list[Core] = []
         """Engines whose pushes are held back, and in whose region this thread is where it has got so far."""
         self.error: BaseException | None = None
         """What has ended the wait for them."""
-        self.shield: AbstractContextManager[Any] | None = None
+        self.shield: AbstractContextManager[object] | None = None
 
 
 _fork = _Fork()
@@ -161,12 +160,12 @@ def forget_the_parent(engine: Core) -> None:
     engine._forget_threads()
 
 
-def engines() -> list[Any]:
+def engines() -> list[Core]:
     """All live engines, oldest first."""
     return sorted(members(live_engines), key=lambda engine: engine._fork.number)
 
 
-def _enter_all(held: list[Any]) -> None:
+def _enter_all(held: list[Core]) -> None:
     """Be inside every engine.
 
     The loop has a function of its own, since the interpreter (3.14) looks for signals at its end, which no ``try``
@@ -236,7 +235,7 @@ def _raise_next(error: BaseException) -> None:
     """Have the next interrupt raise ``error``, which may be what the handler of another signal has raised."""
     handler = signal.getsignal(signal.SIGINT)
 
-    def once(number: int, frame: Any) -> None:
+    def once(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, handler)
         raise error
 

@@ -54,7 +54,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
     # -- data -----------------------------------------------------------------------------------------------------
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: object, value: object) -> None:
         """Make keys with the values of rank 0 and give them to their servers; every rank calls it, and waits here.
 
         Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class KVStoreDist(KVStoreLocal):
         self._meet(f"create the store {name!r}")
         self._sequencer.call(Group.share_memory)
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: object, value: object) -> None:
         """Make keys with the values of rank 0; every rank gives its own, of the same shape and dtype.
 
         Raises:
@@ -82,7 +81,7 @@ class KVStoreDist(KVStoreLocal):
         """What is small and ready is exchanged now, so that it can be copied at once."""
         self._sequencer.hurry()
 
-    def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
+    def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         try:
             return super()._checked(key, value, what, verb)
         except KVStoreError as error:
@@ -220,7 +219,7 @@ def described(key: Key, array: NDArray) -> str:
     return f"{key!r} {array.shape} {array.dtype}"
 
 
-def arrays_in(state: Any) -> Iterator[NDArray]:
+def arrays_in(state: object) -> Iterator[NDArray]:
     """The arrays of an optimizer's state."""
     if isinstance(state, NDArray):
         yield state
@@ -229,7 +228,7 @@ def arrays_in(state: Any) -> Iterator[NDArray]:
             yield from arrays_in(item)
 
 
-def _once_at_exit(end: Any) -> Any:
+def _once_at_exit(end: Callable[[], None]) -> Callable[[], None]:
     """A function that calls ``end`` when it is called or when the process ends, whichever comes first."""
     done: list[bool] = []
 
@@ -254,7 +253,7 @@ def _named(updater: UpdaterFunction | None) -> str:
     return words if scheduler is None else f"{words} with {_settings(scheduler)}"
 
 
-def _settings(settled: Any) -> str:
+def _settings(settled: object) -> str:
     """The class and the plain settings of an optimizer or a schedule, and its multipliers for some keys."""
     plain, multipliers = {}, {}
     for name, value in sorted(vars(settled).items()):

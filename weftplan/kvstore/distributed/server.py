@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from weftplan.engine.factory import nested
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Message, Request
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
@@ -131,7 +132,7 @@ class Pending:
     request: Header
     room: Array | None = None
     """Buffer that MPI fills, once the data's message was matched."""
-    receive: Any = None
+    receive: Request | None = None
     """MPI's request for it."""
 
 
@@ -141,17 +142,17 @@ class Server:
     No receive blocks: a client that is stopped between a header and its data holds up its own requests only.
     """
 
-    def __init__(self, mpi: Any, comm: Any) -> None:
+    def __init__(self, mpi: ModuleType, comm: Communicator) -> None:
         self._mpi, self._comm = mpi, comm
         self._status = mpi.Status()
         self._ranges: dict[int, Range] = {}
         self._updater: Updater | None = None
-        self._ending: Any = None
+        self._ending: Request | None = None
         self._waiting: dict[int, deque[Pending]] = {}
         """Requests of each client in the order in which they came."""
-        self._sending: list[tuple[Any, Any]] = []
+        self._sending: list[tuple[Request, object]] = []
         """Requests of answers under way, each with the bytes that it sends."""
-        self._undelivered: list[tuple[Any, Any]] = []
+        self._undelivered: list[tuple[Request, object]] = []
         """Requests that the death of a client has ended; they keep their buffers."""
         self.pushes = 0
         self.staleness_max = 0
@@ -182,7 +183,7 @@ class Server:
             self._ending = self._mpi.REQUEST_NULL
         self._thread.join(timeout)
 
-    def _is_over(self, request: Any, kept: tuple[Any, Any]) -> bool | None:
+    def _is_over(self, request: Request, kept: tuple[Request, object]) -> bool | None:
         """Whether a request is complete; None if it has failed, and is kept for good, as in ``Members.wait``."""
         if not request.Get_status(self._status):
             return False
@@ -222,7 +223,7 @@ class Server:
             else:
                 time.sleep(0.0005)
 
-    def _take(self, message: Any, client: int, size: int) -> None:
+    def _take(self, message: Message, client: int, size: int) -> None:
         """Receive a header, whose message has come."""
         raw = bytearray(min(size, 2 * HEADER))
         try:
@@ -325,7 +326,7 @@ class Server:
 
 
 def ask(
-    mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str
+    mpi: ModuleType, comm: Communicator, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str
 ) -> Steps[list[tuple[Header, Array]]]:
     """Send each (server, header, its array) at once and wait for all answers.
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.distributed.server import Header, Verb
 from weftplan.kvstore.keys import Key
+from weftplan.kvstore.mxnet_states import State
 from weftplan.kvstore.reduce import Array
-from weftplan.kvstore.updater import State, Updater, read_states
+from weftplan.kvstore.updater import OptimizerProtocol, Updater, read_states
 from weftplan.ndarray import NDArray, array
 
 Request = tuple[int, Header, Array]
@@ -36,14 +37,14 @@ class ServerStates(Updater):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: OptimizerProtocol,
         values: Callable[[], dict[Key, tuple[tuple[int, ...], int, list[tuple[int, int, int]]]]],
         ask: Ask,
     ) -> None:
         super().__init__(copy.copy(optimizer))
         self._values, self._ask = values, ask
 
-    def get_states(self, dump_optimizer: bool = False, keys: Collection[Any] | None = None) -> bytes:
+    def get_states(self, dump_optimizer: bool = False, keys: Collection[Key] | None = None) -> bytes:
         """As of any updater. Pushes of other processes that are under way may be in some states and not in others: meet
         at a barrier before."""
         if not dump_optimizer:
@@ -100,7 +101,7 @@ def _joined(trees: Sequence[State], shape: tuple[int, ...], key: Key) -> State:
         return tuple(_joined(items, shape, key) for items in zip(*trees, strict=True))
     if not isinstance(first, NDArray):
         return first
-    flat = np.concatenate([tree.asnumpy().reshape(-1) for tree in trees])
+    flat = np.concatenate([tree.asnumpy().reshape(-1) for tree in cast("Sequence[NDArray]", trees)])
     if flat.size == np.prod(shape, dtype=np.int64):
         return array(flat.reshape(shape), dtype=flat.dtype)
     if len(trees) == 1:

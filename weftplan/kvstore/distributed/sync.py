@@ -14,15 +14,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from weftplan.device.context import cpu
 from weftplan.engine import get as get_engine
 from weftplan.engine.shield import shielded, unbroken
+from weftplan.engine.var import Var
 from weftplan.errors import MXNetError
 from weftplan.kvstore.at_once import pulled_again
+from weftplan.kvstore.base import K
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
@@ -80,7 +82,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
                     self._collected = None
                     self._put(collected)
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+    def push(self, key: object, value: object, priority: int = 0) -> None:
         """As of ``local``, and over all processes; keys of one call travel together."""
         with self._turn:
             call = self._calls.of(key, self._stored, self._rule)
@@ -90,7 +92,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
                     return
             super().push(key, value, priority)
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         """As of ``local``; where no updater runs, what is pulled is written by the exchange itself."""
         with self._turn:
             call, listed = self._calls.of(key, self._stored, self._rule), _listed(key)
@@ -101,7 +103,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
                 return
             super().pushpull(key, value, out, priority)
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+    def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """As of ``local``; what an exchange that is to come can write itself is not copied."""
         self._before_pull()
         if not priority and pulled_again(self._copies, self._stored, key, out):
@@ -125,9 +127,9 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
                 priority,
             )
 
-    def joined(self, keys: Sequence[Key]) -> list[Sequence[Key]] | None:
+    def joined(self, keys: Sequence[K]) -> list[Sequence[K]] | None:
         call = self._calls.of(list(keys), self._stored, self._rule)
-        return None if call is None else [bucket.keys for bucket in call.buckets]
+        return None if call is None else [cast("Sequence[K]", bucket.keys) for bucket in call.buckets]
 
     def _joint(self, call: Call, pushed: Arrays, pulled: Arrays | None, priority: int) -> bool:
         """Push an operation and an exchange for each bucket, and what follows from the sums; False: nothing is done.
@@ -218,7 +220,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
     def _pull_awaited(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> list[tuple[Key, list[NDArray]]]:
         """Push the copies of values that are being exchanged, an operation for each bucket; returns the others."""
         awaited, others = [], []
-        seen: set[Any] = set()
+        seen: set[Var] = set()
         for key, arrays in groups:
             stored = self._stored[key]
             if stored.var.write is not None and together_fit(stored, arrays, seen):
@@ -308,7 +310,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+    def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Send two bits, or one, for each element of a float32 sum of this process; keep the rest in a residual.
 
         Pulls and initial values are not compressed. It cannot be switched off again.
@@ -400,7 +402,7 @@ class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
         """Each sum is where its first push finds the least to do."""
 
 
-def _listed(key: Any) -> bool:
+def _listed(key: object) -> bool:
     return key.__class__ is list or key.__class__ is tuple
 
 

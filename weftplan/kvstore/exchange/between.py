@@ -7,12 +7,12 @@ value and writes every array. The caller takes turns; the operations themselves 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weftplan import config
 from weftplan.device.context import Context, cpu_pinned
 from weftplan.engine import FnProperty, dedupe
 from weftplan.engine import get as get_engine
+from weftplan.engine.var import Var
 from weftplan.kvstore.exchange.choice import Chooser, Plan
 from weftplan.kvstore.exchange.program import Piece, Program, Room
 from weftplan.kvstore.exchange.runner import Runner
@@ -20,6 +20,7 @@ from weftplan.kvstore.exchange.ways import TreeRule
 from weftplan.kvstore.keys import Key
 from weftplan.ndarray import NDArray, empty
 from weftplan.ndarray.pushing import holding
+from weftplan.support.array_types import RawArray
 
 
 class Between:
@@ -118,7 +119,7 @@ class Between:
         arrays: Sequence[NDArray],
         whole: NDArray,
         room: dict[int, NDArray],
-        reads: Sequence[Any],
+        reads: Sequence[Var],
         writes: Sequence[NDArray],
         priority: int,
     ) -> None:
@@ -139,14 +140,15 @@ class Between:
         )
 
 
-def _lookup(arrays: list[NDArray], whole: NDArray, room: dict[int, NDArray]) -> Callable[[Piece], Any]:
-    def find(piece: Piece) -> Any:
+def _lookup(arrays: list[NDArray], whole: NDArray, room: dict[int, NDArray]) -> Callable[[Piece], RawArray]:
+    def find(piece: Piece) -> RawArray:
         if piece.room is Room.VALUE:
             array = arrays[piece.place]
         elif piece.room is Room.WHOLE:
             array = whole
         else:
             array = room[piece.place]
-        return array.raw().reshape(-1)[piece.first : piece.end]
+        elements: RawArray = array.raw().reshape(-1)[piece.first : piece.end]
+        return elements
 
     return find

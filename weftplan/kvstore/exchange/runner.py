@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from weftplan import device
+from weftplan.device.base import Event, Stream
 from weftplan.device.context import Context
 from weftplan.device.links import HOST
 from weftplan.kvstore.exchange.program import Piece, Program, Step
@@ -23,8 +23,9 @@ from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.reduce import sum_sequential_block
 from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray.errstate import quietly
+from weftplan.support.array_types import RawArray
 
-Lookup = Callable[[Piece], Any]
+Lookup = Callable[[Piece], RawArray]
 """The elements of a piece, as a flat raw array."""
 
 
@@ -33,7 +34,7 @@ class Runner:
 
     def __init__(self, contexts: Sequence[Context]) -> None:
         self._devices = [device.get(context) for context in contexts]
-        self._streams: dict[tuple[int, int], Any] = {}
+        self._streams: dict[tuple[int, int], Stream] = {}
         self._lock = free_in_children(Lock())
         """Held while steps are enqueued."""
 
@@ -44,8 +45,8 @@ class Runner:
         main = self._devices[home].new_stream() if current is None else current
         with self._lock:
             begin = main.record()
-            used: dict[tuple[int, int], Any] = {}
-            passed: list[tuple[Any, Any]] = []
+            used: dict[tuple[int, int], Stream] = {}
+            passed: list[tuple[Stream, Event]] = []
             for step, (target, sources) in zip(program.steps, pieces, strict=True):
                 stream = self._stream(step.lane)
                 if step.lane not in used:
@@ -63,14 +64,14 @@ class Runner:
         if current is None:
             main.synchronize()
 
-    def _do(self, step: Step, target: Any, sources: list[Any]) -> None:
+    def _do(self, step: Step, target: RawArray, sources: list[RawArray]) -> None:
         place = self._devices[_owner(step.lane)]
         if len(sources) == 1:
             place.copy(target, sources[0])
         else:
             place.launch(partial(_add, sources, target))
 
-    def _stream(self, lane: tuple[int, int]) -> Any:
+    def _stream(self, lane: tuple[int, int]) -> Stream:
         found = self._streams.get(lane)
         if found is None:
             found = self._streams[lane] = self._devices[_owner(lane)].new_stream()
@@ -82,7 +83,7 @@ def _owner(lane: tuple[int, int]) -> int:
     return lane[0] if lane[1] == HOST else lane[1]
 
 
-def _add(sources: Sequence[Any], target: Any) -> None:
+def _add(sources: Sequence[RawArray], target: RawArray) -> None:
     if isinstance(target, np.ndarray):  # of a simulated device
         quietly(sum_sequential_block, sources, target, target)
     else:

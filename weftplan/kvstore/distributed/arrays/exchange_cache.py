@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import Any
 from weakref import ref
 
 from weftplan.engine import get as get_engine
 from weftplan.engine.operation import searchable
+from weftplan.engine.var import Var
 from weftplan.kvstore.distributed.arrays.piece_copies import Known
 from weftplan.ndarray import NDArray
 
@@ -30,9 +30,9 @@ class Given:
 
     __slots__ = ("__weakref__", "_gone", "_places", "_refs", "_watched", "rounds")
 
-    def __init__(self, arrays: Sequence[NDArray], watched: Sequence[Any]) -> None:
+    def __init__(self, arrays: Sequence[NDArray], watched: Sequence[Var]) -> None:
         self._places = list(map(id, arrays))
-        self._gone: list[Any] = []
+        self._gone: list[ref[NDArray]] = []
         """Told when one of them is: another object may be at its place then."""
         self._refs, self._watched = [ref(array, self._gone.append) for array in arrays], watched
         self.rounds: dict[bool | None, list[Round]] = {}
@@ -70,11 +70,11 @@ class Round:
     __slots__ = ("_wider", "added", "known", "moved", "nbytes", "needed", "reads", "totals", "writes")
 
     def __init__(
-        self, totals: Sequence[NDArray], needed: Sequence[Any], reads: Sequence[Any], writes: Collection[Any]
+        self, totals: Sequence[NDArray], needed: Sequence[Var], reads: Sequence[Var], writes: Collection[Var]
     ) -> None:
         self.totals, self.needed, self.reads, self.writes = totals, needed, reads, searchable(writes)
         self.nbytes = sum([total.nbytes for total in totals])
-        self.added: tuple[Any, ...] = ()
+        self.added: tuple[Var, ...] = ()
         self.known: Known | None = None
         self.moved = [False]
         self._wider: dict[ref[Given], Round] = {}

@@ -25,6 +25,7 @@ from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ops.compiled.exchange.sums import Pieces
 from weftplan.support import slots
+from weftplan.support.array_types import RawArray
 
 _EAGER = 32
 """Exchanges that write what is stored at once after somebody has wanted it: it costs twice as much to be wrong."""
@@ -42,10 +43,10 @@ class LateChunk(Chunk):
         self.late = None
         super().__init__(ctx, nbytes, delay_alloc=True)
 
-    def _first_use(self) -> Any:
+    def _first_use(self) -> RawArray:
         if self.late is not None:
             self.late.settle(wanted=True)
-        raw = self._raw
+        raw: RawArray | None = self._raw
         return super()._first_use() if raw is None else raw
 
 
@@ -106,7 +107,7 @@ class Late:
                 chunk.late, chunk._raw, array.ready = self, None, None
 
     @property
-    def places(self) -> list[Any] | None:
+    def places(self) -> list[RawArray] | None:
         """Where the values will be written, while they are withheld."""
         return None if self._without is None else [ready for _, ready, _ in self._without]
 

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import call, is_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
-
-import numpy as np
 
 from weftplan.kvstore.distributed.arrays.contiguous import cuts
 from weftplan.kvstore.distributed.arrays.lazy_values import Late
@@ -21,6 +19,7 @@ from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_b
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.exchange.rendezvous import MeetingSum
 from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
+from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
 """Bytes from which arrays are moved piece by piece, past the caches: below, one call takes less time, and it need not
@@ -70,14 +69,14 @@ class Mover:
             compiled=self._compiled,
         )
 
-    def pieces(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> Pieces | None:
+    def pieces(self, sizes: tuple[int, ...], dtype: DType, spans: Sequence[Span]) -> Pieces | None:
         """What makes spans as :meth:`move` does, in one call; None where NumPy is to do it."""
         size, item = sum(sizes), dtype.itemsize
         if not self._compiled or size * item >= ONE_CALL or (self._threads > 1 and size >= self._bound):
             return None
         return _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
 
-    def move(self, sizes: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[Span]) -> Pieces | None:
+    def move(self, sizes: tuple[int, ...], dtype: DType, spans: Sequence[Span]) -> Pieces | None:
         """Make spans of arrays of these sizes; all of them have as many terms, and as many targets.
 
         Returns:
@@ -168,7 +167,7 @@ def _place(operand: Operand, item: int) -> _Place:
 @lru_cache(1024)
 def _pieces(
     sizes: tuple[int, ...],
-    dtype: np.dtype[Any],
+    dtype: DType,
     spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
 ) -> Pieces | None:
     """What moves spans that are at these places; it follows from numbers alone, so it is right whenever they are."""

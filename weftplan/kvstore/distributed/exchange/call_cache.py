@@ -106,7 +106,7 @@ class Call:
             what = " and ".join([bucket.description for bucket in self.buckets])
             self.whole = Bucket(order, [keys[place] for place in order], f"together {what}")
 
-    def holds(self, keys: Sequence[Any], stored: Any, rule: BucketRule) -> bool:
+    def holds(self, keys: Sequence[Any], stored: Stored, rule: BucketRule) -> bool:
         """Whether it still is what follows from these keys, which equal its own."""
         if rule is not self.rule:
             return False
@@ -114,7 +114,7 @@ class Call:
             return False  # 1.0 is no key, but equals 1
         return all(map(is_, map(stored.__getitem__, keys), self._stored))
 
-    def given(self, values: Any, *, listed: bool) -> Arrays | None:
+    def given(self, values: object, *, listed: bool) -> Arrays | None:
         """The arrays of a call, by key, where there is one for each, on the host and as it should be; else None.
 
         None of them has failed, none is of a chunk that the store or another one of them is of.
@@ -134,7 +134,7 @@ class Call:
                 return given, found
         return self._looked_at(found)
 
-    def _looked_at(self, values: Sequence[Any]) -> Arrays | None:
+    def _looked_at(self, values: Sequence[object]) -> Arrays | None:
         found, used = [], set()
         for value, stored in zip(values, self._stored, strict=True):
             array = value[0] if value.__class__ is list and len(value) == 1 else value
@@ -212,11 +212,11 @@ class Calls:
 
     def __init__(self, number: Callable[[Key], int], described: Callable[[Key, NDArray], str]) -> None:
         self._number, self._described = number, described
-        self._known: dict[tuple[Any, ...], Call] = {}
+        self._known: dict[tuple[object, ...], Call] = {}
         self._last: tuple[Call | None, int] = None, 0
         """The last one, and the version of what was stored then."""
 
-    def of(self, key: Any, stored: Stored, rule: BucketRule) -> Call | None:
+    def of(self, key: object, stored: Stored, rule: BucketRule) -> Call | None:
         """The call of a key or a list of keys, of a user, anything; None where one of them is not stored, not on the
         host, or comes twice."""
         last, version = self._last
@@ -229,7 +229,7 @@ class Calls:
         self._last = found, version  # at once, since several threads pull
         return found
 
-    def _looked_up(self, key: Any, stored: Stored, rule: BucketRule) -> Call | None:
+    def _looked_up(self, key: object, stored: Stored, rule: BucketRule) -> Call | None:
         keys = tuple(key) if key.__class__ is list or key.__class__ is tuple else (key,)
         try:
             known = self._known.get(keys)

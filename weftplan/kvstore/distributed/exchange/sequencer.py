@@ -100,7 +100,7 @@ class Sequencer:
         if ticket.ready() and not (self._lazy and (self._group.shares_memory or ticket.small)):
             self._ring()
 
-    def call(self, work: Callable[[Group], Any], *, repairs: bool = False) -> Any:
+    def call(self, work: Callable[[Group], object], *, repairs: bool = False) -> Any:
         """Let the thread do ``work`` behind all exchanges, wait for it, and return or raise what it does.
 
         Args:
@@ -181,7 +181,7 @@ class Sequencer:
         if item.ready() and item.small:
             self._take_on(_POLITE, large=False)
 
-    def meanwhile(self, change: Callable[..., bool], *args: Any) -> bool:
+    def meanwhile(self, change: Callable[..., bool], *args: object) -> bool:
         """``change(*args)``, while nobody drives; False: somebody does, or what it returns."""
         with shielded():
             unbroken()

@@ -120,7 +120,7 @@ class Call:
     small = False
     description = "the work of a call"
 
-    def __init__(self, work: Callable[[Group], Any], *, repairs: bool) -> None:
+    def __init__(self, work: Callable[[Group], object], *, repairs: bool) -> None:
         self._work, self.repairs = work, repairs
         self.done = threading.Event()
         self.result: Any = None

@@ -13,6 +13,7 @@ All waiting is bounded: after ``stall_s`` a warning names the ranks that have no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from weftplan.kvstore.distributed.arrays.contiguous import pieces, side_by_side
 from weftplan.kvstore.distributed.arrays.piece_copies import Known, Mover
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.shared_memory_sum import Sharing
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator
 from weftplan.kvstore.distributed.transport.shared_memory import Area
 from weftplan.kvstore.distributed.transport.wire import INLINE, Kind
 from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
 from weftplan.ops.compiled.exchange.rendezvous import BEGUN, DONE, NEW
+from weftplan.support.array_types import DType
 
 
 class Group(Sharing):
@@ -33,7 +36,7 @@ class Group(Sharing):
     ``mover`` copies and adds.
     """
 
-    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float, mover: Mover) -> None:
+    def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float, mover: Mover) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s, mover=mover)
         self._scratch = np.empty(0, np.uint8)
         self.joined = 0
@@ -268,7 +271,7 @@ class Group(Sharing):
             sends = [comm.Issend([data, byte], rank, tag) for rank, data in outgoing.items()]
             yield from self.wait(receives, sends, [*incoming, *outgoing], what)
 
-    def _room(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def _room(self, shape: tuple[int, int], dtype: DType) -> Array:
         """Scratch for that many elements, kept for the next time."""
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if self._scratch.nbytes < nbytes:

@@ -20,9 +20,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 from weftplan.errors import KVStoreError, WorkerLostError
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Request, Status
 from weftplan.kvstore.distributed.transport.rendezvous import ended
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.distributed.transport.wire import View, view_bytes
@@ -60,13 +62,13 @@ class Members:
         timeout_s: seconds of waiting after which a process counts as lost.
     """
 
-    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float) -> None:
+    def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float) -> None:
         self._mpi = mpi
         self._comm = comm
         self._stall_s, self.timeout_s = stall_s, timeout_s
         self._status = mpi.Status()
-        self._receiving: list[Any] = []
-        self._sending: list[Any] = []
+        self._receiving: list[Request] = []
+        self._sending: list[Request] = []
         """Requests of exchanges that a loss has ended; they keep their buffers, which MPI may still write and read."""
         self.members: list[int] = list(range(comm.size))
         self.rank = int(comm.rank)
@@ -77,7 +79,7 @@ class Members:
         self._gone: frozenset[int] = frozenset()
         self._views: dict[int, View] = {}
         """The last one of each other process."""
-        self._inboxes: dict[int, tuple[Any, bytearray]] = {}
+        self._inboxes: dict[int, tuple[Request, bytearray]] = {}
         self._looked = 0.0
         for rank in self.members:
             if rank != self.rank:
@@ -92,11 +94,11 @@ class Members:
 
     def wait(
         self,
-        receives: list[Any],
-        sends: list[Any],
+        receives: list[Request],
+        sends: list[Request],
         ranks: list[int],
         what: str,
-        arrived: Callable[[int, Any], None] | None = None,
+        arrived: Callable[[int, Status], None] | None = None,
     ) -> Steps[None]:
         """Until all requests are done; ``ranks`` are those of both, and ``arrived`` hears of each receive's status.
 
@@ -125,7 +127,7 @@ class Members:
             self._sending += sends
             raise
 
-    def _is_done(self, request: Any) -> bool:
+    def _is_done(self, request: Request) -> bool:
         """Whether a request is complete; raises MPI's exception where it has failed, and leaves it as it is.
 
         ``Test`` would free a request that has failed. If the transport below fails later for the same message, Open MPI
@@ -295,7 +297,7 @@ class Members:
         if self._receiving:
             log.warning("MPI still receives %d messages of an exchange that was lost", len(self._receiving))
 
-    def _ended(self, request: Any) -> bool:
+    def _ended(self, request: Request) -> bool:
         try:
             return bool(request.Test())
         except self._mpi.Exception:
@@ -339,7 +341,7 @@ class _Losses:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         group = self._group
         if error is None or not isinstance(error, group._mpi.Exception):
             return

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from types import ModuleType
 
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.arrays.lazy_values import Late
 from weftplan.kvstore.distributed.group.membership import Members, Steps, Watch
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Status
 from weftplan.kvstore.distributed.transport.shared_memory import Areas, SharedMemory
 from weftplan.kvstore.distributed.transport.wire import (
     HEADER,
@@ -45,7 +46,7 @@ class Apart(Exception):
 class Meeting(Members):
     """Members that can ask each other what they are about to do."""
 
-    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float) -> None:
+    def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
         self._rooms: dict[int, bytearray] = {}
         """Where the message of each rank arrives, while no request of a lost exchange may write there."""
@@ -225,7 +226,7 @@ class Meeting(Members):
         found = {self.rank: memoryview(own)}
         rooms, self._rooms = self._rooms, {}
 
-        def arrived(rank: int, status: Any) -> None:
+        def arrived(rank: int, status: Status) -> None:
             found[rank] = memoryview(rooms[rank])[: status.Get_count(byte)]
 
         for rank in others:

@@ -7,9 +7,7 @@ Everything here belongs to whoever drives the exchanges (``sequencer.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from types import ModuleType
 
 from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.arrays.contiguous import flat
@@ -17,11 +15,13 @@ from weftplan.kvstore.distributed.arrays.lazy_values import Late
 from weftplan.kvstore.distributed.arrays.piece_copies import Known, Mover, Operand, Row, Span
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import Meeting, alike, mark_of
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator
 from weftplan.kvstore.distributed.transport.shared_memory import Area, SharedMemory
 from weftplan.kvstore.distributed.transport.wire import Kind, Message, clip, decode, head
 from weftplan.kvstore.reduce import Array
 from weftplan.ops.compiled.exchange.rendezvous import MeetingSum
 from weftplan.ops.compiled.exchange.sums import Pieces
+from weftplan.support.array_types import DType
 
 _SUMMED = int(Kind.SUMMED)
 _MOST = 1024
@@ -34,7 +34,7 @@ class Sharing(Meeting):
     ``mover`` copies and adds.
     """
 
-    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float, mover: Mover) -> None:
+    def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float, mover: Mover) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
         self._mover = mover
         self._known: dict[tuple[str, int], Known] = {}
@@ -210,6 +210,6 @@ def _sizes(arrays: Sequence[Array]) -> tuple[int, ...]:
     return tuple([array.size for array in arrays])
 
 
-def _place(room: Array, turn: int, length: int, dtype: np.dtype[Any]) -> Array:
+def _place(room: Array, turn: int, length: int, dtype: DType) -> Array:
     """Where a range of so many bytes is added up: two exchanges that follow one another do it at different places."""
     return room[turn * length : (turn + 1) * length].view(dtype)

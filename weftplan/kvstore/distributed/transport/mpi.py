@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from types import ModuleType
 
 from weftplan import config
 from weftplan.engine.edges import forking
 from weftplan.errors import KVStoreError, WorkerLostError
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator
 from weftplan.kvstore.distributed.transport.rendezvous import START, Gathering, begun, ended, gather
 from weftplan.kvstore.distributed.transport.shutdown import end_too, failures, lost, note_loss, prepare
 from weftplan.support.blas_threads import usable_cpus
@@ -85,7 +86,7 @@ def _named(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def communicator(mpi: Any) -> Any:
+def communicator(mpi: ModuleType) -> Communicator:
     """A communicator of all processes for a store; every process asks for it when it creates the same store.
 
     Raises:
@@ -93,6 +94,7 @@ def communicator(mpi: Any) -> Any:
     """
     what, gathering = "create the same store", gather(f"store {next(_stores)}")
     try:
+        comm: Communicator
         comm, request = mpi.COMM_WORLD.Idup()
         _wait(request.Test, gathering, what, lambda: failures(mpi))
     except mpi.Exception as error:
@@ -101,7 +103,7 @@ def communicator(mpi: Any) -> Any:
     return comm
 
 
-def _started() -> Any:
+def _started() -> ModuleType:
     """MPI, which this module is to end unless the program has said otherwise."""
     settings = importlib.import_module("mpi4py").rc
     starts, before = settings.initialize is not False, (settings.initialize, settings.finalize)
@@ -121,7 +123,7 @@ def _started() -> Any:
     return mpi
 
 
-def _initialize(mpi: Any) -> None:
+def _initialize(mpi: ModuleType) -> None:
     """Start MPI on a thread, without the interpreter's lock."""
     over, error = threading.Event(), ctypes.c_int()
     begin = ctypes.CDLL(mpi.__file__).MPI_Init_thread
@@ -159,7 +161,7 @@ def _refuse_other_launcher() -> None:
     )
 
 
-def start() -> Any:
+def start() -> ModuleType:
     """The module :mod:`mpi4py.MPI`, with MPI running and callable from any thread.
 
     Raises:

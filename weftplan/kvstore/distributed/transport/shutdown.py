@@ -7,15 +7,16 @@ import contextlib
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
 
 from weftplan.kvstore.distributed.transport.rendezvous import ended
 from weftplan.support import program_end
 
 _lost: list[bool] = []
-_own: list[tuple[Any, int]] = []
+_own: list[tuple[ModuleType, int]] = []
 """MPI and the process that has started it, where this package has: it then ends MPI, too."""
-_registered: list[Any] = []
+_registered: list[Callable[[], None]] = []
 """What is called at exit, once it is."""
 
 _LATE_S = 1.0
@@ -43,7 +44,7 @@ def prepare() -> None:
         _registered.append(atexit.register(_end))
 
 
-def end_too(mpi: Any) -> None:
+def end_too(mpi: ModuleType) -> None:
     """End this MPI, too, which this process starts."""
     _own.append((mpi, os.getpid()))
 
@@ -73,7 +74,7 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-def _all_end(mpi: Any) -> bool:
+def _all_end(mpi: ModuleType) -> bool:
     """Wait until all processes have come to their end; False: one of them is lost, and MPI might wait for it for ever.
 
     One that left before the others hears of their losses nowhere else.
@@ -97,7 +98,7 @@ def _all_end(mpi: Any) -> bool:
     return True
 
 
-def failures(mpi: Any) -> int:
+def failures(mpi: ModuleType) -> int:
     """How many processes have died, as far as MPI says."""
     if not hasattr(mpi.COMM_WORLD, "Get_failed"):
         return 0
