@@ -60,7 +60,7 @@ def chi_square_check(
         probs: the probability of each bucket.
 
     Raises:
-        ParameterError: unequal numbers of buckets and probabilities; unordered or overlapping ranges; a zero probability.
+        ParameterError: unequal numbers of buckets and probabilities; unsorted or overlapping ranges; zero probability.
     """
     if len(buckets) != len(probs) or len(buckets) < 2:
         raise ParameterError(
