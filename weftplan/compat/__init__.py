@@ -1,4 +1,4 @@
-"""MXNet's module names: ``mx.base``, ``mx.util``, ``mx.runtime``, ``mx.contrib``, ``mx.log`` and others.
+"""MXNet's module names: ``mx.base``, ``mx.util``, ``mx.runtime``, ``mx.contrib`` and others.
 
 They map to modules with other names here. Nothing in weftplan imports this package; scripts written for MXNet do.
 """

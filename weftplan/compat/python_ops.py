@@ -1,4 +1,4 @@
-"""``mx.operator.NumpyOp`` and ``NDArrayOp``: the older interface of Python operators, for old scripts.
+"""``mx.operator.NumpyOp`` and ``NDArrayOp``: the older interface of Python operators.
 
 One object both declares and computes, and there is no ``req``: each method fills its output arrays. ``get_symbol``
 creates a node, which is an ordinary custom operator.

@@ -1,4 +1,4 @@
-"""Records of failed operations, and their re-raising at a wait.
+"""A record of a failed operation, and its re-raising at a wait.
 
 The thread that ran the operation makes it, and any thread that waits may raise it, several at the same time.
 """

@@ -1,4 +1,4 @@
-"""A memory snapshot as a self-contained HTML page: bytes over time, system blocks, the largest holders."""
+"""A memory snapshot as a self-contained HTML page: bytes over time, system blocks, largest holders."""
 
 from __future__ import annotations
 

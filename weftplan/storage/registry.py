@@ -1,4 +1,4 @@
-"""The registry of resources: one stack per context and process, built from the environment on first use."""
+"""The registry of resources: one stack per context and process, created on first use."""
 
 from __future__ import annotations
 

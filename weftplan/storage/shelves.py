@@ -1,4 +1,4 @@
-"""Free lists of memory by requested size, for reuse without change.
+"""Free lists (shelves): freed memory by requested size, for reuse without change.
 
 Putting memory on a shelf and taking it from there are single operations of a list, which need no lock; all that
 :class:`Shelves` does itself runs under the lock of the ledger that owns it. What lies on a shelf counts as live until

@@ -1,4 +1,4 @@
-"""Parsing of devices on a command line: a number of CPU contexts, or a list such as ``cpu(0),gpu(1)``.
+"""Parsing of devices on a command line: a count of CPU contexts, or a list such as ``cpu(0),gpu(1)``.
 
 The module parses text only and does not check whether a device exists. It is stateless; any thread may call it.
 """

@@ -1,4 +1,4 @@
-"""``weftplan launch -n 4 script.py``: the processes of a distributed kvstore, by Open MPI's ``mpiexec``.
+"""``weftplan launch -n 4 script.py``: processes of a distributed kvstore, by Open MPI's ``mpiexec``.
 
 A signal that ends this command ends the job: mpiexec receives it once, and this command waits while mpiexec ends the
 processes. If this command is killed, the kernel notifies mpiexec (on Linux). If mpiexec is killed, its processes exit
