@@ -1,9 +1,8 @@
-"""The command line: one click group, whose subcommands are imported only when they are used.
+"""The command line: a click group that imports its subcommands lazily.
 
 A subcommand ``name`` lives in ``weftplan.cli.<name>``, or in ``weftplan.cli.<name>.command``, as a click command called
-``command`` (or ``name``). A module
-that is not there makes its subcommand absent; one whose import fails, for want of an optional package, makes that
-subcommand say so and leaves the others alone.
+``command`` (or ``name``). If the module does not exist, the subcommand is absent. If its import fails because an
+optional package is missing, the subcommand reports that and the others still work.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand when it is asked for; errors of weftplan end a command with exit code 1."""
+    """A group that imports a subcommand on first use; errors of weftplan end a command with exit code 1."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The subcommands whose module exists, in the order of use."""
+        """Return the subcommands whose module exists, in the order of use."""
         return [name for name in _COMMANDS if importlib.util.find_spec(f"weftplan.cli.{name}") is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a subcommand; None when there is none of this name."""
+        """Import and return a subcommand; return None if there is none of this name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         try:
@@ -54,14 +53,14 @@ class LazyGroup(click.Group):
         except ImportError as error:
             return _unavailable(cmd_name, error)
         command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
-        if not any(option.name == "quiet" for option in command.params):  # a module is imported once, asked for often
+        if not any(option.name == "quiet" for option in command.params):  # imported once, requested often
             command.params += chatter_options()
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with the nearest name for a misspelt subcommand."""
+        """Resolve as click does, and suggest the nearest name for a misspelt subcommand."""
         name = args[0]
         if name not in self.list_commands(ctx) and not name.startswith("-"):
             known = self.list_commands(ctx)
@@ -75,7 +74,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; an error that weftplan raised on purpose, or one of the system, is a message, not a traceback."""
+        """Run; print deliberate errors of weftplan and errors of the system as messages, without a traceback."""
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
@@ -84,7 +83,7 @@ class LazyGroup(click.Group):
             raise _fitted(click.ClickException(str(error))) from error
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # the reader has gone: click ends quietly
+                raise  # the reader has closed the pipe: click exits quietly
             reason = error.strerror or error
             text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
             if error.errno in _WRITING and error.filename is not None:
@@ -109,12 +108,12 @@ _MEANT = {
     "--output": ("--html",),
     "--training": ("--train",),
 }
-"""What other programs, or Python here, call an option."""
+"""Option names of other programs, and of weftplan's Python functions, with ours."""
 
 
 def _fitted(error: click.ClickException) -> click.ClickException:
-    """The error, whose message is broken between words on a terminal, and says what may have been meant."""
-    text = error.format_message().removeprefix("Error in ")  # as MXNet begins; the line says "Error:" already
+    """Wrap the error's message to the terminal between words, and add a suggestion."""
+    text = error.format_message().removeprefix("Error in ")  # MXNet's prefix; the line says "Error:" already
     unit = _UNIT.search(text)
     if unit is not None:
         text += f". Write a number and its unit without a space, such as {80 if unit[1] == '%' else 2}{unit[1]}"
@@ -135,13 +134,13 @@ def _fitted(error: click.ClickException) -> click.ClickException:
 
 
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""What the system says only of files that are written."""
+"""System errors that only writing a file can cause."""
 PREFIX = "Error: "
-"""What click writes before a message."""
+"""Click's prefix of error messages."""
 
 
 def _unavailable(name: str, error: ImportError) -> click.Command:
-    """Stand in for a subcommand that cannot be imported: whatever its arguments, it says why."""
+    """Return a substitute for a subcommand whose import fails: with any arguments, it reports the reason."""
 
     @click.command(name, context_settings={"ignore_unknown_options": True, "help_option_names": []})
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)

@@ -1,4 +1,4 @@
-"""``weftplan cache``: the files that processes keep for later ones, how much they take, and how to be rid of them."""
+"""``weftplan cache``: locations and sizes of the on-disk caches, and their removal."""
 
 from __future__ import annotations
 

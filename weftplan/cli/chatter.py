@@ -1,7 +1,7 @@
-"""``-v``, ``-q`` and ``--log-file`` of every command: how much it says besides its result.
+"""Verbosity options of every command: ``-v``, ``-q`` and ``--log-file``.
 
-Messages of the package go to stderr: by default warnings, with ``-v`` also what happens, with ``-vv`` all, with ``-q``
-errors alone, and no progress. A log file gets what happens, whatever the screen shows.
+Messages of the package go to stderr: by default warnings, with ``-v`` also progress messages, with ``-vv`` all
+messages. With ``-q`` only errors appear, and no progress bar. A log file receives progress messages in any case.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def chatter_options() -> list[click.Option]:
-    """The options, which act when they are parsed and give a command nothing."""
+    """Return the options, which take effect during parsing and pass no values to the command."""
     return [
         click.Option(
             ["-v", "--verbose", "verbose"], count=True, help="Show what happens; -vv: all of it.", callback=_note,
@@ -37,7 +37,7 @@ def chatter_options() -> list[click.Option]:
 
 
 class _Chatter:
-    """What a command's options ask for; in force until the command ends."""
+    """The logging configuration of a command, in force until the command ends."""
 
     def __init__(self) -> None:
         self.verbose, self.quiet = 0, False
@@ -46,7 +46,7 @@ class _Chatter:
         self._handlers: list[logging.Handler] = []
 
     def apply(self) -> None:
-        """Set handlers and level to what is asked for so far."""
+        """Set handlers and level from the options parsed so far."""
         self._remove()
         screen = logging.StreamHandler()
         screen.setFormatter(logging.Formatter("%(message)s"))
@@ -58,7 +58,7 @@ class _Chatter:
         (progress.turn_off if self.quiet else progress.turn_on)()
 
     def end(self) -> None:
-        """Leave logging as it was."""
+        """Restore logging."""
         self._remove()
         log.setLevel(self._level)
         progress.turn_on()
@@ -71,7 +71,7 @@ class _Chatter:
 
 
 def _note(context: click.Context, parameter: click.Parameter, value: int | bool | Path | None) -> None:
-    """Take in one of the options."""
+    """Record an option."""
     if not value:
         return
     chatter = context.meta.get(__name__)

@@ -1,4 +1,4 @@
-"""Tables for a terminal of any width: columns are left out where there is no room, numbers are never cut."""
+"""Tables for a terminal of any width: columns without room are dropped, numbers are never cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weftplan.support.progress import width_of
 GAP = 2
 """Blanks between two columns."""
 SHORTEST = 12
-"""Names are not cut to fewer characters than that."""
+"""Fewest characters of a shortened name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: its heading.
-        cells: its texts, one a row.
-        right: whether they stand to the right, as numbers do.
-        leave: the column with the highest number is left out first; 0: it stays.
+        name: the heading.
+        cells: the texts, one per row.
+        right: whether texts are right-aligned, as numbers are.
+        leave: the column with the highest number is dropped first; 0: never dropped.
         name_like: whether a text may be cut in its middle.
     """
 
@@ -35,12 +35,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Characters of the longest text, the heading included."""
+        """Return the number of characters of the longest text, including the heading."""
         return max(map(len, (self.name, *self.cells)))
 
 
 def table(columns: Iterable[Column], width: int | None) -> list[str]:
-    """Lines of a table that is at most ``width`` characters wide (None: as wide as it is).
+    """Return the lines of a table that is at most ``width`` characters wide (None: without a limit).
 
     >>> sizes = Column("bytes", ["1,024", "7"], right=True)
     >>> names = Column("name", ["convolution0_output", "x"], name_like=True)
@@ -82,7 +82,7 @@ def _width(columns: Sequence[Column]) -> int:
 
 
 def _shortened(columns: list[Column], width: int) -> list[Column]:
-    """The columns with names cut in their middle, where nothing else is left."""
+    """Return the columns with names cut in their middle, if the table is still too wide."""
     over = _width(columns) - width
     result = []
     for column in columns:
@@ -103,12 +103,12 @@ def _cut(text: str, room: int) -> str:
 
 
 def paragraph(text: str, width: int | None, *, indent: str = "") -> list[str]:
-    """Lines of a sentence; words are never cut, and without a width it is one line."""
+    """Return the lines of a sentence; words are never cut, and without a width there is one line."""
     if width is None:
         return [text]
     return wrap(text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def output_width(*, stderr: bool = False) -> int | None:
-    """Columns of the terminal behind stdout (or stderr); None for a pipe or a file, which have no width."""
+    """Return the width of the terminal at stdout (or stderr); None for a pipe or a file, which have no width."""
     return width_of(sys.stderr if stderr else sys.stdout)

@@ -1,7 +1,7 @@
-"""``weftplan convert``: a model in another format, checked before it is written.
+"""``weftplan convert``: model conversion to another format, with a check before the file is written.
 
-It owns the comparison of an ONNX model with its original, and relies on ``convert`` for the formats. The file appears
-whole or not at all. It runs on the main thread.
+The module owns the comparison of an ONNX model with its original; ``convert`` handles the formats. The file is written
+atomically. The command runs on the main thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weftplan.symbol import topological_order
 from weftplan.training.fit.parameter_files import write_params
 
 TOLERANCE = 1e-4
-"""Largest difference of an exported model's outputs, as a share of their largest value."""
+"""Largest accepted difference of an exported model's outputs, as a share of their largest value."""
 
 
 @click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,7 +92,7 @@ def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, 
 
 
 def difference(model: Model, content: bytes, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Run the exported model and ours on the same random inputs; words that tell the largest difference.
+    """Run the exported model and ours on the same random inputs; return the largest difference in words.
 
     Raises:
         MXNetError: they differ, or onnxruntime is not installed.
@@ -127,7 +127,7 @@ def difference(model: Model, content: bytes, shapes: Mapping[str, tuple[int, ...
 
 
 def _limits(model: Model) -> dict[str, int]:
-    """Inputs that are indices, and how many there are."""
+    """Return the inputs that are indices, with their upper limits."""
     found = {}
     for entry in model.symbol.get_internals().entries:
         node = entry.node

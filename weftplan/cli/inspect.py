@@ -1,4 +1,4 @@
-"""``weftplan inspect``: what a model file holds, what it needs, and whether it can be run."""
+"""``weftplan inspect``: contents and requirements of a model file, and whether it can be run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _facts(found: Inspection) -> list[tuple[str, str]]:
-    """Everything but the layers, as pairs of words."""
+    """Return everything except the layers, as pairs of words."""
     rows = [("written by", found.version)]
     rows += [("input", f"{one.name}: {_shape(one.shape) or 'shape unknown'}" + (f" ({one.known})" if one.known else ""))
              for one in found.inputs]  # fmt: skip
@@ -121,11 +121,11 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
 def _show(found: Inspection, console: Console) -> None:
     table = Table(title=escape(found.name), title_justify="left", box=None, header_style="bold")
     rows = [_cells(layer) for layer in found.layers]
-    known = [any(cells) for cells in zip(*rows, strict=True)]  # without shapes nothing is known of sizes
+    known = [any(cells) for cells in zip(*rows, strict=True)]  # without shapes no sizes are known
     for column, wanted in zip(COLUMNS, known, strict=False):
         if wanted:
             words = column in COLUMNS[:3]
-            whole = column not in COLUMNS[:2]  # shapes and numbers stay on one line where names may be folded
+            whole = column not in COLUMNS[:2]  # shapes and numbers stay on one line; names may be folded
             table.add_column(column, overflow="fold", no_wrap=whole, justify="left" if words else "right")
     for row in rows:
         table.add_row(*(escape(cell) for cell, wanted in zip(row, known, strict=True) if wanted))
@@ -145,7 +145,7 @@ def _cells(layer: Layer) -> list[str]:
 
 
 def page(found: Inspection) -> str:
-    """A page of HTML without scripts or links to elsewhere."""
+    """Return an HTML page without scripts or external links."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(layer)) + "</tr>\n"
         for layer in found.layers

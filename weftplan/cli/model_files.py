@@ -1,4 +1,4 @@
-"""What the commands ``inspect``, ``run`` and ``convert`` are given: a network's file, and its parameters'."""
+"""Loading of model files for ``inspect``, ``run`` and ``convert``: a network and its parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Params = dict[str, NDArray]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network, and its parameters where they were given."""
+    """A network, and its parameters if there are any."""
 
     network: Network
     version: str
@@ -30,27 +30,27 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Of the file, or of the built-in network."""
+        """Return the name of the file, or of the built-in network."""
         return self.network.name
 
     @property
     def symbol(self) -> Symbol:
-        """The network as a symbol."""
+        """Return the network as a symbol."""
         return self.network.symbol
 
     @property
     def stored_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all parameters, by name."""
+        """Return the shapes of all parameters, by name."""
         return {name: tuple(value.shape) for table in (self.args, self.aux) for name, value in (table or {}).items()}
 
 
 def load_model(model: str, params: str | None) -> Model:
-    """The network in ``model`` (a symbol file, a checkpoint's prefix, an ONNX file, or the name of a built-in network)
+    """Load the network in ``model`` (a symbol file, a checkpoint prefix, an ONNX file, or a built-in network's name)
     and its parameters in ``params`` (a file, or the number of an epoch of that prefix).
 
     Raises:
-        click.BadParameter: no such file; says which there are.
-        FormatError: a file that is something else; says what.
+        click.BadParameter: no such file; the message lists the existing files.
+        FormatError: a file of another kind; the message names the kind.
     """
     path = _symbol_path(model)
     if path is not None and path.suffix == ".onnx":
@@ -66,13 +66,13 @@ def load_model(model: str, params: str | None) -> Model:
         return Model(network, version, None, None)
     found = _params_path(params, path)
     args, aux = load_safetensors(found) if found.suffix == ".safetensors" else read_params(found)
-    states = set(network.symbol.list_auxiliary_states())  # another writer's file does not tell them apart
+    states = set(network.symbol.list_auxiliary_states())  # another writer's file does not distinguish them
     aux = {**aux, **{name: args.pop(name) for name in states & args.keys()}}
     return Model(network, version, args, aux)
 
 
 def epochs(path: Path) -> list[Path]:
-    """The parameter files that lie beside a symbol file."""
+    """Return the parameter files next to a symbol file."""
     return parameter_files(path.with_name(path.name.removesuffix(".gz").removesuffix("-symbol.json")))
 
 

@@ -1,6 +1,6 @@
-"""Options and arguments that several commands share: each has its form and its words here, and only here.
+"""Options and arguments that several commands share, with their types and help texts.
 
-What completion offers is looked for when a shell asks, not when a command is imported.
+Completions are computed when a shell asks for them, not when a command is imported.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _model_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Completions of MODEL: built-in networks, and files where no network fits.
+    """Return completions of MODEL: built-in networks, and files if no network matches.
 
-    The item for files comes first, because in bash it drops what came before it.
+    The item for files comes first, because bash drops the items before it.
     """
     from click.shell_completion import CompletionItem
 
@@ -30,47 +30,47 @@ def _model_names(context: click.Context, parameter: click.Parameter, incomplete:
 
 
 def starting(names: Callable[[], list[str]]) -> Callable[..., list[str]]:
-    """Completions among names."""
+    """Return completions among names."""
     return lambda context, parameter, incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
 def model_argument() -> Callable[[Command], Command]:
-    """A built-in network, a symbol file or its prefix, or an ONNX file."""
+    """Add the argument MODEL: a built-in network, a symbol file or its prefix, or an ONNX file."""
     return click.argument("model", shell_complete=_model_names)
 
 
 def shape_option(help: str = "The shape of an input.") -> Callable[[Command], Command]:
-    """Shapes by name, as ``parse_shapes`` reads them."""
+    """Add an option for shapes by name, in the syntax of ``parse_shapes``."""
     return click.option(
         "--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help=f"{help} Repeat it for others."
     )
 
 
 def json_option(help: str) -> Callable[[Command], Command]:
-    """Machine-readable output."""
+    """Add an option for machine-readable output."""
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
 def number(
     *names: str, help: str, default: int | None = None, least: int = 1, most: int | None = None
 ) -> Callable[[Command], Command]:
-    """A whole number, by default one of 1 or more."""
+    """Add an option for an integer, by default at least 1."""
     kind = click.IntRange(min=least, max=most)
     return click.option(*names, type=kind, default=default, show_default=default is not None, help=help)
 
 
 def positive(*names: str, help: str) -> Callable[[Command], Command]:
-    """A number above 0, which may be left out."""
+    """Add an optional number above 0."""
     return click.option(*names, type=click.FloatRange(min=0, min_open=True), help=help)
 
 
 def budget_option(help: str) -> Callable[[Command], Command]:
-    """Bytes, as ``bytes_of`` reads them."""
+    """Add an option for bytes, in the syntax of ``bytes_of``."""
     return click.option("--budget", metavar="BYTES", help=help)
 
 
 def writable_folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Checked before the work, not after: make the folder and see that a file can be made in it."""
+    """Create the folder and check that a file can be created in it, before any work."""
     if value is None:
         return None
     try:
@@ -84,7 +84,7 @@ def writable_folder(context: click.Context, parameter: click.Parameter, value: P
 
 
 def writable_prefix(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """The same for a prefix of files."""
+    """Check a prefix of files as :func:`writable_folder` checks a folder."""
     if value is not None:
         writable_folder(context, parameter, value.parent)
     return value

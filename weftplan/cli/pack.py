@@ -1,6 +1,6 @@
 """``weftplan pack FILE.csv``: offsets for the buffers of a CSV file.
 
-The packing is that of ``planner.packing``, and it is checked before it is printed. The command runs on the main thread.
+``planner.packing`` packs the buffers; the result is checked before it is printed. The command runs on the main thread.
 """
 
 from __future__ import annotations

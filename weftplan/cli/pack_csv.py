@@ -1,7 +1,7 @@
 """Packing problems read from CSV files.
 
-One buffer a line, with the columns ``id``, ``lower``, ``upper`` and ``size``. Files are only read; any thread may do
-it.
+Each line is a buffer, with the columns ``id``, ``lower``, ``upper`` and ``size``. Files are only read; any thread may
+call this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLUMNS = ("id", "lower", "upper", "size")
 
 
 def read_csv(path: str | PathLike[str]) -> tuple[list[str], Int64, Int64, Int64]:
-    """Read ``id,lower,upper,size`` rows; columns may come in any order, others are ignored.
+    """Read ``id,lower,upper,size`` rows; columns may come in any order, other columns are ignored.
 
     Returns:
         Names, then lower, upper and size as int64 arrays; lifetimes are half-open.

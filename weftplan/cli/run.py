@@ -1,7 +1,7 @@
-"""``weftplan run``: a model on arrays from files, or on an image.
+"""``weftplan run``: a model's outputs on arrays from files, or on an image.
 
-It owns how files become inputs and how outputs are shown; the forward pass is an executor's. It runs on the main
-thread.
+The module owns the conversion of files to inputs and the display of outputs; an executor runs the forward pass. The
+command runs on the main thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".t
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> list[float] | None:
-    """Numbers with commas between; one for each channel, or one for all."""
+    """Parse numbers separated by commas: one for each channel, or one for all."""
     if value is None:
         return None
     try:
@@ -43,7 +43,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """(height, width) from ``224`` or ``224x320``."""
+    """Parse (height, width) from ``224`` or ``224x320``."""
     if value is None:
         return None
     parts = value.split("x")
@@ -116,11 +116,11 @@ def command(
 
 
 def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs by name of one run outside training; labels may be left out.
+    """Return the outputs by name of one run outside training; labels are optional.
 
     Raises:
         BindError: an input or a parameter is missing; lists all.
-        ShapeError: a parameter or an input of another shape than the network's; lists all.
+        ShapeError: a parameter's or an input's shape contradicts the network's; lists all.
     """
     assert model.args is not None
     assert model.aux is not None
@@ -162,9 +162,9 @@ def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dtypes(symbol: Symbol, stored: Mapping[str, Any], fed: Mapping[str, Any]) -> dict[str, Any]:
-    """What arguments and states are bound as: inputs as they come where the network takes them so, as indices are.
+    """Return the dtypes of arguments and states: those of the inputs if the network accepts them, as for indices.
 
-    Others, such as pixels in bytes, are left out: the executor casts them to what the parameters lead to.
+    Other inputs, such as pixels in bytes, are omitted: the executor casts them to the inferred dtype.
     """
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     own = {name: value.dtype for name, value in stored.items() if name in names}
@@ -177,7 +177,7 @@ def _dtypes(symbol: Symbol, stored: Mapping[str, Any], fed: Mapping[str, Any]) -
 
 
 def check_complete(model: Model, inputs: Sequence[str]) -> None:
-    """Raises BindError where parameters are missing; lists all."""
+    """Raise BindError if parameters are missing; list all."""
     assert model.args is not None
     assert model.aux is not None
     arguments = model.symbol.list_arguments()
@@ -189,7 +189,7 @@ def check_complete(model: Model, inputs: Sequence[str]) -> None:
 
 
 def _expected(model: Model, given: Mapping[str, Any]) -> str:
-    """What the stored parameters tell of the first input, where it was given another shape."""
+    """Return the shape of the first input that the stored parameters imply, if the input's shape differs."""
     nodes = topological_order(model.symbol.entries)
     for name, shape in given.items():
         form = form_of(nodes, name, model.stored_shapes)
@@ -207,7 +207,7 @@ def _feeds(
     std: list[float] | None,
     resize: tuple[int, int] | None,
 ) -> Arrays:
-    """The inputs by name."""
+    """Return the inputs by name."""
     assert model.args is not None
     names = input_names(model.symbol, model.args)
     nodes = topological_order(model.symbol.entries)
@@ -241,7 +241,7 @@ def _no_input(name: str, names: list[str]) -> str:
 def _read(
     path: Path, mean: list[float] | None, std: list[float] | None, resize: tuple[int, int] | None
 ) -> Arrays | Any:
-    """An array, arrays by name, or an image as one sample of (1, 3, height, width)."""
+    """Read an array, arrays by name, or an image as one sample of (1, 3, height, width)."""
     if path.suffix.lower() in _IMAGES:
         return image(path, mean, std, resize)
     with open_to_read(path) as file:
@@ -252,7 +252,7 @@ def _read(
         what = other_kind(start) or "neither an array (.npy, .npz) nor an image by its name and its first bytes"
         raise FormatError(f"{path}: {what}")
     try:
-        # Mapped first, since that compares the shape with the size of the file; NumPy would take memory for the shape.
+        # Mapped first, because mapping checks the shape against the file's size before memory is allocated for it.
         value = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         reason = (
@@ -269,14 +269,14 @@ def _read(
 
 
 def _plain(value: Any) -> Any:
-    """A copy in memory; arrays of Python's and NumPy's default float are meant as float32."""
+    """Return a copy in memory; arrays of Python's and NumPy's default float become float32."""
     return np.array(value, np.float32 if value.dtype == np.float64 else value.dtype)
 
 
 def image(
     path: Path, mean: list[float] | None = None, std: list[float] | None = None, resize: tuple[int, int] | None = None
 ) -> Any:
-    """An image as float32 of shape (1, 3, height, width), red first.
+    """Return an image as float32 of shape (1, 3, height, width), red first.
 
     Raises:
         FormatError: Pillow cannot read it.

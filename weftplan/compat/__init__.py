@@ -1,4 +1,4 @@
-"""MXNet's names for what stands elsewhere here: ``mx.base``, ``mx.util``, ``mx.runtime``, ``mx.contrib``, ``mx.log``.
+"""MXNet's module names: ``mx.base``, ``mx.util``, ``mx.runtime``, ``mx.contrib`` and others.
 
-Nothing in weftplan imports this package; scripts written for MXNet do.
+They map to modules with other names here. Nothing in weftplan imports this package; scripts written for MXNet do.
 """

@@ -1,6 +1,6 @@
-"""``mx.test_utils``: comparisons of arrays, NumPy's and ours, with a message that shows what differs.
+"""Array comparisons of ``mx.test_utils``, for NumPy's arrays and ours, with informative messages.
 
-Nothing is kept; any thread may call what is here.
+The module is stateless; any thread may call its functions.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ Host = np.ndarray[Any, np.dtype[Any]]
 
 
 def get_atol(atol: float | None = None) -> float:
-    """The absolute tolerance of comparisons: 1e-20 where none is given."""
+    """Return the absolute tolerance of comparisons: 1e-20 by default."""
     return 1e-20 if atol is None else atol
 
 
 def get_rtol(rtol: float | None = None) -> float:
-    """The relative tolerance of comparisons: 1e-5 where none is given."""
+    """Return the relative tolerance of comparisons: 1e-5 by default."""
     return 1e-5 if rtol is None else rtol
 
 
 def host(value: Any) -> Host:
-    """The values of an array of either kind, or of nested lists."""
+    """Return the values of an array of either kind, or of nested lists, as a NumPy array."""
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether all elements are equal.
+    """Return whether all elements are equal.
 
     >>> from weftplan import nd
     >>> same(nd.ones((2,)), np.ones(2)), same([1], [2])
@@ -41,7 +41,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def almost_equal(a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False) -> bool:
-    """Whether ``|a - b| <= atol + rtol |b|`` everywhere."""
+    """Return whether ``|a - b| <= atol + rtol |b|`` holds for all elements."""
     return np.allclose(host(a), host(b), get_rtol(rtol), get_atol(atol), equal_nan)
 
 
@@ -53,14 +53,14 @@ def _without_nan(a: Any, b: Any) -> tuple[Host, Host]:
 
 
 def almost_equal_ignore_nan(a: Any, b: Any, rtol: float | None = None, atol: float | None = None) -> bool:
-    """:func:`almost_equal` where neither is NaN."""
+    """Return the result of :func:`almost_equal` for the elements that are not NaN in either array."""
     return almost_equal(*_without_nan(a, b), rtol, atol)
 
 
 def find_max_violation(
     a: Any, b: Any, rtol: float | None = None, atol: float | None = None
 ) -> tuple[tuple[int, ...], float]:
-    """(place, how many times the tolerance) of the largest difference."""
+    """Return (index, multiple of the tolerance) of the largest difference."""
     left, right = host(a), host(b)
     allowed = get_atol(atol) + get_rtol(rtol) * np.abs(right)
     with np.errstate(all="ignore"):
@@ -79,7 +79,7 @@ def assert_almost_equal(
     use_broadcast: bool = True,
     mismatches: tuple[int, int] = (10, 10),
 ) -> None:
-    """Raise AssertionError unless :func:`almost_equal`; it shows the largest difference and the first ones.
+    """Raise AssertionError unless :func:`almost_equal` holds; the message shows the largest difference.
 
     >>> from weftplan import nd
     >>> assert_almost_equal(nd.ones((2,)), 1)
@@ -106,7 +106,7 @@ def assert_almost_equal(
 def assert_almost_equal_ignore_nan(
     a: Any, b: Any, rtol: float | None = None, atol: float | None = None, names: Sequence[str] = ("a", "b")
 ) -> None:
-    """:func:`assert_almost_equal` where neither is NaN."""
+    """Call :func:`assert_almost_equal` for the elements that are not NaN in either array."""
     assert_almost_equal(*_without_nan(a, b), rtol, atol, names)
 
 
@@ -119,7 +119,7 @@ def assert_almost_equal_with_err(
     names: Sequence[str] = ("a", "b"),
     equal_nan: bool = False,
 ) -> None:
-    """:func:`assert_almost_equal` but for a share ``etol`` of the elements, which may be further apart."""
+    """Call :func:`assert_almost_equal`, but allow a share ``etol`` of the elements to differ more."""
     left, right = np.broadcast_arrays(host(a), host(b))
     wrong = int((~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan)).sum())
     if wrong > (etol or 0) * left.size:
@@ -127,7 +127,7 @@ def assert_almost_equal_with_err(
 
 
 def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: float | None = None) -> None:
-    """:func:`assert_almost_equal` of each two arrays in tuples of arrays and tuples; what is None is not compared."""
+    """Call :func:`assert_almost_equal` for each pair of arrays in nested tuples; skip None."""
     if t1 is None or t2 is None:
         return
     if not isinstance(t1, tuple):

@@ -1,4 +1,4 @@
-"""``mx.test_utils``: small helpers for arrays and symbols. Any thread may call them."""
+"""Helpers of ``mx.test_utils`` for arrays and symbols. Any thread may call them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftplan.symbol import Symbol
 
 
 def assign_each(the_input: Any, function: Callable[[Any], Any] | None) -> Host:
-    """The function of each element; a copy without one.
+    """Return ``function`` of each element; without a function, a copy.
 
     >>> assign_each(np.array([1.0, 4.0]), lambda x: x + 1)
     array([2., 5.])
@@ -25,23 +25,23 @@ def assign_each(the_input: Any, function: Callable[[Any], Any] | None) -> Host:
 
 
 def assign_each2(input1: Any, input2: Any, function: Callable[[Any, Any], Any] | None) -> Host:
-    """The function of each pair of elements; a copy of the first without one."""
+    """Return ``function`` of each pair of elements; without a function, a copy of the first array."""
     values = np.array(input1)
     return values if function is None else np.vectorize(function, otypes=[values.dtype])(values, np.asarray(input2))
 
 
 def create_2d_tensor(rows: int, columns: int, dtype: Any = np.int64) -> NDArray:
-    """Each element is the number of its row."""
+    """Return a matrix whose elements are their row's number."""
     return nd.array(np.repeat(np.arange(rows)[:, None], columns, axis=1), dtype=dtype)
 
 
 def effective_dtype(dat: Any) -> Any:
-    """The dtype in whose precision the values of an array are computed: its own."""
+    """Return the dtype that determines the precision of an array's values: its own dtype."""
     return np.dtype(dat.dtype)
 
 
 def collapse_sum_like(a: Any, shape: Sequence[int]) -> Any:
-    """The sum of ``a`` over the axes along which an array of ``shape`` was broadcast to it.
+    """Return the sum of ``a`` over the axes along which an array of ``shape`` was broadcast to it.
 
     >>> collapse_sum_like(np.ones((2, 3, 4)), (3, 1)).tolist()
     [[8.0], [8.0], [8.0]]
@@ -52,7 +52,7 @@ def collapse_sum_like(a: Any, shape: Sequence[int]) -> Any:
 
 
 def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
-    """Whether two symbols have the same operators in the same order with the same inputs, whatever the names."""
+    """Return whether two symbols have the same operators in the same order with the same inputs, ignoring names."""
 
     def structure(symbol: Symbol) -> tuple[Any, Any]:
         graph = json.loads(symbol.tojson())

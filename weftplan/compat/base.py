@@ -1,4 +1,4 @@
-"""``mx.base``: error classes, types and small functions that scripts written for MXNet import from there."""
+"""``mx.base``: error classes, types and small functions for scripts written for MXNet."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ __all__ = [
 ]
 
 mx_real_t = np.float32
-"""The dtype of arrays for which nothing else is said."""
+"""The default dtype of arrays."""
 integer_types = (int, np.int32, np.int64)
 numeric_types = (float, int, np.generic)
 string_types = (str,)
 
 
 def py_str(value: bytes | str) -> str:
-    """Bytes as text; names that callbacks get are text here already."""
+    """Return bytes as text; callbacks receive names as text here already."""
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 def data_dir() -> str:
-    """The folder for files that scripts fetch: ``MXNET_HOME``, or ``~/.mxnet``."""
+    """Return the folder for downloaded files: ``MXNET_HOME``, or ``~/.mxnet``."""
     return os.environ.get("MXNET_HOME") or str(Path("~").expanduser() / ".mxnet")
 
 
 def _as_list(value: Any) -> list[Any]:
-    """A list or tuple as a list, anything else as a list with it."""
+    """Return a list or tuple as a list, any other value as a list of one element."""
     return as_list(value) if isinstance(value, (list, tuple, NDArray, np.ndarray)) else [value]
 
 
 def __getattr__(name: str) -> Any:
-    """Every class of :mod:`weftplan.errors`."""
+    """Return the class of this name in :mod:`weftplan.errors`."""
     if not name.startswith("_") and hasattr(errors, name):
         return getattr(errors, name)
     raise AttributeError(f"mx.base has no attribute {name!r}; the library behind MXNet's is not there")

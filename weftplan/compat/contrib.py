@@ -1,6 +1,6 @@
-"""``mx.contrib``: operators of arrays and symbols that MXNet calls contributed, ONNX files, and words.
+"""``mx.contrib``: contributed operators of arrays and symbols, ONNX files, and text.
 
-It owns names only, and says of MXNet's other parts of that name why they are absent.
+The module holds names only, and explains the absence of MXNet's other contributed parts.
 """
 
 from typing import Any
@@ -24,11 +24,11 @@ ABSENT = {
     "tensorboard": "Module.fit(report=FOLDER) writes events and a page",
     "tensorrt": "graphs are not given to other runtimes",
 }
-"""What MXNet has besides, and what there is in its place."""
+"""Absent parts of ``mx.contrib`` and their replacements."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "onnx":  # it imports what reads and writes ONNX
+    if name == "onnx":  # imports the ONNX reader and writer on first use
         return late_import("weftplan.compat.onnx")
     if name in ABSENT:
         raise AttributeError(f"mx.contrib.{name} is absent on purpose: {ABSENT[name]}")

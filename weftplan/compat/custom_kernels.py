@@ -1,7 +1,7 @@
-"""The two operators of one custom node: what the planner sees of a property, and the calls of user code.
+"""Operators of custom nodes: the planner's view of a user's property, and the calls of user code.
 
-User code runs in an engine operation. The arrays that it gets are NDArrays over the operation's memory, on a
-NaiveEngine of the thread (:func:`weftplan.engine.nested`), so it may call ``mx.nd`` and read results at once.
+User code runs in an engine operation. It receives NDArrays over the operation's memory, on a NaiveEngine of the thread
+(:func:`weftplan.engine.nested`), so it may call ``mx.nd`` and read results immediately.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = "Custom"
 
 
 class Property(Protocol):
-    """What is asked of a CustomOpProp."""
+    """The interface of a CustomOpProp."""
 
     def list_arguments(self) -> list[str]: ...
     def list_outputs(self) -> list[str]: ...
@@ -39,7 +39,7 @@ class Property(Protocol):
 
 
 class Declared:
-    """One node's property, what it declares, and the objects that compute."""
+    """A node's property, its declarations, and its operator objects."""
 
     def __init__(self, kind: str, prop: Property, settings: tuple[str, ...]) -> None:
         self.kind = kind
@@ -55,16 +55,16 @@ class Declared:
         groups = [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
         wanted = {int(number) for number in prop.declare_backward_dependency(*groups)}
         self.needed = [[k for k, number in enumerate(group) if number in wanted] for group in groups]
-        """Which output gradients, inputs and outputs backward reads."""
+        """The output gradients, inputs and outputs that backward reads."""
         self._objects: dict[Any, Any] = {}
 
     @property
     def is_loss(self) -> bool:
-        """Its gradient does not depend on that of its outputs."""
+        """Return whether the gradient is independent of the output gradients."""
         return not self.needed[0]
 
     def object(self, ctx: Context, arrays: Sequence[Any]) -> Any:
-        """The object that computes for these inputs; the same in forward and backward."""
+        """Return the operator object for these inputs; forward and backward share it."""
         shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays)
         key = (ctx, shapes, dtypes)
         found = self._objects.get(key)
@@ -75,7 +75,7 @@ class Declared:
 
 
 def _facts(declared: Declared, found: Any, what: str) -> tuple[list[Any], list[Any], list[Any]]:
-    """What infer_shape or infer_type has returned, the auxiliary states filled in."""
+    """Return the lists that infer_shape or infer_type has returned, with missing auxiliary states as None."""
     if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
         raise MXNetError(f"operator Custom ({declared.kind}): {what} must return two or three lists, got {found!r}")
     ins, outs = list(found[0]), list(found[1])
@@ -93,7 +93,7 @@ def _as_shape(value: Any) -> Any:
 
 
 def _both(kind: type[Exception]) -> type[Exception] | None:
-    """A class that is ``kind`` and :class:`MXNetError`; None where Python can make none."""
+    """Return a class derived from ``kind`` and :class:`MXNetError`; None if Python cannot create it."""
     try:
         return type(kind.__name__, (MXNetError, kind), {"__module__": kind.__module__})
     except TypeError:
@@ -102,7 +102,7 @@ def _both(kind: type[Exception]) -> type[Exception] | None:
 
 @contextmanager
 def _raising_ours() -> Iterator[None]:
-    """What a user's function raises is an MXNetError too, as in MXNet, and still what it was."""
+    """Make exceptions of user code an MXNetError too, as in MXNet, and keep their own class."""
     try:
         yield
     except MXNetError:
@@ -111,7 +111,7 @@ def _raising_ours() -> Iterator[None]:
         kind = _both(type(error))
         try:
             raised = kind(*error.args) if kind is not None else None
-        except Exception:  # its own idea of arguments
+        except Exception:  # its constructor takes other arguments
             raised = None
         if raised is None:
             raise MXNetError(f"{type(error).__name__}: {error}") from error
@@ -120,7 +120,7 @@ def _raising_ours() -> Iterator[None]:
 
 
 def forward_op(declared: Declared, backward: Op) -> Op:
-    """The operator of the node."""
+    """Return the forward operator of the node."""
     count = len(declared.arguments)
 
     def infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -128,7 +128,7 @@ def forward_op(declared: Declared, backward: Op) -> Op:
             found = declared.prop.infer_shape([list(shape or ()) for shape in ins[:count]])
         except Exception as error:
             if not all(is_known(shape) for shape in ins[:count]):
-                return ins, outs  # it asked for what is not known yet
+                return ins, outs  # it needs a shape that is not known yet
             raise ShapeError(f"operator Custom ({declared.kind}): infer_shape raised {error!r}") from error
         some, made, states = (list(map(_as_shape, part)) for part in _facts(declared, found, "infer_shape"))
         what = f"operator Custom ({declared.kind})"
@@ -179,7 +179,7 @@ def forward_op(declared: Declared, backward: Op) -> Op:
         aux=tuple(range(count, count + len(declared.states))),
         outputs=declared.outputs,
         gradient=gradient if count else None,
-        random=True,  # it may be anything: never merged with another
+        random=True,  # user code may be anything: never merge two nodes
         loss=declared.is_loss,
         needs_training=lambda params: True,
         single=True,
@@ -188,7 +188,7 @@ def forward_op(declared: Declared, backward: Op) -> Op:
 
 
 def backward_op(declared: Declared) -> Op:
-    """The operator of its gradient: reads what ``declared.needed`` says, and the auxiliary states."""
+    """Return the gradient operator: it reads the arrays in ``declared.needed``, and the auxiliary states."""
     grads, ins, outs = declared.needed
     ends = [len(grads), len(grads) + len(ins), len(grads) + len(ins) + len(outs)]
 
@@ -234,15 +234,15 @@ def _place(xp: Any) -> Context:
 
 
 def _wrap(ctx: Context, raw: Any) -> NDArray:
-    """The memory of ``raw`` as an array of the thread's engine."""
+    """Return the memory of ``raw`` as an array of the thread's engine."""
     return NDArray(Chunk.wrap(ctx, raw.reshape(-1).view(np.uint8)), tuple(raw.shape), raw.dtype)
 
 
 def _targets(ctx: Context, raws: Sequence[Any], shapes: Sequence[Any], dtype: Any) -> tuple[list[NDArray], list[str]]:
-    """Arrays to write, zeros at first so that what user code forgets is the same in every run, and their requests."""
+    """Return arrays to write and their grad_req. They are zeroed, so that unwritten elements are deterministic."""
     made, reqs = [], []
     for position, raw in enumerate(raws):
-        if raw is None:  # nobody wants it; user code may write it all the same
+        if raw is None:  # the result is unused; user code may write it regardless
             shape = tuple(shapes[position]) if shapes else (1,)
             made.append(NDArray(Chunk(ctx, math.prod(shape) * np.dtype(dtype).itemsize), shape, np.dtype(dtype)))
             reqs.append("null")

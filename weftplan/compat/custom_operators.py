@@ -1,12 +1,12 @@
-"""``mx.operator``: operators written in Python, as ``mx.sym.Custom(data, op_type="mine")`` and ``mx.nd.Custom``.
+"""``mx.operator``: Python operators, as ``mx.sym.Custom(data, op_type="mine")`` and ``mx.nd.Custom``.
 
-A :class:`CustomOpProp` declares arguments, outputs and shapes, a :class:`CustomOp` computes. The planner places what a
-custom operator makes as it does with every other's; forward and backward run inside engine operations, on arrays that
-are views of planned memory and live no longer than the call. They may use NumPy (``asnumpy``, ``array[:] = …``) or the
-operators of ``mx.nd``, which then run at once on the same thread; arrays made outside must not be used inside.
+A :class:`CustomOpProp` declares arguments, outputs and shapes; a :class:`CustomOp` computes. The planner places the
+results of a custom operator like all others. Forward and backward run inside engine operations, on arrays that are
+views of planned memory and are valid only during the call. They may use NumPy (``asnumpy``, ``array[:] = …``) or the
+operators of ``mx.nd``, which then run inline on the same thread. Arrays created outside must not be used inside.
 
-Every node has an operator object of its own, made for the context, shapes and dtypes with which it first runs; what
-forward stores in ``self`` is there in backward.
+Every node has its own operator object, created for the context, shapes and dtypes of its first run; values that forward
+stores in ``self`` are available in backward.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _props: dict[str, type[CustomOpProp]] = {}
 
 
 class CustomOp:
-    """What computes: subclass it, and give :meth:`forward`, and :meth:`backward` where there is a gradient."""
+    """The computation of an operator. Subclasses define :meth:`forward`, and :meth:`backward` if it has a gradient."""
 
     def forward(
         self, is_train: bool, req: list[str], in_data: list[NDArray], out_data: list[NDArray], aux: list[NDArray]
     ) -> None:
-        """Write ``out_data`` from ``in_data``; ``req`` says how: ``write``, or ``null`` where nobody wants it."""
+        """Write ``out_data`` from ``in_data``, each as ``req`` says: ``write``, or ``null`` if the result is unused."""
 
     def backward(
         self,
@@ -70,54 +70,54 @@ class CustomOp:
 
 
 class CustomOpProp:
-    """What an operator looks like from outside: subclass it, and register it.
+    """The declaration of an operator: subclass and register it.
 
     Keyword arguments of ``mx.sym.Custom`` arrive at ``__init__`` as text.
 
     Args:
-        need_top_grad: False for a loss, whose gradient does not depend on that of its outputs.
+        need_top_grad: False for a loss, whose gradient is independent of the output gradients.
     """
 
     def __init__(self, need_top_grad: bool = True) -> None:
         self.need_top_grad_ = need_top_grad
 
     def list_arguments(self) -> list[str]:
-        """Names of the inputs."""
+        """Return the names of the inputs."""
         return ["data"]
 
     def list_outputs(self) -> list[str]:
-        """Names of the outputs."""
+        """Return the names of the outputs."""
         return ["output"]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Names of arrays that forward may change, and that have no gradient."""
+        """Return the names of arrays that forward may change and that have no gradient."""
         return []
 
     def infer_shape(self, in_shape: list[Any]) -> Any:
-        """(shapes of inputs, of outputs, of auxiliary states) from those of the inputs; the last may be left out.
+        """Return (shapes of inputs, of outputs, of auxiliary states), given input shapes; the last list is optional.
 
-        What is not known yet is an empty list; a call that fails then counts as: not known.
+        An unknown shape is an empty list. If shapes are unknown, a call may raise; the result then counts as unknown.
         """
         return in_shape, [in_shape[0]] * len(self.list_outputs()), []
 
     def infer_type(self, in_type: list[Any]) -> Any:
-        """(dtypes of inputs, of outputs, of auxiliary states) from those of the inputs."""
+        """Return (dtypes of inputs, of outputs, of auxiliary states), given input dtypes."""
         first = in_type[0]
         return in_type, [first] * len(self.list_outputs()), [first] * len(self.list_auxiliary_states())
 
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> Iterable[int]:
-        """Those of the given numbers whose arrays backward reads; the lists that it gets hold no others."""
+        """Return the identifiers of the arrays that backward reads; its lists contain no others."""
         return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
 
     def create_operator(self, ctx: Any, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
-        """The object that computes."""
+        """Return the operator object."""
         return CustomOp()
 
 
 def register(reg_name: str) -> Callable[[P], P]:
-    """Class decorator: ``op_type=reg_name`` means this :class:`CustomOpProp` from now on."""
+    """Return a class decorator that registers a :class:`CustomOpProp` for ``op_type=reg_name``."""
 
     def decorate(prop: P) -> P:
         if not (isinstance(prop, type) and issubclass(prop, CustomOpProp)):
@@ -129,12 +129,12 @@ def register(reg_name: str) -> Callable[[P], P]:
 
 
 def get_all_registered_operators() -> list[str]:
-    """Names of all operators, aliases and ``Custom`` included."""
+    """Return the names of all operators, including aliases and ``Custom``."""
     return [*registry.names(), "Custom"]
 
 
 class OperatorArguments(NamedTuple):
-    """What :func:`get_operator_arguments` gives."""
+    """The result of :func:`get_operator_arguments`."""
 
     narg: int
     names: list[str]
@@ -142,7 +142,7 @@ class OperatorArguments(NamedTuple):
 
 
 _TYPES = {"bool | int": "boolean", "int | Sequence[int]": "Shape(tuple)"}
-"""MXNet's words for what a parameter may be, where they are not Python's."""
+"""MXNet's names of parameter types that differ from Python's."""
 
 
 def _type_text(param: Param) -> str:
@@ -158,7 +158,7 @@ def _type_text(param: Param) -> str:
 
 
 def get_operator_arguments(op_name: str) -> OperatorArguments:
-    """Names and types of an operator's inputs and parameters, as text in MXNet's style.
+    """Return names and types of an operator's inputs and parameters, as text in MXNet's style.
 
     >>> get_operator_arguments("Activation").types
     ['NDArray-or-Symbol', "{'relu', 'sigmoid', 'softrelu', 'softsign', 'tanh'}, required"]
@@ -175,7 +175,7 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
 
 
 def _make(attrs: Mapping[str, Any]) -> Op:
-    """The operator of one node, from its attributes."""
+    """Return the operator of one node, built from its attributes."""
     kind = attrs.get("op_type")
     prop = _props.get(str(kind))
     if prop is None:
@@ -195,7 +195,7 @@ def _make(attrs: Mapping[str, Any]) -> Op:
 
 
 def _symbol(*args: Any, **kwargs: Any) -> Symbol:
-    """A node of a custom operator: ``mx.sym.Custom(data, op_type="mine", name="layer", scale=2)``."""
+    """Return a node of a custom operator: ``mx.sym.Custom(data, op_type="mine", name="layer", scale=2)``."""
     given_name, attr = kwargs.pop("name", None), kwargs.pop("attr", None)
     keyword = {k: single(v, f"operator Custom: {k}") for k, v in kwargs.items() if isinstance(v, Symbol)}
     params = {k: v for k, v in kwargs.items() if not isinstance(v, Symbol)}
@@ -206,7 +206,7 @@ def _symbol(*args: Any, **kwargs: Any) -> Symbol:
 
 
 def _call(*args: Any, **kwargs: Any) -> Any:
-    """One call of a custom operator: ``mx.nd.Custom(data, op_type="mine", scale=2)``."""
+    """Call a custom operator: ``mx.nd.Custom(data, op_type="mine", scale=2)``."""
     kwargs.pop("name", None)
     out, ctx, is_train = kwargs.pop("out", None), kwargs.pop("ctx", None), kwargs.pop("is_train", False)
     arrays = {k: kwargs.pop(k) for k in list(kwargs) if isinstance(kwargs[k], NDArray)}
@@ -223,7 +223,7 @@ def _call(*args: Any, **kwargs: Any) -> Any:
 
 
 def _stand_in(attrs: Mapping[str, Any]) -> Op:
-    """The operator of a node of a file whose operator weftplan does not have, but a user has registered."""
+    """Return the user-registered operator of a file's node, if weftplan has no operator of that name."""
     return replace(_make(attrs), name=str(attrs["op_type"]), params=tuple(Param(k, p_str, "") for k in attrs))
 
 

@@ -1,6 +1,6 @@
-"""``mx.test_utils`` on random numbers: does a generator draw from the distribution that it is said to draw from?
+"""Statistical tests of ``mx.test_utils``: whether a generator draws from a given distribution.
 
-A generator is a function of a number of samples, which returns so many. Any thread may call what is here.
+A generator is a function of ``n`` that returns ``n`` samples. Any thread may call these functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _drawn(generator: Generator, nsamples: int) -> Any:
 def gen_buckets_probs_with_ppf(
     ppf: Callable[[float], float], nbuckets: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """(ranges, probabilities): so many ranges of equal probability, by the inverse of the distribution function.
+    """Return (ranges, probabilities): ``nbuckets`` ranges of equal probability, by the quantile function.
 
     >>> gen_buckets_probs_with_ppf(lambda p: 8 * p, 4)
     ([(0.0, 2.0), (2.0, 4.0), (4.0, 6.0), (6.0, 8.0)], [0.25, 0.25, 0.25, 0.25])
@@ -39,13 +39,13 @@ def gen_buckets_probs_with_ppf(
 
 
 def mean_check(generator: Generator, mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the mean of so many samples lies within three standard errors of ``mu``."""
+    """Return whether the mean of ``nsamples`` samples lies within three standard errors of ``mu``."""
     mean = float(_drawn(generator, nsamples).mean(dtype=np.float64))
     return bool(abs(mean - mu) < 3 * sigma / math.sqrt(nsamples))
 
 
 def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the variance of so many samples lies within three standard errors of that of a normal distribution."""
+    """Return whether the variance of ``nsamples`` samples lies within three standard errors of a normal variable's."""
     variance = float(_drawn(generator, nsamples).var(ddof=1, dtype=np.float64))
     return bool(abs(variance - sigma**2) < 3 * sigma**2 * math.sqrt(2 / (nsamples - 1)))
 
@@ -53,14 +53,14 @@ def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bo
 def chi_square_check(
     generator: Generator, buckets: Sequence[Bucket], probs: Sequence[float], nsamples: int = 1000000
 ) -> tuple[float, Any, Any]:
-    """(p value, samples in each bucket, samples expected in each) of Pearson's test.
+    """Return (p value, samples in each bucket, expected samples in each bucket) of Pearson's test.
 
     Args:
         buckets: ranges (from, to) in ascending order, or the values of a discrete distribution.
-        probs: the probability of each.
+        probs: the probability of each bucket.
 
     Raises:
-        ParameterError: other numbers of buckets and probabilities; ranges that overlap or descend; a probability of 0.
+        ParameterError: unequal numbers of buckets and probabilities; unsorted or overlapping ranges; zero probability.
     """
     if len(buckets) != len(probs) or len(buckets) < 2:
         raise ParameterError(
@@ -91,7 +91,7 @@ def verify_generator(
     success_rate: float = 0.2,
     alpha: float = 0.05,
 ) -> list[float]:
-    """The p values of ``nrepeat`` tests of :func:`chi_square_check`.
+    """Return the p values of ``nrepeat`` tests of :func:`chi_square_check`.
 
     Raises:
         AssertionError: fewer than ``success_rate`` of them are above ``alpha``.
@@ -108,7 +108,7 @@ def verify_generator(
 
 
 def _upper_gamma(a: float, x: float) -> float:
-    """The regularized upper incomplete gamma function: by its series below a + 1, by its continued fraction above.
+    """Return the regularized upper incomplete gamma function: a series below a + 1, a continued fraction above.
 
     >>> round(_upper_gamma(0.5, 3.841458820694124 / 2), 6), round(_upper_gamma(5.0, 2.0), 6)
     (0.05, 0.947347)

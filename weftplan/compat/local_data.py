@@ -1,6 +1,6 @@
-"""Data sets of ``mx.test_utils``: read from the files that MXNet's helpers would use, never fetched from a network.
+"""Data sets of ``mx.test_utils``, read from local files in MXNet's locations, never downloaded.
 
-A file that is there is used as MXNet uses it; one that is not is an error that names its place.
+An existing file is used as in MXNet; a missing file is an error that names the expected path.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def download(
     overwrite: bool = False,
     retries: int = 5,
 ) -> str:
-    """The path at which MXNet would store ``url``, where the file must be already.
+    """Return the path at which MXNet would store ``url``; the file must exist.
 
     Raises:
-        MXNetError: it is not there, or ``overwrite`` asks for a new one.
+        MXNetError: the file is missing, or ``overwrite`` asks for a new file.
     """
     path = Path(url.rpartition("/")[2] if fname is None else fname)
     path = path if dirname is None else Path(dirname, path)
@@ -45,7 +45,7 @@ def download(
 
 
 def _extracted(archive: Path, folder: Path, names: Sequence[str], within: Path) -> None:
-    """Unpack an archive that is there into a folder, unless it holds all of these files."""
+    """Unpack an existing archive into a folder, unless the folder contains all of these files."""
     missing = [name for name in names if not (within / name).is_file()]
     if not missing:
         return
@@ -61,11 +61,11 @@ def _extracted(archive: Path, folder: Path, names: Sequence[str], within: Path) 
 
 
 def get_mnist() -> dict[str, Any]:
-    """MNIST as arrays: ``train_data``, ``train_label``, ``test_data``, ``test_label``; images from 0 to 1 of shape
-    (samples, 1, 28, 28). The four files, packed with gzip or not, are in the working directory or in ``data``.
+    """Return MNIST: ``train_data``, ``train_label``, ``test_data``, ``test_label``; images from 0 to 1 of shape
+    (samples, 1, 28, 28). The four files, optionally compressed by gzip, are in the working directory or in ``data``.
 
     Raises:
-        MXNetError: a file is not there.
+        MXNetError: a file is missing.
         FormatError: a file is damaged.
     """
     found = {}
@@ -87,10 +87,10 @@ def _mnist_file(name: str) -> Path:
 
 
 def get_mnist_ubyte() -> None:
-    """See that the files of MNIST are in ``data``; unpack ``data/mnist.zip`` if that is there alone.
+    """Check that the files of MNIST are in ``data``; unpack ``data/mnist.zip`` if only the archive exists.
 
     Raises:
-        MXNetError: neither is there.
+        MXNetError: both are missing.
     """
     _extracted(_DATA / "mnist.zip", _DATA, _MNIST, _DATA)
 
@@ -98,7 +98,7 @@ def get_mnist_ubyte() -> None:
 def get_mnist_iterator(
     batch_size: int, input_shape: Sequence[int], num_parts: int = 1, part_index: int = 0
 ) -> tuple[MNISTIter, MNISTIter]:
-    """(training, validation) batches of MNIST, flat unless ``input_shape`` has three dimensions; raises as
+    """Return (training, validation) batches of MNIST, flat unless ``input_shape`` has three dimensions; raise as
     :func:`get_mnist_ubyte`."""
     get_mnist_ubyte()
     images, labels, test_images, test_labels = (_DATA / name for name in _MNIST)
@@ -111,19 +111,19 @@ def get_mnist_iterator(
 
 
 def get_cifar10() -> None:
-    """See that the records of CIFAR-10 are in ``data/cifar``; unpack ``data/cifar10.zip`` if that is there alone.
+    """Check that the records of CIFAR-10 are in ``data/cifar``; unpack ``data/cifar10.zip`` if only the archive exists.
 
     Raises:
-        MXNetError: neither is there.
+        MXNetError: both are missing.
     """
     _extracted(_DATA / "cifar10.zip", _DATA, _CIFAR, _DATA / "cifar")
 
 
 def get_zip_data(data_dir: str | os.PathLike[str], url: str, data_origin_name: str) -> None:
-    """See that an archive is in a folder, and unpack it there; what it holds may be there already.
+    """Check that an archive is in a folder, and unpack it there unless it has been unpacked.
 
     Raises:
-        MXNetError: it is not there; names the place.
+        MXNetError: the archive is missing; the message names its path.
     """
     archive = Path(download(url, data_origin_name, data_dir))
     with open_to_read(archive) as file:

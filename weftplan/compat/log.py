@@ -13,7 +13,7 @@ _LETTERS = {CRITICAL: "C", ERROR: "E", WARNING: "W", INFO: "I", DEBUG: "D"}
 
 
 class _Formatter(logging.Formatter):
-    """``W0505 00:29:47 3525 file.py:function:1] message``, coloured up to the bracket."""
+    """Formatter of ``W0505 00:29:47 3525 file.py:function:1] message``, coloured up to the bracket."""
 
     def __init__(self) -> None:
         super().__init__(datefmt="%m%d %H:%M:%S")
@@ -31,12 +31,12 @@ def get_logger(
     filemode: str | None = None,
     level: int = WARNING,
 ) -> logging.Logger:
-    """The logger of that name; the first call for a name gives it a handler and the level, later ones change nothing.
+    """Return the logger of that name; only the first call for a name sets its handler and level.
 
     Args:
-        name: None: the root logger, as it is.
-        filename: where messages are written, as plain text; None: to stderr, in colour.
-        filemode: how the file is opened; by default it is appended to.
+        name: None: the root logger, unchanged.
+        filename: destination of messages, as plain text; None: stderr, in colour.
+        filemode: mode that opens the file; by default messages are appended.
     """
     logger = logging.getLogger(name)
     if name is not None and not getattr(logger, "_init_done", False):
@@ -57,6 +57,6 @@ def getLogger(
     filemode: str | None = None,
     level: int = WARNING,
 ) -> logging.Logger:
-    """:func:`get_logger`, under its deprecated name."""
+    """Call :func:`get_logger` under its deprecated name."""
     warnings.warn("getLogger is deprecated, use get_logger instead", DeprecationWarning, stacklevel=2)
     return get_logger(name, filename, filemode, level)

@@ -1,6 +1,6 @@
-"""``mx.onnx`` and ``mx.contrib.onnx``: ONNX files in and out, under MXNet's names.
+"""``mx.onnx`` and ``mx.contrib.onnx``: import and export of ONNX files, under MXNet's names.
 
-It owns MXNet's arguments, which may be files or objects; ``convert`` does the work. Any thread may call it.
+The module handles MXNet's arguments, which may be files or objects, and calls ``convert``. Any thread may call it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["export_model", "get_model_metadata", "import_model"]
 
 
 def get_model_metadata(model_file: str | os.PathLike[str]) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    """What an ONNX file says of its inputs and outputs: ``input_tensor_data`` and ``output_tensor_data``.
+    """Return the inputs and outputs that an ONNX file declares: ``input_tensor_data`` and ``output_tensor_data``.
 
-    Each is a list of names and shapes, with 0 for a dimension that the file leaves open. Parameters are no inputs.
+    Each is a list of names and shapes, with 0 for a dimension that the file leaves open. Parameters are not inputs.
 
     Raises:
-        FormatError: the file is damaged, or no ONNX model.
+        FormatError: the file is damaged or not an ONNX model.
         MXNetError: ``onnx`` is not installed.
     """
     inputs, outputs = OnnxFile(model_file).declared_shapes()

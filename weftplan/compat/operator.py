@@ -1,4 +1,4 @@
-"""``mx.operator``: operators written in Python, in MXNet's present and older ways, and what is known of all of them."""
+"""``mx.operator``: operators written in Python, with MXNet's current and older interfaces."""
 
 from weftplan.compat.custom_operators import (
     CustomOp,

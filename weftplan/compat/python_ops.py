@@ -1,7 +1,7 @@
-"""``mx.operator.NumpyOp`` and ``NDArrayOp``: the older way to write an operator in Python, kept for old scripts.
+"""``mx.operator.NumpyOp`` and ``NDArrayOp``: the older interface of Python operators.
 
-One object is both the declaration and what computes, and there is no ``req``: each method fills the arrays that it is
-given. ``get_symbol`` makes a node of it, which is an ordinary custom operator.
+One object both declares and computes, and there is no ``req``: each method fills its output arrays. ``get_symbol``
+creates a node, which is an ordinary custom operator.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _numbers = itertools.count()
 
 
 class PythonOp:
-    """What :class:`NumpyOp` and :class:`NDArrayOp` share.
+    """Base of :class:`NumpyOp` and :class:`NDArrayOp`.
 
     Args:
-        need_top_grad: False for a loss, whose gradient does not depend on that of its outputs.
+        need_top_grad: False for a loss, whose gradient is independent of the output gradients.
     """
 
     def __init__(self, need_top_grad: bool = True) -> None:
@@ -32,7 +32,7 @@ class PythonOp:
         return self.get_symbol(*args, **kwargs)
 
     def get_symbol(self, *args: Any, **kwargs: Any) -> Symbol:
-        """A node of this operator; its inputs are symbols, by position or by name, and ``name`` is the node's."""
+        """Return a node of this operator; inputs are symbols, by position or by name, and ``name`` is the node's."""
         kind = f"{type(self).__name__}_{next(_numbers)}"
         op = self
 
@@ -45,56 +45,56 @@ class PythonOp:
         return made
 
     def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
-        """Fill ``out_data``; here: with the first input."""
+        """Fill ``out_data``, by default with the first input."""
         out_data[0][:] = in_data[0]
 
     def backward(self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]) -> None:
-        """Fill ``in_grad``; here: with ones."""
+        """Fill ``in_grad``, by default with 1."""
         in_grad[0][:] = 1.0
 
     def infer_shape(self, in_shape: list[Any]) -> Any:
-        """(shapes of inputs, of outputs) from those of the inputs."""
+        """Return (shapes of inputs, of outputs), given input shapes."""
         return in_shape, [in_shape[0]]
 
     def list_arguments(self) -> list[str]:
-        """Names of the inputs."""
+        """Return the names of the inputs."""
         return ["data"]
 
     def list_outputs(self) -> list[str]:
-        """Names of the outputs."""
+        """Return the names of the outputs."""
         return ["output"]
 
     def need_top_grad(self) -> bool:
-        """Whether the gradient depends on that of the outputs."""
+        """Return whether the gradient depends on the output gradients."""
         return self.need_top_grad_
 
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> Iterable[int]:
-        """Those of the given numbers whose arrays backward reads."""
+        """Return the identifiers of the arrays that backward reads."""
         return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
 
     def _given(self, arrays: list[NDArray]) -> list[Any]:
-        """The arrays as forward and backward see them."""
+        """Return the arrays in the form that forward and backward expect."""
         raise NotImplementedError("PythonOp is the base of NumpyOp and NDArrayOp: subclass one of them")
 
 
 class NumpyOp(PythonOp):
-    """An operator on NumPy arrays: subclass it, and give ``forward``, ``backward``, ``infer_shape`` and the names."""
+    """An operator on NumPy arrays. Subclasses define ``forward``, ``backward``, ``infer_shape`` and the names."""
 
     def _given(self, arrays: list[NDArray]) -> list[Any]:
         return [array.asnumpy() for array in arrays]
 
 
 class NDArrayOp(PythonOp):
-    """The same on arrays of ``mx.nd``."""
+    """An operator on arrays of ``mx.nd``, with the interface of :class:`NumpyOp`."""
 
     def _given(self, arrays: list[NDArray]) -> list[Any]:
         return list(arrays)
 
 
 class _Runner(CustomOp):
-    """Computes with the user's object."""
+    """Adapter that computes with the user's object."""
 
     def __init__(self, op: PythonOp) -> None:
         self._op = op
@@ -116,7 +116,7 @@ class _Runner(CustomOp):
 
 
 class _Prop(CustomOpProp):
-    """Declares what the user's object says of itself."""
+    """Adapter that declares the user's object."""
 
     def __init__(self, op: PythonOp) -> None:
         super().__init__(need_top_grad=op.need_top_grad())

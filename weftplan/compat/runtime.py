@@ -1,7 +1,7 @@
-"""``mx.runtime``: what this installation can do, under the names of MXNet's compile-time features.
+"""``mx.runtime``: features of this installation, under the names of MXNet's compile-time features.
 
-Features are found out by looking for packages and devices; :class:`Features` keeps the first answer for the whole
-process. Any thread may ask.
+Features are detected from packages and devices; :class:`Features` caches the first result for the process. Any thread
+may call these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Feature", "Features", "feature_list"]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature by name, and whether it is there."""
+    """A feature by name, and whether it is available."""
 
     name: str
     enabled: bool
@@ -33,12 +33,12 @@ _NAMES = """CUDA CUDNN NCCL CUDA_RTC TENSORRT CPU_SSE CPU_SSE2 CPU_SSE3 CPU_SSE4
 
 
 def feature_list() -> list[Feature]:
-    """Every feature that MXNet 1.9.1 names. What its C++ parts alone could have (SSE, MKLDNN, …) is not there."""
+    """Return every feature that MXNet 1.9.1 names. Features of its C++ parts (SSE, MKLDNN, …) are not available."""
     cupy = importlib.util.find_spec("cupy") is not None
     here = {
         "CUDA": cupy and num_gpus() > 0,
         "INT64_TENSOR_SIZE": True,
-        "LAPACK": True,  # NumPy's
+        "LAPACK": True,  # NumPy has it
         "OPENCV": any(importlib.util.find_spec(name) is not None for name in ("cv2", "PIL")),
         "PROFILER": True,
     }
@@ -46,7 +46,7 @@ def feature_list() -> list[Feature]:
 
 
 class Features(dict[str, Feature]):
-    """Features by name; one dictionary for the whole process."""
+    """Features by name; a singleton of the process."""
 
     instance: Features | None = None
 
@@ -57,7 +57,7 @@ class Features(dict[str, Feature]):
         return cls.instance
 
     def __init__(self) -> None:
-        """Keep what is known."""
+        """Keep the detected features."""
 
     def __repr__(self) -> str:
         return str(list(self.values()))
@@ -66,7 +66,7 @@ class Features(dict[str, Feature]):
         return (Features, ())
 
     def is_enabled(self, feature_name: str) -> bool:
-        """Whether a feature (any case) is there; raises MXNetError, a RuntimeError, for an unknown name."""
+        """Return whether a feature (any case) is available; raise MXNetError, a RuntimeError, for an unknown name."""
         feature = self.get(feature_name.upper())
         if feature is None:
             raise MXNetError(f"feature {feature_name!r} is unknown; known are {', '.join(self)}")

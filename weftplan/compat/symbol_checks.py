@@ -1,6 +1,6 @@
-"""Checks of a symbol that tests written for MXNet use: outputs, gradients, central differences, two contexts, speed.
+"""Symbol checks of ``mx.test_utils``: outputs, gradients, central differences, consistency, speed.
 
-Each binds the symbol anew on the thread that calls, and raises AssertionError where numbers differ.
+Each check binds the symbol on the calling thread, and raises AssertionError if numbers differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Named = Mapping[str, Any] | Sequence[Any]
 
 
 def _named(given: Named | None, names: Sequence[str], what: str) -> dict[str, Any]:
-    """Values by name; raises ParameterError for names or numbers of values that do not fit."""
+    """Return values by name; raise ParameterError if names or the number of values do not match."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -38,7 +38,7 @@ def _named(given: Named | None, names: Sequence[str], what: str) -> dict[str, An
 def _bound(
     symbol: Symbol, location: Named, aux_states: Any, ctx: Context | None, dtype: Any, reqs: Any, grads: Any = None
 ) -> Any:
-    """An executor on copies of these values; floats of them get ``dtype``."""
+    """Return an executor on copies of these values; floats among them get ``dtype``."""
     ctx = current_context() if ctx is None else ctx
 
     def arrays(values: Mapping[str, Any]) -> dict[str, NDArray]:
@@ -55,7 +55,7 @@ def _bound(
 
 
 def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any) -> Any:
-    """Outputs of a symbol for NumPy arrays by name; one alone is no list."""
+    """Return the outputs of a symbol for NumPy arrays by name; a single output is not a list."""
     executor = _bound(sym, inputs, None, ctx, np.float32, "null")
     outputs = [out.asnumpy() for out in executor.forward(is_train=is_train)]
     return outputs[0] if len(outputs) == 1 else outputs
@@ -78,7 +78,7 @@ def check_symbolic_forward(
     equal_nan: bool = False,
     dtype: Any = np.float32,
 ) -> list[NDArray]:
-    """Compare the outputs with ``expected``; the outputs."""
+    """Compare the outputs with ``expected``; return the outputs."""
     executor = _bound(sym, location, aux_states, ctx, dtype, "null")
     outputs: list[NDArray] = executor.forward(is_train=False)
     wanted = _named(expected, sym.list_outputs(), "expected")
@@ -102,10 +102,10 @@ def check_symbolic_backward(
     equal_nan: bool = False,
     dtype: Any = np.float32,
 ) -> dict[str, NDArray]:
-    """Compare the gradients for ``out_grads`` with ``expected``; the gradients by name.
+    """Compare the gradients for ``out_grads`` with ``expected``; return the gradients by name.
 
-    An argument whose ``grad_req`` is ``add`` begins with random numbers, to which its gradient must be added; one
-    that is ``null`` must keep them.
+    An argument whose ``grad_req`` is ``add`` starts with random numbers, to which its gradient must be added; if it
+    is ``null``, the numbers must stay unchanged.
     """
     names = sym.list_arguments()
     values = _named(location, names, "location")
@@ -130,7 +130,7 @@ def check_symbolic_backward(
 
 
 def _slopes(total: Callable[[], float], array: NDArray, base: Host, eps: float) -> Host:
-    """Central differences of ``total()`` by each element of ``array``, which holds ``base`` afterwards."""
+    """Return central differences of ``total()`` by each element of ``array``, which holds ``base`` afterwards."""
     found = np.zeros(base.shape)
     for place in np.ndindex(base.shape):
         sides = []
@@ -152,10 +152,10 @@ def numeric_grad(
     use_forward_train: bool = True,
     dtype: Any = np.float32,
 ) -> dict[str, Host]:
-    """Central differences of the sum of output 0 by each argument in ``location``; zeros for those that are no floats.
+    """Return central differences of the sum of output 0 by each float argument in ``location``; zeros for the others.
 
     Args:
-        executor: what the symbol was bound to; its arguments hold ``location`` afterwards.
+        executor: an executor of the symbol; its arguments hold ``location`` afterwards.
         location: values by name.
         aux_states: values by name, set before each run.
         eps: step of the differences.
@@ -196,7 +196,7 @@ def check_numeric_gradient(
 
     Args:
         numeric_eps: step of the differences.
-        grad_nodes: arguments whose gradients are compared; default: all that are floats.
+        grad_nodes: arguments whose gradients are compared; default: all floats.
         use_forward_train: run as in training, also for the differences.
     """
     names = sym.list_arguments()
@@ -241,13 +241,13 @@ def check_consistency(
     use_uniform: bool = False,
     rand_type: Any = np.float64,
 ) -> list[Host]:
-    """Compare outputs and gradients of a symbol on several contexts or with several dtypes; those of the finest dtype.
+    """Compare outputs and gradients of a symbol over contexts or dtypes; return those of the finest dtype.
 
     Args:
         ctx_list: for each run ``{"ctx": context, "type_dict": dtypes by argument, name: shape, …}``.
         scale: of the random values.
         tol: the tolerance; by default that of the coarser dtype.
-        raise_on_err: False: what differs is printed.
+        raise_on_err: False: differences are printed.
     """
     symbols = [sym] * len(ctx_list) if isinstance(sym, Symbol) else list(sym)
     runs = []
@@ -296,9 +296,9 @@ def check_speed(
     typ: str = "whole",
     **kwargs: Any,
 ) -> float:
-    """Seconds of a run, forward and backward (``whole``) or ``forward`` alone, on average over ``N``.
+    """Return the average seconds of a run, forward and backward (``whole``) or ``forward`` alone, over ``N`` runs.
 
-    ``location`` gives values; else ``kwargs`` give shapes, and values are normal numbers.
+    ``location`` gives values; else ``kwargs`` give shapes, and values are normally distributed.
     """
     if typ not in ("whole", "forward"):
         raise ParameterError(f"check_speed: typ must be 'whole' or 'forward', got {typ!r}")

@@ -1,8 +1,8 @@
-"""``mx.test_utils``: what scripts and tests written for MXNet lean on: comparisons, random arrays, small helpers.
+"""``mx.test_utils``: comparisons, random arrays and helpers for scripts and tests written for MXNet.
 
-Comparisons of arrays, checks of whole symbols and of distributions stand in files of their own and have their names
-here, too. Random arrays come from NumPy's global generator, which such tests seed. Data sets are read from files that
-are there (``local_data.py``), never fetched.
+Comparisons of arrays, checks of whole symbols and of distributions are in files of their own and are re-exported here.
+Random arrays come from NumPy's global generator, which such tests seed. Data sets are read from local files
+(``local_data.py``), never downloaded.
 """
 
 from __future__ import annotations
@@ -132,22 +132,22 @@ __all__ = [
 
 
 def default_context() -> Context:
-    """Where arrays are made for which nothing else is said."""
+    """Return the default context of arrays."""
     return current_context()
 
 
 def set_default_context(ctx: Context) -> None:
-    """Make arrays there from now on, where nothing else is said."""
+    """Set the default context of arrays."""
     Context.default_ctx = ctx
 
 
 def default_dtype() -> type[np.float32]:
-    """The dtype of arrays for which nothing else is said."""
+    """Return the default dtype of arrays."""
     return np.float32
 
 
 def list_gpus() -> range:
-    """Numbers of the GPUs that can be used."""
+    """Return the numbers of the usable GPUs."""
     return range(gpus.num_gpus())
 
 
@@ -155,7 +155,7 @@ def list_gpus() -> range:
 
 
 def assert_exception(f: Callable[..., Any], exception_type: type[BaseException], *args: Any, **kwargs: Any) -> None:
-    """Raise AssertionError unless the call raises such an error."""
+    """Raise AssertionError unless the call raises ``exception_type``."""
     try:
         f(*args, **kwargs)
     except exception_type:
@@ -164,7 +164,7 @@ def assert_exception(f: Callable[..., Any], exception_type: type[BaseException],
 
 
 def same_array(array1: NDArray, array2: NDArray) -> bool:
-    """Whether two arrays share their memory; both change for a moment."""
+    """Return whether two arrays share their memory; the test changes both temporarily."""
     array1[:] += 1
     if not same(array1, array2):
         array1[:] -= 1
@@ -177,24 +177,24 @@ def same_array(array1: NDArray, array2: NDArray) -> bool:
 
 
 def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> tuple[int, ...]:
-    """A shape of so many dimensions, each up to ``dim``."""
+    """Return a random shape of ``num_dim`` dimensions, each up to ``dim``."""
     return tuple(int(n) for n in np.random.randint(0 if allow_zero_size else 1, dim + 1, size=num_dim))
 
 
 def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
-    """A shape of two dimensions."""
+    """Return a random shape of two dimensions."""
     low = 0 if allow_zero_size else 1
     return int(np.random.randint(low, dim0 + 1)), int(np.random.randint(low, dim1 + 1))
 
 
 def rand_shape_3d(dim0: int = 10, dim1: int = 10, dim2: int = 10, allow_zero_size: bool = False) -> tuple[int, ...]:
-    """A shape of three dimensions."""
+    """Return a random shape of three dimensions."""
     low = 0 if allow_zero_size else 1
     return tuple(int(np.random.randint(low, dim + 1)) for dim in (dim0, dim1, dim2))
 
 
 def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[int, int]:
-    """A place in a rectangle, the high ends left out."""
+    """Return a random point in a rectangle; upper bounds are exclusive."""
     return int(np.random.randint(x_low, x_high)), int(np.random.randint(y_low, y_high))
 
 
@@ -208,7 +208,7 @@ def rand_ndarray(
     distribution: str | None = None,
     ctx: Context | None = None,
 ) -> NDArray:
-    """Numbers of [-1, 1); of storage type ``row_sparse``, which is dense here, a ``density`` share of rows.
+    """Return random numbers of [-1, 1); for ``row_sparse``, which is dense here, a ``density`` share of nonzero rows.
 
     Raises:
         ParameterError: another storage type.
@@ -224,32 +224,32 @@ def rand_ndarray(
 
 
 def random_arrays(*shapes: Sequence[int]) -> Any:
-    """NumPy arrays of normal numbers, one for each shape; one alone is no list."""
+    """Return NumPy arrays of normal numbers, one per shape; a single array is not a list."""
     arrays = [np.array(np.random.randn(), np.float32) if not s else np.random.randn(*s).astype(np.float32)
               for s in shapes]  # fmt: skip
     return arrays[0] if len(arrays) == 1 else arrays
 
 
 def random_uniform_arrays(*shapes: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: Any = None) -> list[Host]:
-    """NumPy arrays of uniform numbers, one for each shape."""
+    """Return NumPy arrays of uniform numbers, one per shape."""
     return [np.random.uniform(low, high, tuple(shape)).astype(dtype or np.float32) for shape in shapes]
 
 
 def random_sample(population: Sequence[Any], k: int) -> list[Any]:
-    """So many different ones, in the order in which they stand."""
+    """Return ``k`` distinct elements, in their original order."""
     chosen = np.sort(np.random.permutation(len(population))[:k])
     return [population[int(place)] for place in chosen]
 
 
 def create_vector(size: int, dtype: Any = np.int64) -> NDArray:
-    """The numbers from 0 on."""
+    """Return the numbers from 0 to ``size - 1``."""
     return nd.arange(0, size, dtype=dtype)
 
 
 def np_reduce(
     dat: Any, axis: int | Sequence[int] | None, keepdims: bool, numpy_reduce_func: Callable[..., Any]
 ) -> Host:
-    """What a reduction of NumPy of one axis gives over several."""
+    """Apply a single-axis reduction of NumPy to several axes."""
     axes = list(range(dat.ndim)) if axis is None else [axis] if isinstance(axis, int) else list(axis)
     result = dat
     for one in sorted((k % dat.ndim for k in axes), reverse=True):
@@ -263,7 +263,7 @@ def np_reduce(
 
 
 def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: a test may fail by AssertionError ``n - 1`` times."""
+    """Return a decorator that lets a test fail by AssertionError ``n - 1`` times."""
     if n < 1:
         raise ParameterError(f"retry: expected at least 1, got {n}")
 
@@ -284,7 +284,7 @@ def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def set_env_var(key: str, val: str, default_val: str = "") -> str:
-    """Set an environment variable; what it was."""
+    """Set an environment variable; return its previous value."""
     before = os.environ.get(key, default_val)
     os.environ[key] = val
     return before
@@ -292,7 +292,7 @@ def set_env_var(key: str, val: str, default_val: str = "") -> str:
 
 @contextlib.contextmanager
 def environment(*args: Any) -> Iterator[None]:
-    """Within ``with`` environment variables have other values: ``(name, value)`` or a dictionary; None unsets one.
+    """Set environment variables within ``with``: ``(name, value)`` or a dictionary; None unsets a variable.
 
     >>> with environment("MXNET_BACKWARD_DO_MIRROR", "1"):
     ...     os.environ["MXNET_BACKWARD_DO_MIRROR"]
@@ -318,7 +318,7 @@ def environment(*args: Any) -> Iterator[None]:
 
 
 class EnvManager:
-    """Within ``with`` an environment variable has another value."""
+    """Context manager that sets an environment variable."""
 
     def __init__(self, key: str, val: str) -> None:
         self._key, self._value = key, val
@@ -337,7 +337,7 @@ class EnvManager:
 
 @contextlib.contextmanager
 def discard_stderr() -> Iterator[None]:
-    """Within ``with`` what anybody writes to the standard error goes nowhere."""
+    """Discard all output to the standard error within ``with``."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -349,7 +349,7 @@ def discard_stderr() -> Iterator[None]:
 
 
 class DummyIter(DataIter):
-    """The first batch of another iterator, for ever: to measure speed without reading."""
+    """An endless iterator over the first batch of another iterator, to measure speed without reading."""
 
     def __init__(self, real_iter: DataIter) -> None:
         super().__init__(real_iter.batch_size)
@@ -372,7 +372,7 @@ def compare_optimizer(
     atol: float = 1e-5,
     compare_states: bool = True,
 ) -> None:
-    """Raise AssertionError unless two optimizers change equal weights by equal gradients in the same way."""
+    """Raise AssertionError unless two optimizers update equal weights by equal gradients equally."""
     weights = rand_ndarray(shape, w_stype, dtype=dtype)
     grads = rand_ndarray(shape, g_stype, dtype=dtype)
     pairs = []

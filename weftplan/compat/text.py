@@ -1,7 +1,7 @@
-"""``mx.contrib.text``: words counted, and numbered for an Embedding.
+"""``mx.contrib.text``: word counts, and vocabularies for an Embedding.
 
-It owns the two parts that need nothing but words: ``text.utils.count_tokens_from_str`` and ``text.vocab.Vocabulary``.
-Vectors of words, which MXNet downloads, are absent on purpose. Nothing is kept; any thread may call it.
+The module implements ``text.utils.count_tokens_from_str`` and ``text.vocab.Vocabulary``, which need no data. Word
+vectors, which MXNet downloads, are absent on purpose. The module is stateless; any thread may call it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def count_tokens_from_str(
     to_lower: bool = False,
     counter_to_update: Counter[str] | None = None,
 ) -> Counter[str]:
-    """How often each word is in a text; added to ``counter_to_update`` where that is given.
+    """Count the words of a text; add the counts to ``counter_to_update`` if given.
 
-    ``token_delim`` and ``seq_delim``, regular expressions, stand between words and between sentences.
+    ``token_delim`` and ``seq_delim`` are regular expressions that separate words and sentences.
 
     >>> sorted(count_tokens_from_str("Life is great ! \\n life is good", to_lower=True).items())
     [('!', 1), ('good', 1), ('great', 1), ('is', 2), ('life', 2)]
@@ -38,16 +38,16 @@ def count_tokens_from_str(
 
 
 class Vocabulary:
-    """Numbers of words: 0 for every unknown one, then the reserved ones, then those of ``counter``.
+    """Numbers of words: 0 for every unknown word, then reserved words, then the words of ``counter``.
 
-    Frequent words come first, and equally frequent ones in their order.
+    Frequent words come first; equally frequent words keep their order.
 
     Args:
         counter: how often each word occurs.
-        most_freq_count: so many words of ``counter`` at most.
-        min_freq: words that occur more seldom are unknown.
-        unknown_token: what number 0 is called.
-        reserved_tokens: words that have a number whether or not they occur.
+        most_freq_count: most words of ``counter``.
+        min_freq: less frequent words are unknown.
+        unknown_token: the token of number 0.
+        reserved_tokens: words that always have a number.
 
     >>> words = Vocabulary(Counter("a b b c c c".split()), min_freq=2, reserved_tokens=["<pad>"])
     >>> words.idx_to_token, words.to_indices(["c", "a"]), words.to_tokens(3)
@@ -81,13 +81,13 @@ class Vocabulary:
         return len(self.idx_to_token)
 
     def to_indices(self, tokens: Any) -> Any:
-        """The number of a word, or of each in a list."""
+        """Return the number of a word, or of each word in a list."""
         if isinstance(tokens, list):
             return [self.token_to_idx.get(word, 0) for word in tokens]
         return self.token_to_idx.get(tokens, 0)
 
     def to_tokens(self, indices: Any) -> Any:
-        """The word of a number, or of each in a list; raises ParameterError for a number that no word has."""
+        """Return the word of a number, or of each number in a list; raise ParameterError for an unassigned number."""
         if isinstance(indices, list):
             return [self.to_tokens(number) for number in indices]
         if not isinstance(indices, int) or not 0 <= indices < len(self):

@@ -1,6 +1,6 @@
 """``mx.util``: environment variables, GPUs, and the two switches of NumPy's semantics.
 
-:func:`np_shape` decides how unknown dimensions are written in inference. Arrays with NumPy's semantics are absent, so
+:func:`np_shape` decides how inference represents unknown dimensions. Arrays with NumPy's semantics are absent, so
 :func:`use_np` and its relatives refuse.
 """
 
@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def getenv(name: str) -> str | None:
-    """An environment variable as the next reader of it sees it, None where it is not set."""
+    """Return the current value of an environment variable, None if it is not set."""
     return os.environ.get(name)
 
 
@@ -50,17 +50,17 @@ def setenv(name: str, value: str | None) -> None:
 
 
 def get_gpu_count() -> int:
-    """Number of CUDA GPUs that can be used."""
+    """Return the number of usable CUDA GPUs."""
     return num_gpus()
 
 
 def get_gpu_memory(gpu_dev_id: int) -> tuple[int, int]:
-    """(free, total) bytes of a GPU."""
+    """Return (free, total) bytes of a GPU."""
     return gpu_memory_info(gpu_dev_id)
 
 
 def set_module(module: str) -> Callable[[F], F]:
-    """Decorator: say that a function belongs to ``module``."""
+    """Return a decorator that sets the module of a function."""
 
     def decorate(function: F) -> F:
         function.__module__ = module
@@ -70,7 +70,7 @@ def set_module(module: str) -> Callable[[F], F]:
 
 
 def is_np_array() -> bool:
-    """False: there are no arrays with NumPy's semantics."""
+    """Return False: there are no arrays with NumPy's semantics."""
     return False
 
 
@@ -79,7 +79,7 @@ def _absent(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def use_np(function: Callable[..., Any]) -> Callable[..., NoReturn]:
-    """Decorator: the function refuses to run, since it needs arrays with NumPy's semantics."""
+    """Return a function that refuses to run, since it needs arrays with NumPy's semantics."""
     return functools.wraps(function)(lambda *args, **kwargs: _absent())
 
 
@@ -88,5 +88,5 @@ np_array = set_np = _absent
 
 
 def reset_np() -> None:
-    """Nothing to do: NumPy's semantics are never on, but for :func:`np_shape`."""
+    """Disable the semantics of :func:`np_shape`; NumPy's other semantics are never active."""
     set_np_shape(False)

@@ -1,4 +1,4 @@
-"""Models in the formats of others (ONNX in both directions, parameters as safetensors), and for inference alone.
+"""Model conversion: ONNX in both directions, safetensors parameters, and inference rewrites.
 
 ONNX needs the package ``onnx`` (the extra ``convert``); safetensors needs nothing.
 """

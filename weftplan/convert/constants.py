@@ -1,9 +1,9 @@
-"""Constants folded: what a network computes from its parameters alone is computed once, and becomes a parameter.
+"""Constant folding: nodes that depend on parameters alone are computed once and become parameters.
 
-The rewritten symbol is an ordinary one: print it with ``debug_str``, plan it, save it. Values are those that the nodes
-would give, bit by bit, since the nodes compute them. It is for inference only: what was folded no longer learns.
+The rewritten symbol is an ordinary symbol: print it with ``debug_str``, plan it, save it. The values equal those of the
+nodes bit by bit, since the nodes compute them. The rewrite is for inference only: folded parameters no longer learn.
 
-Nothing is kept between calls, and the symbol and the arrays that are given stay as they are.
+The module is stateless; it does not change the input symbol and arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weftplan.symbol.traversal import followed, rewired, split_variables, topolo
 from weftplan.training.fit.parameter_files import Params
 
 MOST_BYTES = 1 << 24
-"""Bytes of a folded array: larger ones cost more memory than the time that they save is worth."""
+"""Most bytes of a folded array: larger arrays cost more memory than the saved time is worth."""
 
 
 def fold_constants(
@@ -28,14 +28,14 @@ def fold_constants(
     *,
     most_bytes: int = MOST_BYTES,
 ) -> tuple[Symbol, Params, Params]:
-    """A symbol in which nodes that read nothing but parameters are parameters themselves, and its parameters.
+    """Replace nodes that read only parameters by parameters; return the new symbol and its parameters.
 
-    An output of the symbol stays a node, so that outputs keep their names; so do nodes that draw random numbers, change
-    states, or are put in a device group, and those whose result is larger than ``most_bytes``.
+    An output of the symbol stays a node, so that outputs keep their names. Nodes also stay if they draw random numbers,
+    change states, belong to a device group, or have a result larger than ``most_bytes``.
 
     Returns:
-        (symbol, arg_params, aux_params): arrays that did not change are those that were given. A folded array has the
-        name of its node's output (``<name>_output``), and a number behind it where that is taken.
+        (symbol, arg_params, aux_params): unchanged arrays are the input arrays. A folded array is named after its
+        node's output (``<name>_output``), with a number appended if the name is taken.
     """
     order = topological_order(symbol.entries)
     constant = _constant_nodes(order, arg_params)
@@ -74,7 +74,7 @@ def fold_constants(
 
 
 def _constant_nodes(order: Sequence[Node], given: Mapping[str, NDArray]) -> set[Node]:
-    """Nodes that depend on nothing but given arguments."""
+    """Return the nodes that depend only on the arguments in ``given``."""
     found: set[Node] = set()
     states = set(split_variables(order)[1])
     for node in order:
@@ -86,7 +86,7 @@ def _constant_nodes(order: Sequence[Node], given: Mapping[str, NDArray]) -> set[
         if op.random or op.aux or op.single or node.control_deps or "__ctx_group__" in node.attrs:
             continue
         if not node.inputs and 0 in (node.params.get("shape") or (0,)):
-            continue  # its shape follows from who reads it
+            continue  # its shape follows from its readers
         if all(entry.node in found for entry in node.inputs):
             found.add(node)
     return found

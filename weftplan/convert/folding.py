@@ -1,12 +1,12 @@
-"""Batch normalisation folded into what comes before it: a network for inference with fewer nodes and the same outputs.
+"""Folding of batch normalisation into the preceding layer: fewer nodes, same outputs, for inference.
 
-Outside training ``BatchNorm`` multiplies each channel by a number and adds another. Behind a convolution or a fully
-connected layer both can be part of its weight and bias, so that no node is left of it. The rewritten symbol is an
-ordinary one: print it with ``debug_str``, plan it, save it. It is for inference only, since what was folded no longer
-learns and follows no batch.
+Outside training ``BatchNorm`` multiplies each channel by a number and adds another. After a convolution or a fully
+connected layer, both numbers can be merged into its weight and bias, and the node disappears. The rewritten symbol is
+an ordinary symbol: print it with ``debug_str``, plan it, save it. It is for inference only, because folded parameters
+no longer learn and ignore batch statistics.
 
-Nothing is kept between calls, and the symbol and the arrays that are given stay as they are. Values are computed in
-float64 and rounded once.
+The module is stateless; it does not change the input symbol and arrays. Values are computed in float64 and rounded
+once.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from weftplan.symbol.traversal import followed, rewired, topological_order
 from weftplan.training.fit.parameter_files import Params
 
 LINEAR = ("Convolution", "FullyConnected")
-"""Operators whose weight has a row for each channel of the output."""
+"""Operators whose weight has a row for each output channel."""
 
 
 def fold_batch_norm(
     symbol: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]
 ) -> tuple[Symbol, Params, Params]:
-    """A symbol without the ``BatchNorm`` nodes that can be part of the layer before them, and its parameters.
+    """Fold each ``BatchNorm`` into the layer before it if possible; return the new symbol and its parameters.
 
-    Such a layer is a ``Convolution`` or a ``FullyConnected`` of which nobody else reads the output, with a weight and a
-    bias of its own; all values must be given. Every other node stays. The layer gets the name of the ``BatchNorm``, so
-    that outputs keep their names.
+    Such a layer is a ``Convolution`` or a ``FullyConnected`` whose output has no other reader, with its own weight and
+    bias; all values must be available. Every other node stays. The layer gets the name of the ``BatchNorm``, so that
+    outputs keep their names.
 
     Returns:
-        (symbol, arg_params, aux_params): arrays that did not change are those that were given.
+        (symbol, arg_params, aux_params): unchanged arrays are the input arrays.
     """
     values = {**arg_params, **aux_params}
     order = topological_order(symbol.entries)
@@ -99,7 +99,7 @@ def _can_be_folded(
 
 
 def _variable(name: str, taken: set[str], like: Node) -> Node:
-    """A new variable with a name that no node has, and what is said of the device of ``like``."""
+    """Return a new variable with an unused name and the device group of ``like``."""
     while name in taken:
         name += "_folded"
     taken.add(name)
@@ -107,7 +107,7 @@ def _variable(name: str, taken: set[str], like: Node) -> Node:
 
 
 def _folded(node: Node, layer: Node, values: Mapping[str, NDArray]) -> tuple[Any, Any]:
-    """The weight and the bias of ``layer`` with ``node`` in them."""
+    """Return the weight and bias of ``layer`` after folding ``node`` into them."""
     weight = values[layer.inputs[1].node.name].asnumpy()
     gamma, beta, mean, var = (values[entry.node.name].asnumpy().astype(np.float64) for entry in node.inputs[1:])
     scale = 1.0 / np.sqrt(var + node.params["eps"])

@@ -1,4 +1,4 @@
-"""Recurrent cells here and in ONNX: their names, and the order of their gates.
+"""Recurrent cells in weftplan and in ONNX: their names, and the order of their gates.
 
 Both directions of conversion rely on it; it holds constants only.
 """
@@ -6,8 +6,8 @@ Both directions of conversion rely on it; it holds constants only.
 from __future__ import annotations
 
 OPERATORS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
-"""Mode of our operator RNN -> operator of ONNX."""
+"""Mode of weftplan's operator RNN -> operator of ONNX."""
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 TO_ONNX = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
-"""Which of our gates (i, f, g, o; r, z, n) is each of ONNX's (i, o, f, g; z, r, n)."""
+"""For each ONNX gate (i, o, f, g; z, r, n), the index of weftplan's gate (i, f, g, o; r, z, n)."""
 FROM_ONNX = {mode: tuple(order.index(k) for k in range(len(order))) for mode, order in TO_ONNX.items()}

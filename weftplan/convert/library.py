@@ -1,6 +1,6 @@
-"""The package ``onnx``, which only conversion needs: imported at the first use, and an error that says how to get it.
+"""Lazy import of the package ``onnx``, with an error that says how to install it.
 
-Any thread may call this; Python's import lock does the rest.
+Any thread may call this; Python's import lock serializes the import.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weftplan.errors import MXNetError
 
 
 def onnx_module() -> Any:
-    """The package ``onnx``; raises MXNetError that says how to get it."""
+    """Return the package ``onnx``; raise MXNetError with installation advice if it is missing."""
     try:
         import onnx
     except ImportError as error:

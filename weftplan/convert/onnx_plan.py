@@ -1,7 +1,7 @@
-"""The memory plan of an ONNX file by sizes alone, for operators that this package does not run.
+"""Memory plans of ONNX files from sizes alone, for operators that this package does not implement.
 
-Every node is a step of known sizes, in the file's order. Sizes are what ``onnx`` infers, what the file declares, or
-what the caller gives; nothing is computed, and nothing shares memory with its input.
+Every node is a step of known sizes, in the file's order. Sizes are inferred by ``onnx``, declared in the file, or
+passed by the caller. Nothing is computed, and no result shares memory with its input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weftplan.support.tensor_types import DType, Shape
 def plan_onnx(
     file: OnnxFile, shapes: Mapping[str, Shape] | None = None, *, options: PlanOptions | None = None
 ) -> MemoryPlan:
-    """The plan of a model's inference; its notes name the operators that are not run.
+    """Return the plan of a model's inference; its notes name the unsupported operators.
 
     Args:
         shapes: shapes of inputs that the file leaves open, or of results that cannot be inferred.
@@ -99,7 +99,7 @@ def _plan(file: OnnxFile, shapes: Mapping[str, Shape], options: PlanOptions) -> 
 
 
 def _inferred(onnx: Any, model: Any, shapes: Mapping[str, Shape]) -> Any:
-    """The graph with shapes of results, after those of inputs have been set."""
+    """Set the shapes of inputs and return the graph with inferred shapes of results."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for value in copy.graph.input:
@@ -108,12 +108,12 @@ def _inferred(onnx: Any, model: Any, shapes: Mapping[str, Shape]) -> Any:
             for dim, size in zip(dims, shapes[value.name], strict=True):
                 dim.dim_value = size
         elif dims and not dims[0].HasField("dim_value"):
-            dims[0].dim_value = 1  # an open first dimension, as when the model is read
+            dims[0].dim_value = 1  # an open first dimension is 1, as in the import
     return onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
 
 
 def _needed(graph: Any, given: set[str]) -> list[Any]:
-    """The nodes that outputs need, each after what it reads."""
+    """Return the nodes that the outputs need, each after its inputs."""
     maker = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
     for node in graph.node:
         for name in node.input:

@@ -1,7 +1,7 @@
 """Parameter files in the safetensors format.
 
-Names are those of the parameters; which of them are auxiliary states stands in the metadata, under ``aux``. The
-checkpoints that ``fit`` writes hold more than parameters; of those the parameters alone are read here.
+Names are those of the parameters; the metadata lists the auxiliary states under ``aux``. Checkpoints written by ``fit``
+hold more than parameters; this module reads only their parameters.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["load_safetensors", "save_safetensors"]
 def save_safetensors(
     path: str | os.PathLike[str], arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]
 ) -> None:
-    """Write parameters and auxiliary states, the file whole or not at all.
+    """Write parameters and auxiliary states atomically.
 
     Raises:
-        FormatError: a name that is both, or a dtype that the format does not know.
+        FormatError: a name that is both, or a dtype that the format does not support.
     """
     both = sorted(arg_params.keys() & aux_params.keys())
     if both:
@@ -33,9 +33,9 @@ def save_safetensors(
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
-    """(arg_params, aux_params) of a file; without metadata of ours all of them are arguments.
+    """Return (arg_params, aux_params) of a file; without our metadata all of them are arguments.
 
     Raises:
-        FormatError: the file is damaged, or something else; says what.
+        FormatError: the file is damaged, or not a safetensors file; the message says which.
     """
     return read_safetensors(path)

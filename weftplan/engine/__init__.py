@@ -1,4 +1,4 @@
-"""The dependency engine: functions run when what they read and write allows. Any thread may push, and may wait.
+"""The dependency engine: runs functions in an order that their reads and writes of vars allow.
 
 >>> from weftplan import engine
 >>> e = engine.create("ThreadedEngine")

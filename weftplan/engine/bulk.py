@@ -1,4 +1,4 @@
-"""Bulk: several pushes of one thread run as one operation, each with its own fate.
+"""Bulk: several pushes of one thread run as one operation, and fail or succeed separately.
 
 MXNet loses unrelated members of a bulk when one fails; here a member that fails spreads its failure to the vars it
 writes, members that need those are skipped, and all others run.

@@ -1,4 +1,4 @@
-"""The engine as its users see it: one class with all public verbs.
+"""The engine's public class, with every public method.
 
 It relies on the region for every change of state. Any thread may call a verb, unless its docstring says otherwise. The
 file is long because the class is one, and because ``push`` checks vars without calling anything.

@@ -1,4 +1,4 @@
-"""Debug mode's watchdog: a thread that tells, after a while without progress, who waits for whom.
+"""Debug mode's watchdog: a thread that reports the waits of a stalled engine.
 
 It holds its engine weakly and ends with it. It never stops anything; what it says goes to stderr, once per standstill.
 """

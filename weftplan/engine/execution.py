@@ -1,4 +1,4 @@
-"""Running the function of an operation: skipping, failing, asynchronous completion, tracing.
+"""Execution of one operation: skipping, failure, asynchronous completion, tracing.
 
 Nothing here changes vars or queues; that is the region's (``region.py``). What an operation finds on its vars was
 put there before it was granted them, so it is read outside the region.

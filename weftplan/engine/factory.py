@@ -1,4 +1,4 @@
-"""Making engines by name, and the engine that the process uses, which the first thread that asks for it makes."""
+"""Creation of engines by name, and the process-wide engine, created on first use."""
 
 from __future__ import annotations
 

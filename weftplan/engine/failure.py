@@ -1,4 +1,4 @@
-"""What is kept of an operation that failed, and how it reaches the user at the wait that raises it.
+"""A record of a failed operation, and its re-raising at a wait.
 
 The thread that ran the operation makes it, and any thread that waits may raise it, several at the same time.
 """

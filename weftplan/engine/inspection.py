@@ -1,4 +1,4 @@
-"""Looking in: counts of what an engine did, and what is pending and why, as text or as a graph in the DOT language.
+"""Engine statistics, and pending operations with their dependencies, as text or a DOT graph.
 
 :func:`snapshot` and :func:`holders` are for the thread inside the region. Texts are made of the copies that a snapshot
 holds, by any thread, later: names may be user code.

@@ -1,4 +1,4 @@
-"""``NaiveEngine``: every push runs at once on the pushing thread and raises there. For debugging.
+"""``NaiveEngine``: runs every push inline on the pushing thread and raises there. For debugging.
 
 The core is the same, so versions, order and which arrays fail agree with the threaded engines. An operation that is
 pushed from inside another and needs one of its vars runs when that one is finished: at once would be wrong, and

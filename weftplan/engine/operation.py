@@ -1,4 +1,4 @@
-"""Operations: what is pushed, with its vars and properties, and one scheduled execution of it."""
+"""Operations: a pushed function with its vars and properties, and one scheduled execution of it."""
 
 from __future__ import annotations
 

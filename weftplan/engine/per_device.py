@@ -1,4 +1,4 @@
-"""``ThreadedEnginePerDevice``, the default: pools of their own for every device and kind of work.
+"""``ThreadedEnginePerDevice``, the default: separate pools for every device and kind of operation.
 
     CPU(i), CPU_PRIORITIZED   one priority queue for the process
     CPU(i), TASK              first in, first out, one per index

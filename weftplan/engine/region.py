@@ -1,4 +1,4 @@
-"""The region: all changes of an engine's state, made by one thread at a time, without a lock that anybody waits for.
+"""The region: lock-free serialization of all changes of an engine's state (flat combining).
 
 Whoever wants a change puts a request into ``requests`` and calls :meth:`Region.apply`. The thread that gets the
 ``token`` is inside: it carries out all requests, its own and the others', until none is left; a thread that does not

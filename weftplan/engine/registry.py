@@ -1,4 +1,4 @@
-"""Engine types by name: the one table that ``create``, ``MXNET_ENGINE_TYPE``, the command line and the docs read.
+"""Engine types by name: the table for ``create``, ``MXNET_ENGINE_TYPE``, command line and docs.
 
 An engine type is a subclass of :class:`~weftplan.engine.core.Engine` with a ``kind`` and the class decorator
 :func:`register`. Types register when their modules are imported; looking up may be done from any thread.

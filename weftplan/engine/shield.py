@@ -1,4 +1,4 @@
-"""Holding Ctrl-C back on the main thread for a moment, where an interrupt would lose something.
+"""A short delay of Ctrl-C on the main thread, for code that an interrupt would corrupt.
 
 The interpreter calls signal handlers between any two bytecodes of a certain kind, so a function that must not be broken
 off replaces the handler of SIGINT while it runs, and raises afterwards what the handler would have raised. Only for

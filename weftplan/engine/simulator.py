@@ -1,4 +1,4 @@
-"""The simulator: the same core on one thread, with a seeded choice of the next ready operation. For tests.
+"""The simulator: a single-threaded engine with a seeded choice of ready operations, for tests.
 
 Nothing runs at a push; a wait runs operations until what it waits for is done. With ``choose`` a test decides itself
 and can walk through every order of a small program.

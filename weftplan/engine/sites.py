@@ -1,4 +1,4 @@
-"""Where operations were pushed: code object and instruction, made into ``file:line`` only when an error needs it.
+"""Push sites: code object and instruction, resolved to ``file:line`` only for an error message.
 
 Any thread may ask. What is kept is a table of file names, which two threads fill with the same answers.
 """

@@ -1,4 +1,4 @@
-"""Streams: order on devices where a function only enqueues its work.
+"""Streams: order on devices whose functions only enqueue their kernels.
 
 A device has a few streams, whoever enqueues: an operation continues the stream of one whose result it takes, as long
 as nothing has come after that there, else it takes the next; so independent chains go side by side whichever worker

@@ -1,4 +1,4 @@
-"""The verbs of tasks under ``weftplan.engine``; ``task_verbs.pyi`` gives their types.
+"""Task functions of ``weftplan.engine``; ``task_verbs.pyi`` has their types.
 
 Tasks are a layer above the engine, which is imported when one of the names is first used.
 """

@@ -1,4 +1,4 @@
-"""Engines with worker threads: what they have in common, and ``ThreadedEngine``, which has one pool for everything."""
+"""Base class of engines with worker threads, and ``ThreadedEngine``, which has a single pool."""
 
 from __future__ import annotations
 

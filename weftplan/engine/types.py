@@ -1,4 +1,4 @@
-"""What the parts of the engine ask of the whole, as types, so that no part imports one above it; thread counts."""
+"""Protocols between the parts of the engine and the whole, and thread counts."""
 
 from __future__ import annotations
 

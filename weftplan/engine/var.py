@@ -1,4 +1,4 @@
-"""A var: one schedulable resource and the operations that wait for it, in push order. Pure: no threads, no clocks.
+"""A var: a schedulable resource and its queue of operations in push order, without threads or clocks.
 
 States, derived from ``readers`` and ``write``:
 

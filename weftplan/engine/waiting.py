@@ -1,4 +1,4 @@
-"""Waiting for vars and for all operations, from any thread, and how failures reach whoever waits."""
+"""Waits for vars and for all operations, from any thread; a wait re-raises failures."""
 
 from __future__ import annotations
 

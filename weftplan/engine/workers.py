@@ -1,4 +1,4 @@
-"""Worker threads and the queues that they take ready operations from.
+"""Worker threads and their queues of ready operations.
 
 Operations are put into a queue inside the engine's region and taken out of it by any number of workers without a lock:
 ``deque.append`` and ``popleft`` are atomic. A worker that finds its queue empty puts itself into ``idle``, looks once

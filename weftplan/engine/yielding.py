@@ -1,4 +1,4 @@
-"""Others first: who finds no memory lets pending operations end, because what they free may be enough.
+"""Yielding of a starved thread: pending operations run first, because they may free memory.
 
 Outside of operations that is a wait. An operation cannot wait: what it waits for may need its thread. So its thread
 runs operations that are ready meanwhile, one within the other; they are independent of it, or they would not be ready.

@@ -1,4 +1,4 @@
-"""push, pull: sums of arrays over devices, and updates on the store. ``mx.kv.create("device")``.
+"""Key-value stores: sums of arrays over devices, updates on the store. ``mx.kv.create("device")``.
 
 ``create`` chooses the store. A store may be used from any thread; its work is ordered by the vars of the arrays.
 """

@@ -1,4 +1,4 @@
-"""Small sums and copies between arrays in host memory, made by the calling thread where nobody else uses the arrays.
+"""Inline sums and copies of small arrays in host memory, on the calling thread.
 
 To wake a worker for them takes longer than they do. The engine makes them one step of its own (``write_at_once``), so
 they have their place in the order of operations; where it cannot, nothing is done, and the caller pushes them. Any

@@ -1,4 +1,4 @@
-"""Which gradients are exchanged together, and who adds up which range of them.
+"""Gradient buckets: their contents, and the ranges that each participant sums.
 
 The rule of FLAGS_fuse_parameter_groups_size and _memory_size, as Paddle documents the two flags: a group has at most so
 many gradients, and together they have at most so many MiB. A gradient that is larger than the limit has a group of its

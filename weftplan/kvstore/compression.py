@@ -1,4 +1,4 @@
-"""Two bits or one for each element of a gradient, and the rest remembered: ``set_gradient_compression``.
+"""Gradient compression to one or two bits an element, with residuals: ``set_gradient_compression``.
 
 The rule is that of MXNet's ``2bit`` (1.9.1) and ``1bit`` (2.0), after Seide et al., "1-bit stochastic gradient
 descent", 2014: a gradient is added to the *residual* of its place, and what is sent is taken off the residual. With

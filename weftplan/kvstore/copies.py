@@ -1,4 +1,4 @@
-"""Copies between a store's arrays and its users'.
+"""Copies between a store's arrays and the caller's.
 
 All of them are pushed and return at once; the vars of the arrays order them. Nothing is kept; any thread that may
 push may call them. Small ones that need not be pushed are in ``at_once.py``.

@@ -1,4 +1,4 @@
-"""The sum of several arrays of one GPU, in one launch; called while the device and its stream are current."""
+"""The sum of several arrays of one GPU, in one launch on the current stream."""
 
 from __future__ import annotations
 

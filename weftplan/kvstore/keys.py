@@ -1,4 +1,4 @@
-"""Keys and values of a call, grouped: what ``push([3, 5], [[a0, a1], [b0, b1]])`` means.
+"""Grouping of a call's keys and values, as in ``push([3, 5], [[a0, a1], [b0, b1]])``.
 
 A store takes strings or integers as keys, never both. Keys are numbered; the number, not the text, orders the groups
 of one call and decides placement, as in MXNet.

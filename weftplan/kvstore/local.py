@@ -1,4 +1,4 @@
-"""The store ``local`` of one process, and what ``device`` (``on_device.py``) shares with it.
+"""The single-process store ``local``, and the base that ``device`` (``on_device.py``) shares.
 
 A store keeps, per key, the stored value and, for an updater or a device, a merge buffer. ``push`` is one engine
 operation that reads every pushed array and writes the merge buffer, then the updater (called on the pushing thread, its

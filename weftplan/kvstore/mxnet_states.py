@@ -1,4 +1,4 @@
-"""States of optimizers that MXNet has saved: a pickle, read without running any code that it names.
+"""Optimizer states saved by MXNet: a pickle, read without running any code that it names.
 
 A pickle says which functions to call. The reader here knows arrays (their bytes are a record of a ``.params`` file),
 bytes, and settings of optimizers and schedules, which it keeps as plain values; everything else is refused before it

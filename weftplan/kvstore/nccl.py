@@ -1,4 +1,4 @@
-"""The store ``nccl``: sums of GPUs by NVIDIA's library, through ``cupy.cuda.nccl``.
+"""The store ``nccl``: sums over GPUs by NVIDIA's library, through ``cupy.cuda.nccl``.
 
 A push reduces the arrays of all GPUs to the one that has least to sum so far, a pull broadcasts from there; each is one
 engine operation, in which every GPU has a stream. NCCL chooses ways and the order of additions by itself. It hangs

@@ -1,4 +1,4 @@
-"""The store ``device``: sums where the gradients are, and what travels between devices may be compressed.
+"""The store ``device``: sums on the gradients' devices, with optional compression between devices.
 
 Between several GPUs, or several simulated devices, sums and values take the way that is fastest on their links
 (``exchange``). Everything else takes one step: what the place of the sum cannot read is copied there.

@@ -1,4 +1,4 @@
-"""Pulling some rows of a stored value into arrays of storage type ``row_sparse``, which are dense here."""
+"""Pulls of selected rows of a stored value into ``row_sparse`` arrays, which are dense here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mx.kv.create("teststore")``: the least that a plug-in store is, as MXNet has one to test with."""
+"""``mx.kv.create("teststore")``: a minimal plug-in store, the counterpart of MXNet's test store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The updater: applies an optimizer to (key, gradient, weight) and keeps the optimizer's state of every key.
+"""The updater: applies an optimizer to (key, gradient, weight) and owns its state for every key.
 
 The optimizer is anything with MXNet's optimizer protocol (see :class:`OptimizerProtocol`). States travel as an archive
 of plain arrays, never as a pickle, so loading a file cannot run code; those that MXNet has pickled are read without it.

@@ -1,4 +1,4 @@
-"""What a store does with a sum: hand it to an updater, and keep, write and read the states of an optimizer."""
+"""Updates on a store: calls of the updater, and saving and loading of optimizer states."""
 
 from __future__ import annotations
 

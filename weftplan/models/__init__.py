@@ -1,6 +1,6 @@
 """Built-in networks, as symbols: ``models.get("resnet50")``; ``models.input_shapes("resnet50", 32)``.
 
-Every call makes new nodes and nothing is kept, so any thread may ask; ``catalogue.py`` knows the names.
+Every call creates new nodes and the module is stateless, so any thread may call it; ``catalogue.py`` has the names.
 """
 
 from weftplan.models.catalogue import NETWORKS, digits, get, input_shapes
@@ -9,7 +9,7 @@ __all__ = ["NETWORKS", "digits", "get", "input_shapes", "names"]
 
 
 def names() -> list[str]:
-    """Names of all built-in networks."""
+    """Return the names of all built-in networks."""
     return list(NETWORKS)
 
 

@@ -1,7 +1,7 @@
-"""The table of built-in networks: how each is built, and its usual input.
+"""The table of built-in networks: their builders and usual inputs.
 
-It relies on the files beside it for the networks themselves. Nothing is kept; a network is built anew at each call,
-on any thread.
+The networks themselves are in the other files of this folder. Every call builds a new network, on any thread; the
+module is stateless.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DIGITS = (1, 8, 8)
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One entry: builder, usual image (or feature) shape without batch, usual number of classes.
+    """One network: builder, usual image (or feature) shape without batch, usual number of classes.
 
-    ``small`` builds the form for images of fewer than ``small_below`` pixels a side.
+    ``small`` builds the variant for images of fewer than ``small_below`` pixels a side.
     """
 
     build: Callable[[int], Symbol]
@@ -59,7 +59,7 @@ NETWORKS: dict[str, Network] = {
 
 
 def find(name: str) -> Network:
-    """The entry called ``name``; raises ParameterError listing the names."""
+    """Return the network called ``name``; raise ParameterError with all names if there is none."""
     network = NETWORKS.get(name)
     if network is None:
         hint = did_you_mean(name, NETWORKS)
@@ -69,12 +69,12 @@ def find(name: str) -> Network:
 
 @known_keywords()
 def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] | None = None) -> Symbol:
-    """The symbol of a built-in network, ending in a SoftmaxOutput called ``softmax``.
+    """Return the symbol of a built-in network, ending in a SoftmaxOutput called ``softmax``.
 
     Args:
         name: one of :data:`NETWORKS`.
         num_classes: size of the softmax (for ``lstm``, of the vocabulary); default: as in the literature.
-        image_shape: shape of one sample; small images get a small first layer where the network has one.
+        image_shape: shape of one sample; for small images a network with a small variant gets a smaller first layer.
 
     Raises:
         ParameterError: no such network.
@@ -87,7 +87,7 @@ def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] 
     build = network.build
     if image_shape is not None and network.small is not None and max(image_shape[1:], default=0) < network.small_below:
         build = network.small
-    with NameManager():  # names do not depend on what else was built
+    with NameManager():  # names do not depend on earlier builds
         symbol = build(network.classes if num_classes is None else num_classes)
     if image_shape is not None:
         symbol.infer_shape_partial(data=(1, *image_shape))
@@ -95,7 +95,7 @@ def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] 
 
 
 def input_shapes(name: str, batch: int = 32, image_shape: tuple[int, ...] | None = None) -> dict[str, tuple[int, ...]]:
-    """Shapes of everything that is fed to a network, by argument name.
+    """Return the shapes of all inputs of a network, by argument name.
 
     >>> input_shapes("lenet", 64)
     {'data': (64, 1, 28, 28), 'softmax_label': (64,)}
@@ -108,5 +108,5 @@ def input_shapes(name: str, batch: int = 32, image_shape: tuple[int, ...] | None
 
 
 def digits(name: str, num_classes: int = 10) -> Symbol:
-    """``mlp``, ``lenet`` or ``resnet`` for 8x8 images of one channel."""
+    """Return ``mlp``, ``lenet`` or ``resnet`` for 8x8 images of one channel."""
     return get(name, num_classes, DIGITS)

@@ -1,6 +1,6 @@
 """MLP, LeNet, AlexNet, VGG-16.
 
-Each function builds a symbol with a softmax output and keeps nothing.
+Each function builds a symbol with a softmax output and is stateless.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weftplan.symbol import Symbol
 
 
 def mlp(classes: int = 10, hidden: Sequence[int] = (128, 64)) -> Symbol:
-    """Fully connected layers with rectifiers, on flat input."""
+    """Build fully connected layers with rectifiers, on flat input."""
     x = sym.Variable("data")
     for i, units in enumerate(hidden, 1):
         x = relu(dense(x, units, name=f"fc{i}"), name=f"relu{i}")
@@ -21,7 +21,7 @@ def mlp(classes: int = 10, hidden: Sequence[int] = (128, 64)) -> Symbol:
 
 
 def lenet(classes: int = 10) -> Symbol:
-    """LeNet for 28x28 images: 5x5 convolutions with 20 and 50 filters, tanh, max pooling, 500 units."""
+    """Build LeNet for 28x28 images: 5x5 convolutions with 20 and 50 filters, tanh, max pooling, 500 units."""
     x = sym.Variable("data")
     for i, filters in enumerate((20, 50), 1):
         x = sym.Convolution(x, kernel=(5, 5), num_filter=filters, name=f"conv{i}")
@@ -33,9 +33,9 @@ def lenet(classes: int = 10) -> Symbol:
 
 
 def lenet_small(classes: int = 10) -> Symbol:
-    """LeNet's plan for images of about 8x8 pixels: 3x3 convolutions with 32 and 64 filters, 128 units.
+    """Build LeNet's structure for images of about 8x8 pixels: 3x3 convolutions with 32 and 64 filters, 128 units.
 
-    Batch normalisation is not LeNet's, but with it a few epochs on the digits suffice whatever the seed.
+    LeNet has no batch normalisation; with it a few epochs on the digits suffice for any seed.
     """
     x = sym.Variable("data")
     for i, filters in enumerate((32, 64), 1):
@@ -47,14 +47,14 @@ def lenet_small(classes: int = 10) -> Symbol:
 
 
 def _dropout_head(x: Symbol, classes: int) -> Symbol:
-    """Two layers of 4096 units with dropout, then the classes."""
+    """Add two layers of 4096 units with dropout, then the classes."""
     for _ in range(2):
         x = sym.Dropout(relu(dense(x, 4096)), p=0.5)
     return classify(x, classes)
 
 
 def alexnet(classes: int = 1000) -> Symbol:
-    """AlexNet, one tower, for 224x224 images."""
+    """Build AlexNet, one tower, for 224x224 images."""
     x = sym.Variable("data")
     for filters, kernel, stride, pad, pooled in (
         (64, 11, 4, 2, True),
@@ -70,7 +70,7 @@ def alexnet(classes: int = 1000) -> Symbol:
 
 
 def vgg16(classes: int = 1000) -> Symbol:
-    """VGG with 13 convolutions and 3 fully connected layers, for 224x224 images."""
+    """Build VGG with 13 convolutions and 3 fully connected layers, for 224x224 images."""
     x = sym.Variable("data")
     for repeats, filters in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
         for _ in range(repeats):

@@ -1,7 +1,7 @@
 """DenseNet-121, for 224x224 images.
 
-Every layer of a block reads all layers before it, which makes the network a test of sharing memory (Huang et al.,
-2017).
+Every layer of a block reads the outputs of all earlier layers in it. This makes the network a test of memory sharing
+(Huang et al., 2017).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _bn_relu_conv(x: Symbol, filters: int, kernel: int, pad: int = 0) -> Symbol:
 
 
 def densenet121(classes: int = 1000) -> Symbol:
-    """Every layer of a block reads the concatenation of all before it; blocks are halved between."""
+    """Build DenseNet-121: dense blocks, with a transition that halves channels and sides between two blocks."""
     channels = 64
     x = pool(conv_bn_relu(sym.Variable("data"), channels, 7, 2, 3), "max", 3, 2, 1)
     for stage, layers in enumerate(BLOCKS):

@@ -1,7 +1,7 @@
 """Inception v3, for 299x299 images.
 
-Its blocks run branches side by side and join them by channels (Szegedy et al., 2016). A call builds a symbol and
-keeps nothing.
+Its blocks run parallel branches and concatenate their channels (Szegedy et al., 2016). A call builds a symbol and is
+stateless.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weftplan.models.layers import Pair, classify, concat, conv_bn_relu, pool
 from weftplan.symbol import Symbol
 
 Step = tuple[int, int | Pair, int, int | Pair]
-"""filters, kernel, stride, pad of one convolution."""
+"""Filters, kernel, stride and pad of a convolution."""
 
 
 def _chain(x: Symbol, *steps: Step) -> Symbol:
@@ -25,7 +25,7 @@ def _pooled(x: Symbol, filters: int) -> Symbol:
 
 
 def _grid35(x: Symbol, pooled: int) -> Symbol:
-    """The block of the 35x35 grid."""
+    """Add a block of the 35x35 grid."""
     return concat(
         [
             _chain(x, (64, 1, 1, 0)),
@@ -37,7 +37,7 @@ def _grid35(x: Symbol, pooled: int) -> Symbol:
 
 
 def _to_grid17(x: Symbol) -> Symbol:
-    """35x35 to 17x17."""
+    """Reduce 35x35 to 17x17."""
     return concat(
         [
             _chain(x, (384, 3, 2, 0)),
@@ -48,7 +48,7 @@ def _to_grid17(x: Symbol) -> Symbol:
 
 
 def _grid17(x: Symbol, n: int) -> Symbol:
-    """The block of the 17x17 grid: 7x7 convolutions split into 1x7 and 7x1, ``n`` filters inside."""
+    """Add a block of the 17x17 grid: 7x7 convolutions split into 1x7 and 7x1, ``n`` filters inside."""
     row: tuple[Pair, int, Pair] = ((1, 7), 1, (0, 3))
     column: tuple[Pair, int, Pair] = ((7, 1), 1, (3, 0))
     return concat(
@@ -62,7 +62,7 @@ def _grid17(x: Symbol, n: int) -> Symbol:
 
 
 def _to_grid8(x: Symbol) -> Symbol:
-    """17x17 to 8x8."""
+    """Reduce 17x17 to 8x8."""
     return concat(
         [
             _chain(x, (192, 1, 1, 0), (320, 3, 2, 0)),
@@ -73,12 +73,12 @@ def _to_grid8(x: Symbol) -> Symbol:
 
 
 def _fork(x: Symbol) -> Symbol:
-    """A 3x3 convolution split into 1x3 and 3x1 side by side."""
+    """Add a 3x3 convolution split into parallel 1x3 and 3x1 convolutions."""
     return concat([_chain(x, (384, (1, 3), 1, (0, 1))), _chain(x, (384, (3, 1), 1, (1, 0)))])
 
 
 def _grid8(x: Symbol) -> Symbol:
-    """The block of the 8x8 grid."""
+    """Add a block of the 8x8 grid."""
     return concat(
         [
             _chain(x, (320, 1, 1, 0)),
@@ -90,7 +90,7 @@ def _grid8(x: Symbol) -> Symbol:
 
 
 def inception_v3(classes: int = 1000) -> Symbol:
-    """Inception v3 without the auxiliary classifier."""
+    """Build Inception v3 without the auxiliary classifier."""
     x = _chain(sym.Variable("data"), (32, 3, 2, 0), (32, 3, 1, 0), (64, 3, 1, 1))
     x = _chain(pool(x, "max", 3, 2), (80, 1, 1, 0), (192, 3, 1, 0))
     x = pool(x, "max", 3, 2)

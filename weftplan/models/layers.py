@@ -1,4 +1,4 @@
-"""The few layers that the networks here are made of. Names are automatic: call inside a fresh NameManager."""
+"""The shared layers of the built-in networks. Names are automatic: call inside a fresh NameManager."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Pair = tuple[int, int]
 
 
 def pair(value: int | Pair) -> Pair:
-    """``3`` as ``(3, 3)``.
+    """Return ``3`` as ``(3, 3)``; keep a pair.
 
     >>> pair(3), pair((1, 7))
     ((3, 3), (1, 7))
@@ -28,7 +28,7 @@ def conv(
     bias: bool = False,
     name: str | None = None,
 ) -> Symbol:
-    """A 2-D convolution, without bias unless asked."""
+    """Add a 2-D convolution, without bias by default."""
     result: Symbol = sym.Convolution(
         x,
         kernel=pair(kernel),
@@ -43,13 +43,13 @@ def conv(
 
 
 def batch_norm(x: Symbol, *, eps: float = 1e-5) -> Symbol:
-    """Batch normalisation with a learnt gamma."""
+    """Add batch normalisation with a learnt gamma."""
     result: Symbol = sym.BatchNorm(x, eps=eps, momentum=0.9, fix_gamma=False)
     return result
 
 
 def relu(x: Symbol, name: str | None = None) -> Symbol:
-    """Rectifier."""
+    """Add a rectifier."""
     result: Symbol = sym.Activation(x, act_type="relu", name=name)
     return result
 
@@ -65,40 +65,40 @@ def conv_bn_relu(
     bias: bool = False,
     eps: float = 1e-5,
 ) -> Symbol:
-    """Convolution, batch normalisation, rectifier."""
+    """Add convolution, batch normalisation, rectifier."""
     return relu(batch_norm(conv(x, filters, kernel, stride, pad, groups=groups, bias=bias), eps=eps))
 
 
 def pool(x: Symbol, kind: str, kernel: int, stride: int, pad: int = 0, name: str | None = None) -> Symbol:
-    """Pooling of ``kind`` max or avg; an average counts the padding."""
+    """Add pooling of ``kind`` max or avg; an average includes the padding."""
     result: Symbol = sym.Pooling(x, pool_type=kind, kernel=pair(kernel), stride=pair(stride), pad=pair(pad), name=name)
     return result
 
 
 def global_avg_pool(x: Symbol) -> Symbol:
-    """The mean of each channel."""
+    """Add the mean of each channel."""
     result: Symbol = sym.Pooling(x, pool_type="avg", kernel=(1, 1), global_pool=True)
     return result
 
 
 def dense(x: Symbol, units: int, name: str | None = None) -> Symbol:
-    """A fully connected layer with bias."""
+    """Add a fully connected layer with bias."""
     result: Symbol = sym.FullyConnected(x, num_hidden=units, name=name)
     return result
 
 
 def concat(parts: list[Symbol]) -> Symbol:
-    """Channels of all parts, one after another."""
+    """Concatenate the channels of all parts."""
     result: Symbol = sym.Concat(*parts, dim=1)
     return result
 
 
 def classify(x: Symbol, classes: int) -> Symbol:
-    """A fully connected layer and the softmax loss, whose label is called ``softmax_label``."""
+    """Add a fully connected layer and the softmax loss, whose label is called ``softmax_label``."""
     return softmax(dense(x, classes))
 
 
 def softmax(x: Symbol) -> Symbol:
-    """The softmax loss called ``softmax``."""
+    """Add the softmax loss called ``softmax``."""
     result: Symbol = sym.SoftmaxOutput(x, name="softmax")
     return result

@@ -1,7 +1,7 @@
 """An unrolled LSTM language model.
 
-Every step is nodes of its own, all with the same weights, so gradients of weights are sums of as many terms as there
-are steps. The states that a batch begins with are arguments of the network.
+Every time step has its own nodes and shares the weights, so the gradient of a weight is a sum with one term per step.
+The initial states of a batch are arguments of the network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weftplan.symbol import Symbol
 
 
 class _Cell:
-    """One LSTM layer: its shared weights, and one step at a time."""
+    """One LSTM layer: its shared weights, and its step."""
 
     def __init__(self, hidden: int, prefix: str) -> None:
         self.hidden = hidden
@@ -30,7 +30,7 @@ class _Cell:
         return result
 
     def step(self, x: Symbol, t: int) -> Symbol:
-        """The output for input ``x`` at time ``t``."""
+        """Return the output for input ``x`` at time ``t``."""
         name = f"{self.prefix}t{t}_"
         gates = self._project(x, "i2h", name) + self._project(self.h, "h2h", name)
         parts = sym.SliceChannel(gates, num_outputs=4, name=f"{name}slice")
@@ -44,9 +44,9 @@ class _Cell:
 
 
 def lstm(classes: int = 10_000, *, steps: int = 35, layers: int = 2, hidden: int = 200) -> Symbol:
-    """Embedding, ``layers`` of LSTM unrolled over ``steps``, and a softmax over the vocabulary at every step.
+    """Build an embedding, ``layers`` of LSTM unrolled over ``steps``, and a softmax over the vocabulary at every step.
 
-    Inputs: ``data`` and ``softmax_label`` of (batch, steps), and a begin state pair per layer.
+    Inputs: ``data`` and ``softmax_label`` of (batch, steps), and two initial states per layer.
     """
     x = sym.Embedding(sym.Variable("data"), input_dim=classes, output_dim=hidden, name="embed")
     sequence = list(sym.split(x, axis=1, num_outputs=steps, squeeze_axis=1))
@@ -61,7 +61,7 @@ def lstm(classes: int = 10_000, *, steps: int = 35, layers: int = 2, hidden: int
 
 
 def begin_states(batch: int, *, layers: int = 2, hidden: int = 200) -> dict[str, tuple[int, int]]:
-    """Shapes of the begin states.
+    """Return the shapes of the initial states.
 
     >>> begin_states(32, layers=1)
     {'lstm_l0_begin_state_0': (32, 200), 'lstm_l0_begin_state_1': (32, 200)}

@@ -1,6 +1,6 @@
 """MobileNet, version 1, for 224x224 images.
 
-Its convolutions are depthwise and pointwise in turn (Howard et al., 2017). A call builds a symbol and keeps nothing.
+Depthwise and pointwise convolutions alternate (Howard et al., 2017). A call builds a symbol and is stateless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PAIRS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),
 
 
 def mobilenet(classes: int = 1000) -> Symbol:
-    """Depthwise 3x3 and pointwise 1x1 convolutions in turn, width multiplier 1."""
+    """Build alternating depthwise 3x3 and pointwise 1x1 convolutions, width multiplier 1."""
     have = 32
     x = conv_bn_relu(sym.Variable("data"), have, 3, 2, 1)
     for filters, stride in _PAIRS:

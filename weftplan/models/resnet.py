@@ -1,4 +1,4 @@
-"""Residual networks, version 1 (stride in the first convolution of a block), as MXNet's model zoo has them."""
+"""Residual networks, version 1 (stride in a block's first convolution), as in MXNet's model zoo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPTHS = {
     101: (True, (3, 4, 23, 3)),
     152: (True, (3, 8, 36, 3)),
 }
-"""Depth -> (blocks with a bottleneck?, blocks per stage)."""
+"""Depth -> (whether blocks have a bottleneck, blocks per stage)."""
 
 
 def _shortcut(x: Symbol, filters: int, stride: int, project: bool) -> Symbol:
@@ -21,15 +21,15 @@ def _shortcut(x: Symbol, filters: int, stride: int, project: bool) -> Symbol:
 
 
 def basic_block(x: Symbol, filters: int, stride: int, project: bool) -> Symbol:
-    """Two 3x3 convolutions beside a shortcut, which is projected when the shape changes."""
+    """Add two 3x3 convolutions and a shortcut, which is projected if the shape changes."""
     body = conv_bn_relu(x, filters, 3, stride, 1)
     body = batch_norm(conv(body, filters, 3, 1, 1))
     return relu(_shortcut(x, filters, stride, project) + body)
 
 
 def bottleneck_block(x: Symbol, filters: int, stride: int, project: bool) -> Symbol:
-    """1x1, 3x3 and 1x1 convolutions, the middle with a quarter of the filters, beside a shortcut."""
-    # The zoo's 1x1 convolutions have a bias, its others have none.
+    """Add 1x1, 3x3 and 1x1 convolutions and a shortcut; the first two have a quarter of the filters."""
+    # The zoo's 1x1 convolutions have a bias, its other convolutions have none.
     body = conv_bn_relu(x, filters // 4, 1, stride, bias=True)
     body = conv_bn_relu(body, filters // 4, 3, 1, 1)
     body = batch_norm(conv(body, filters, 1, bias=True))
@@ -37,7 +37,7 @@ def bottleneck_block(x: Symbol, filters: int, stride: int, project: bool) -> Sym
 
 
 def resnet(depth: int, classes: int = 1000, *, thumbnail: bool = False) -> Symbol:
-    """ResNet-18, 34, 50, 101 or 152.
+    """Build ResNet-18, 34, 50, 101 or 152.
 
     Args:
         thumbnail: a 3x3 stem without pooling, for images of about 32x32.
@@ -59,7 +59,7 @@ def resnet(depth: int, classes: int = 1000, *, thumbnail: bool = False) -> Symbo
 
 
 def resnet_small(classes: int = 10) -> Symbol:
-    """Three stages of one basic block with 16, 32 and 64 filters, for images of about 8x8."""
+    """Build three stages of one basic block with 16, 32 and 64 filters, for images of about 8x8."""
     x = conv_bn_relu(sym.Variable("data"), 16, 3, 1, 1)
     for stage, filters in enumerate((16, 32, 64)):
         x = basic_block(x, filters, 1 if stage == 0 else 2, stage > 0)

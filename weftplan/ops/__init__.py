@@ -1,4 +1,4 @@
-"""Operators: what one node of a graph computes. Importing this package registers all of them.
+"""Operators: the computations of graph nodes. Importing this package registers all of them.
 
 The table is :mod:`weftplan.ops.core.registry`; the contract of a kernel is :mod:`weftplan.ops.core.schema`.
 """

@@ -1,4 +1,4 @@
-"""amp_cast and amp_multicast, the casts of MXNet's automatic mixed precision, and the scaling of a loss.
+"""amp_cast, amp_multicast and loss scaling, as in MXNet's automatic mixed precision.
 
 The casts convert floats among each other and leave everything else as it is. ``_scale_gradient`` stands before a loss
 whose gradient is to be multiplied by a number that changes while training runs.

@@ -1,4 +1,4 @@
-"""Which implementation of an operator is fastest for a call, measured once and kept in the user's cache folder.
+"""Autotuning: the fastest implementation for a call, measured once and cached on disk.
 
 This is what MXNET_CUDNN_AUTOTUNE_DEFAULT and ``cudnn_tune`` of a convolution ask for. Implementations run in turn on
 arrays of the call's shapes, and the least time of each counts. What was measured is kept by operator, parameters,

@@ -1,4 +1,4 @@
-"""``mx.sym.image``: images as tensors, normalized, cropped, turned over.
+"""``mx.sym.image``: images as tensors, normalized, cropped, flipped.
 
 Images before ``to_tensor`` are (height, width, channels), behind it (channels, height, width); both may have a batch in
 front.

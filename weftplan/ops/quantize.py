@@ -1,4 +1,4 @@
-"""Numbers as 8-bit integers and back: ``_contrib_quantize``, ``_contrib_quantize_v2``, ``_contrib_dequantize``.
+"""8-bit quantization: ``_contrib_quantize``, ``_contrib_quantize_v2``, ``_contrib_dequantize``.
 
 The largest magnitude of a range is mapped to 127.5 (int8) or 255.5 (uint8, in which nothing below 0 has a place), by
 the first version of the operator to 127 or 255, and rounded to what the dtype holds: so do MXNet 1.9.1's wheels for

@@ -1,4 +1,4 @@
-"""SyncBatchNorm: BatchNorm whose statistics are those of the whole batch, however many devices share it.
+"""SyncBatchNorm: BatchNorm with statistics of the whole batch, across devices.
 
 An executor sees its own part of a batch alone. So the statistics are exact where one context trains, and at inference,
 which needs none; a Module refuses to train such a layer on several contexts. Kernels and the gradient are BatchNorm's.

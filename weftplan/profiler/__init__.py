@@ -1,4 +1,4 @@
-"""``mx.profiler``: what ran when, on which worker, and how much memory was live.
+"""``mx.profiler``: recording of operations, with their times, workers and live memory.
 
 >>> import tempfile, os
 >>> import weftplan as mx
@@ -65,20 +65,20 @@ _KNOWN = {
 _config: dict[str, Any] = dict(_KNOWN)
 _state = "stop"
 _named_by = 0
-"""The process that has named a file, which it writes at its end unless it has been dumped."""
+"""Identifier of the process that named the file; this process writes it at exit unless it has been dumped."""
 _dumped = True
 
 
 def set_config(**kwargs: Any) -> None:
-    """Choose what is recorded and where it goes; MXNet's keys.
+    """Configure the recording and its output, with MXNet's keys.
 
     Args:
-        filename: of the trace. :func:`dump` writes it; one that is named here is also written when the process ends,
-            if something has been recorded since.
-        profile_memory, profile_all: sample live bytes (``profile_all`` switches everything on).
-        aggregate_stats: for :func:`dumps`; it works without, too.
+        filename: path of the trace, written by :func:`dump`. A path set here is also written at process exit
+            if there are records that have not been dumped.
+        profile_memory, profile_all: sample live bytes (``profile_all`` enables everything).
+        aggregate_stats: accepted for :func:`dumps`, which works regardless.
         profile_symbolic, profile_imperative, profile_api, continuous_dump, dump_period, profile_process: accepted;
-            every engine operation is recorded whatever they say, and the file is written by :func:`dump`.
+            every engine operation is recorded in any case, and :func:`dump` writes the file.
 
     Raises:
         ParameterError: an unknown key, or a file name that is no path.
@@ -97,23 +97,23 @@ def set_config(**kwargs: Any) -> None:
 
 
 def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
-    """:func:`set_config` under its old name; whatever the mode, every operation is recorded."""
+    """Call :func:`set_config` under its old name; every operation is recorded in any mode."""
     set_config(filename=filename, **{f"profile_{mode}": True})
 
 
 def state() -> str:
-    """``run``, ``pause`` or ``stop``."""
+    """Return ``run``, ``pause`` or ``stop``."""
     return _state
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
-    """``run`` starts recording (forgetting an earlier recording), ``stop`` ends it when all work is done.
+    """Change the state: ``run`` starts a new recording, ``stop`` ends it after all pending operations.
 
-    The engine that is the process-wide one now is the one recorded.
+    The recording covers the engine that is process-wide at the time of the call.
 
     Raises:
         ParameterError: another word.
-        BaseException: on ``stop``, the failure of an operation that nobody has waited for.
+        BaseException: on ``stop``, the failure of an operation that no thread has waited for.
     """
     global _state, _dumped
     if state not in ("run", "stop"):
@@ -127,7 +127,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         try:
             if _state != "stop":
                 engine.get().wait_for_all()
-        finally:  # a failed operation is raised here, and recording has ended all the same
+        finally:  # a failed operation raises here, after the end of the recording
             recorder.stop()
             _state = "stop"
     _state = state
@@ -137,7 +137,7 @@ profiler_set_state = set_state
 
 
 def pause(profile_process: str = "worker") -> None:
-    """Stop recording for a while; :func:`resume` goes on with the same recording."""
+    """Pause the recording; :func:`resume` continues it."""
     global _state
     if _state == "run":
         recorder.stop()
@@ -145,7 +145,7 @@ def pause(profile_process: str = "worker") -> None:
 
 
 def resume(profile_process: str = "worker") -> None:
-    """Go on after :func:`pause`."""
+    """Continue after :func:`pause`."""
     global _state
     if _state == "pause":
         recorder.start(memory=bool(_config["profile_memory"] or _config["profile_all"]))
@@ -162,15 +162,15 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
 
 
 def dump_profile() -> None:
-    """:func:`dump` under its old name."""
+    """Call :func:`dump` under its old name."""
     dump()
 
 
 @atexit.register
 def _dump_at_exit() -> None:
-    """Write what nobody has dumped: MXNet's own examples end with ``set_state("stop")``."""
+    """Write an undumped recording at exit: MXNet's own examples end with ``set_state("stop")``."""
     if _named_by == os.getpid() and not _dumped:
-        recorder.stop()  # without a wait: the engine may have ended
+        recorder.stop()  # without a wait: the engine may have shut down
         try:
             dump(finished=False)
         except OSError as error:
@@ -178,10 +178,10 @@ def _dump_at_exit() -> None:
 
 
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
-    """The aggregate table as text (``table``) or JSON (``json``).
+    """Return the aggregate table as text (``table``) or JSON (``json``).
 
     Args:
-        reset: forget the recording afterwards.
+        reset: clear the recording afterwards.
         sort_by: total, avg, min, max or count.
 
     Raises:
@@ -197,9 +197,9 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
 
 
 def to_html(*, title: str = "what ran when") -> str:
-    """The recording as one page for a browser: a lane for each worker, live bytes, and operations by time.
+    """Return the recording as an HTML page: one lane per worker, live bytes, and operations by time.
 
-    The page needs no network and no other viewer. A running profiler goes on.
+    The page needs no network and no other viewer. A running profiler keeps recording.
     """
     return slots.PROFILER_PAGE.get()(recorder, title=title)
 

@@ -1,4 +1,4 @@
-"""The aggregate table: per operation name how often, how long in all, least, most, average."""
+"""The aggregate table: count, total, minimum, maximum and average time per operation name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weftplan.profiler.recorder import OperationRecord, Recorder
 
 @dataclass(slots=True)
 class Row:
-    """Times of one name, milliseconds; ``domain`` is empty for operations of the engine."""
+    """Durations of one name in milliseconds; ``domain`` is empty for operations of the engine."""
 
     domain: str
     name: str
@@ -22,12 +22,12 @@ class Row:
 
     @property
     def average(self) -> float:
-        """Mean duration, milliseconds."""
+        """Return the mean duration in milliseconds."""
         return self.total / self.count if self.count else 0.0
 
     @property
     def title(self) -> str:
-        """Domain and name as the table shows them."""
+        """Return domain and name as the table shows them."""
         return f"{self.domain}:{self.name}" if self.domain else self.name
 
 
@@ -35,7 +35,7 @@ _SORT = {"total": "total", "avg": "average", "min": "least", "max": "most", "cou
 
 
 def rows(recorder: Recorder, *, sort_by: str = "total", ascending: bool = False) -> list[Row]:
-    """Rows of everything recorded: engine operations and user spans.
+    """Return rows for all records: engine operations and user spans.
 
     Raises:
         ParameterError: ``sort_by`` is none of total, avg, min, max, count.
@@ -57,7 +57,7 @@ def rows(recorder: Recorder, *, sort_by: str = "total", ascending: bool = False)
 
 
 def as_text(table: list[Row]) -> str:
-    """The table as aligned text."""
+    """Return the table as aligned text."""
     width = max([len(row.title) for row in table] + [len("Name")])
     lines = [f"{'Name':<{width}}  {'Count':>9} {'Total (ms)':>12} {'Min (ms)':>10} {'Max (ms)':>10} {'Avg (ms)':>10}"]
     lines += [
@@ -68,10 +68,10 @@ def as_text(table: list[Row]) -> str:
 
 
 def as_json(table: list[Row]) -> str:
-    """The table in MXNet's shape: ``Time`` -> domain -> name -> Count, Total, Min, Max, Avg (milliseconds).
+    """Return the table in MXNet's form: ``Time`` -> domain -> name -> Count, Total, Min, Max, Avg (milliseconds).
 
-    Operations of the engine are of the domain ``operator``; spans, frames and events of that of their maker. Memory is
-    sampled into the trace and not summed up: ``Memory`` is empty.
+    Operations of the engine have the domain ``operator``; spans, frames and events have their creator's domain.
+    Memory is sampled into the trace and not aggregated: ``Memory`` is empty.
     """
     times: dict[str, dict[str, dict[str, float]]] = {}
     for row in table:

@@ -1,6 +1,6 @@
-"""Things users time themselves: Domain, Task, Frame, Event, Counter, Marker.
+"""User-defined profiling objects: Domain, Task, Frame, Event, Counter, Marker.
 
-Times go to the profile that is being recorded, and nowhere else while none is. An object may be used from any thread.
+Objects record times while a recording is active, and otherwise record nothing. Any thread may use an object.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from weftplan.profiler.recorder import UserRecord, recorder
 
 
 class Domain:
-    """A group of user objects; its name stands before theirs."""
+    """A group of user objects; its name precedes theirs."""
 
     def __init__(self, name: str) -> None:
         self.name = str(name)
 
     def new_task(self, name: str) -> Task:
-        """A task of this domain."""
+        """Return a new task of this domain."""
         return Task(self, name)
 
     def new_frame(self, name: str) -> Frame:
-        """A frame of this domain."""
+        """Return a new frame of this domain."""
         return Frame(self, name)
 
     def new_counter(self, name: str, value: float | None = None) -> Counter:
-        """A counter of this domain."""
+        """Return a new counter of this domain."""
         return Counter(self, name, value)
 
     def new_marker(self, name: str) -> Marker:
-        """A marker of this domain."""
+        """Return a new marker of this domain."""
         return Marker(self, name)
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Domain:
 
 
 class _Span:
-    """Something with a start and a stop; also a context manager."""
+    """Base of objects with a start and a stop; also a context manager."""
 
     def __init__(self, domain: Domain, name: str) -> None:
         self.domain = domain
@@ -50,11 +50,11 @@ class _Span:
         self._start_ns = -1
 
     def start(self) -> None:
-        """Begin."""
+        """Start the span."""
         self._start_ns = time.perf_counter_ns()
 
     def stop(self) -> None:
-        """End, and record the span if the profiler runs; raises MXNetError when it was not started."""
+        """Stop, and record the span if the profiler runs; raise MXNetError if the span was not started."""
         if self._start_ns < 0:
             raise MXNetError(f"{type(self).__name__} {self.name!r}: stop() before start()")
         thread = threading.current_thread().name
@@ -74,11 +74,11 @@ class _Span:
 
 
 class Task(_Span):
-    """A piece of work that may overlap others."""
+    """A unit of work that may overlap others."""
 
 
 class Frame(_Span):
-    """One of many like steps, such as a batch."""
+    """One of many similar steps, such as a batch."""
 
 
 class Event(_Span):
@@ -89,7 +89,7 @@ class Event(_Span):
 
 
 class Counter:
-    """A number over time. A trace leaves out the moments at which it was infinite or not a number."""
+    """A number over time. A trace omits the moments when it was infinite or not a number."""
 
     def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
         self.domain = domain
@@ -100,33 +100,33 @@ class Counter:
             self.set_value(value)
 
     def set_value(self, value: float) -> None:
-        """Set it.
+        """Set the counter.
 
         Raises:
-            ParameterError: no number.
+            ParameterError: not a number.
         """
         value = self._number(value)
         with self._lock:
             self._record(value)
 
     def increment(self, delta: float = 1) -> None:
-        """Add to it; no addition of any thread is lost."""
+        """Add to the counter; concurrent additions are not lost."""
         delta = self._number(delta)
         with self._lock:
             self._record(self.value + delta)
 
     def _record(self, value: float) -> None:
-        """Lock held, so that records of one counter are in the order of its values."""
+        """Record the value; the caller holds the lock, so records are in the order of the values."""
         self.value = value
         now = time.perf_counter_ns()
         recorder.add_user(UserRecord("counter", str(self.domain), self.name, "", now, now, value))
 
     def decrement(self, delta: float = 1) -> None:
-        """Take from it."""
+        """Subtract from the counter."""
         self.increment(-self._number(delta))
 
     def _number(self, value: Any) -> float:
-        """``value``, NumPy's numbers as Python's, so that a trace can be written."""
+        """Return ``value``, a NumPy number as a Python number, so that a trace can be written."""
         if not isinstance(value, Real):
             raise ParameterError(f"Counter {self.name!r}: expected a number, got {type(value).__name__}: {value!r}")
         try:
@@ -145,17 +145,17 @@ class Counter:
 
 
 class Marker:
-    """A moment."""
+    """A point in time."""
 
     def __init__(self, domain: Domain, name: str) -> None:
         self.domain = domain
         self.name = str(name)
 
     def mark(self, scope: str = "process") -> None:
-        """Record this moment if the profiler runs.
+        """Record the current time if the profiler runs.
 
         Args:
-            scope: how far the line reaches in a viewer: ``process``, ``thread`` or ``global``.
+            scope: extent of the line in a viewer: ``process``, ``thread`` or ``global``.
 
         Raises:
             ParameterError: another scope.

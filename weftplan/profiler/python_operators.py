@@ -1,8 +1,8 @@
-"""What an operator written in Python spends where: in Python itself, and in each operation that it calls.
+"""Profiling of Python operators: time in Python itself, and in each operation that they call.
 
-Such an operator is one operation of the engine, whose user code works with arrays on an engine of its own thread. While
-a profile is recorded, that engine's operations and the time between them become spans of one domain, under MXNet's
-names: ``kind::pure_python`` and ``kind::operation``. Without a profile nothing is done.
+A Python operator is one operation of the engine, whose user code works with arrays on its thread's own engine. While a
+recording is active, that engine's operations and the time between them become spans of one domain, under MXNet's names:
+``kind::pure_python`` and ``kind::operation``. Otherwise the module does nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOMAIN = "Custom Operator"
 
 @contextmanager
 def recorded(kind: str, engine: Engine) -> Iterator[None]:
-    """Record what user code of the operator ``kind`` does with ``engine``, which belongs to this thread."""
+    """Record the operations of the operator ``kind`` on ``engine``, which belongs to this thread."""
     if not recorder.active:
         yield
         return
@@ -42,5 +42,5 @@ def recorded(kind: str, engine: Engine) -> Iterator[None]:
     try:
         yield
     finally:
-        engine.tracer = before  # an operator that another one calls is an operation of the other's
+        engine.tracer = before  # if one Python operator calls another, the operation belongs to the caller
         span("pure_python", since, time.perf_counter_ns())

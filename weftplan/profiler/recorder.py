@@ -1,7 +1,7 @@
-"""What the profiler has seen: one process-wide recorder, filled by the engine's tracer hook and by user objects.
+"""The process-wide recorder, filled by the engine's tracer hook and by user objects.
 
 An engine operation costs one tuple appended to a list (``list.append`` is atomic, on free-threaded Python too, because
-a list locks itself). Everything else, names, flows, counters, is worked out when the trace is written.
+a list locks itself). Names, flows and counters are computed when the trace is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OperationRecord(NamedTuple):
 
 
 class UserRecord(NamedTuple):
-    """Something a user object said: ``kind`` is span, instant or counter."""
+    """A record of a user object: ``kind`` is span, instant or counter."""
 
     kind: str
     domain: str
@@ -38,21 +38,21 @@ class UserRecord(NamedTuple):
     end_ns: int
     value: float
     scope: str = "process"
-    """Of an instant: how far its line reaches, process, thread or global."""
+    """Extent of an instant's line: process, thread or global."""
 
 
 class Recorder:
     """Operations, user records and memory samples since the last clear.
 
-    ``active`` is what a running profiler means: while it is true, the engine that was the process-wide one at the start
-    has this recorder as its tracer. Start and stop are for one thread at a time; records come from any thread.
+    While ``active`` is true, this recorder is the tracer of the engine that was process-wide at the start. Only one
+    thread may start and stop at a time; records come from any thread.
     """
 
     def __init__(self) -> None:
         self.operations: list[tuple[Any, ...]] = []
         self.user: list[UserRecord] = []
         self.memory: list[tuple[int, str, int]] = []
-        """(when, what, bytes): live bytes of each context, of each GPU what all processes use, and of this process."""
+        """(time, name, bytes): live bytes of contexts and of this process, bytes of GPUs in use by all processes."""
         self.origin_ns = time.perf_counter_ns()
         self.active = False
         self.memory_period_s = 0.002
@@ -61,8 +61,7 @@ class Recorder:
         self._stop = threading.Event()
 
     def start(self, *, memory: bool) -> None:
-        """Begin to record; with ``memory`` a thread samples live bytes of every context in use, and of the
-        process."""
+        """Start recording; with ``memory``, a thread samples live bytes of every context in use and of the process."""
         if self.active:
             return
         self.active = True
@@ -75,7 +74,7 @@ class Recorder:
             self._sampler.start()
 
     def stop(self) -> None:
-        """Stop recording; what was recorded stays."""
+        """Stop recording; keep the records."""
         if not self.active:
             return
         self.active = False
@@ -89,17 +88,17 @@ class Recorder:
             self._sample_once()
 
     def clear(self) -> None:
-        """Forget everything recorded."""
+        """Clear all records."""
         self.operations = []
         self.user = []
         self.memory = []
 
     def _operation(self, *record: Any) -> None:
-        # An operation that was pushed before the start has no time of its push; the engine puts its start there.
+        # An operation that was pushed before the start has no push time; the engine uses its start time instead.
         self.operations.append(record)
 
     def add_user(self, record: UserRecord) -> None:
-        """Take in what a user object says, if the profiler runs."""
+        """Add a user object's record if the profiler runs."""
         if self.active:
             self.user.append(record)
 
@@ -118,4 +117,4 @@ class Recorder:
 
 
 recorder = Recorder()
-"""The process's recorder."""
+"""The process-wide recorder."""

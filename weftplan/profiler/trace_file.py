@@ -1,8 +1,8 @@
-"""The recorded run as a trace in the JSON format that Perfetto and chrome://tracing open.
+"""Traces of a recorded run, in the JSON format of Perfetto and chrome://tracing.
 
-One process row per device, one track per worker, one for the threads that push, one or more a thread for what users
-time; an arrow from each push to its run; counters for pending operations, live bytes, and
-memory of the process.
+There is one process row per device and one track per worker, one track for the threads that push, and one or more
+tracks for each thread with user spans. Arrows connect each push to its run. Counters show pending operations, live
+bytes, and memory of the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weftplan.profiler.recorder import OperationRecord, Recorder, UserRecord
 from weftplan.support.atomic_files import write_text
 
 _DEFAULT = Context("cpu", 0)
-"""Where an operation without a context runs."""
+"""The context of an operation without a context."""
 _SCOPES = {"global": "g", "process": "p", "thread": "t"}
 PUSH_PID = 1
 USER_PID = 2
@@ -25,7 +25,7 @@ FIRST_DEVICE_PID = 10
 
 
 def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
-    """All events, ordered by time; timestamps are microseconds since the recorder was made."""
+    """Return all events, ordered by time; timestamps are microseconds since the recorder was created."""
     origin = recorder.origin_ns
     events: list[dict[str, Any]] = []
     meta: list[dict[str, Any]] = [_process(PUSH_PID, "pushes and counters"), _process(USER_PID, "user")]
@@ -71,7 +71,7 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
         events.append({"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": start, **flow})
         depth += [(record.push_ns, 1), (record.start_ns, -1)]
     level = 0
-    for when, change in sorted(depth, key=lambda one: (one[0], -one[1])):  # of one instant the push comes first
+    for when, change in sorted(depth, key=lambda one: (one[0], -one[1])):  # at equal times the push comes first
         level += change
         events.append(_counter("operations waiting", when - origin, level))
     for when, what, nbytes in recorder.memory:
@@ -87,15 +87,15 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
             tid = track(USER_PID, user.thread)
             common = {"name": user.name, "cat": user.domain, "pid": USER_PID, "tid": tid}
             events.append({"ph": "i", "s": _SCOPES[user.scope], "ts": (user.start_ns - origin) / 1e3, **common})
-        elif user.kind == "counter" and math.isfinite(user.value):  # JSON knows no other numbers
+        elif user.kind == "counter" and math.isfinite(user.value):  # JSON has no infinite numbers
             events.append(_counter(f"{user.domain}:{user.name}", user.start_ns - origin, user.value))
     return meta + sorted(events, key=lambda event: float(event["ts"]))
 
 
 def _lanes(spans: list[UserRecord]) -> list[tuple[UserRecord, int]]:
-    """Each span with the number of a track of its thread on which it lies within, or beside, every other.
+    """Return each span with a track number of its thread, so that the spans of a track are nested or disjoint.
 
-    Tasks may overlap without one lying within the other; on one track a viewer would draw them wrongly.
+    Tasks may overlap without nesting; a viewer would draw such spans of one track wrongly.
     """
     open_ends: dict[str, list[list[int]]] = {}
     placed = []
@@ -117,7 +117,7 @@ def _lanes(spans: list[UserRecord]) -> list[tuple[UserRecord, int]]:
 
 
 def write_trace(recorder: Recorder, path: Path) -> Path:
-    """Write the trace file (whole or not at all); returns ``path``."""
+    """Write the trace file atomically; return ``path``."""
     text = json.dumps({"traceEvents": trace_events(recorder), "displayTimeUnit": "ms"})
     write_text(path, text)
     return path

@@ -1,4 +1,4 @@
-"""Pictures and tables for people: of memory plans, of memory as it is, and of networks."""
+"""Text, pictures and HTML pages about memory plans, live memory, and networks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is known of an input before anybody gives its shape: its axes, and a shape to begin with.
+"""Expected input shapes, inferred from a network's layers: axes, and an example shape.
 
-The first layer that reads an input tells it, and the weights of that layer, where they are at hand. Commands say it
-where a shape is missing or does not fit.
+The first layer that reads an input determines its axes; stored weights of that layer determine some sizes. Commands
+print the result if a shape is missing or does not fit.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Node
 
 _ELEMENTWISE = (*BATCH_NORMS, "Cast", "_copy", "Dropout", "identity")
-"""Operators between an input and the first layer with weights that leave its shape alone, with those that end so."""
+"""Operators that keep the shape between an input and its first layer with weights, by name or by suffix."""
 _SCALARS = "_scalar"
 _SIZES = {"N": 1, "T": 35, "D": 16}
-"""Sizes to begin with of axes that any size fits."""
+"""Default sizes of axes that accept any size."""
 _SIDES = (224, 299, 227, 256, 320, 112, 128, 192, 160, 100, 96, 64, 48, 40, 32, 28, 24, 16, 12, 8)
-"""Sides of images, the usual ones first."""
+"""Common side lengths of images, the most usual first."""
 _COLOURS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the first layer behind an input tells of it."""
+    """The form of an input, inferred from the first layer that reads it."""
 
     axes: tuple[str, ...] = ()
-    """Names of the axes, such as N, C, H and W; empty where nothing tells."""
+    """Names of the axes, such as N, C, H and W; empty if unknown."""
     shape: Shape | None = None
-    """With 0 for what is open; None where no weights tell a size."""
+    """The shape, with 0 for an open size; None if no weights determine a size."""
     words: str = ""
-    """The same for people."""
+    """The form in words."""
 
     def sizes(self, side: int) -> Shape:
-        """A shape to begin with, whose image has this side; empty where an axis may have one size alone, not known."""
+        """Return an example shape with this image side; empty if an axis needs an unknown size."""
         known = self.shape or (0,) * len(self.axes)
         image = {"H", "W"} <= set(self.axes) and "D" not in self.axes
         sizes = tuple(
@@ -48,14 +48,14 @@ class Form:
         return sizes if all(sizes) else ()
 
     def advice(self, name: str, usual: Shape = ()) -> str:
-        """What to type: ``--shape data=N,C,H,W, such as --shape data=1,3,224,224``."""
+        """Return the text to type: ``--shape data=N,C,H,W, such as --shape data=1,3,224,224``."""
         option = f"--shape {name}="
         example = f", such as {option}{','.join(map(str, usual))}" if usual else ""
         return option + (",".join(self.axes) or "DIMS") + example
 
 
 def form_of(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape] | None = None) -> Form:
-    """The form of the input ``name``, from the first layer behind it and the shapes of its stored parameters."""
+    """Return the form of the input ``name``, from its first layer and the shapes of stored parameters."""
     stored = stored or {}
     reach = {node for node in nodes if node.op is None and node.name == name}
     for node in nodes:
@@ -88,7 +88,7 @@ def form_of(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape] | None
 
 
 def is_label(nodes: Sequence[Node], name: str) -> bool:
-    """Whether an input is a label, which inference does without: by its name, or since losses alone read it."""
+    """Return whether an input is a label, judged by its name or because only losses read it."""
     if name.endswith("label"):
         return True
     readers = [
@@ -101,7 +101,7 @@ def is_label(nodes: Sequence[Node], name: str) -> bool:
 
 
 def usual_shape(nodes: Sequence[Node], name: str, form: Form, stored: Mapping[str, Shape] | None = None) -> Shape:
-    """A shape of ``name`` to begin with, which agrees with stored parameters; empty where none is known."""
+    """Return an example shape of ``name`` that agrees with stored parameters; empty if there is none."""
     for side in _SIDES:
         shape = form.sizes(side)
         if not shape:
@@ -120,15 +120,15 @@ def advice(
     stored: Mapping[str, Shape] | None = None,
     usual: Mapping[str, Shape] | None = None,
 ) -> str:
-    """What to type about the first input whose shape was not given, or was given with another number of axes.
+    """Return advice about the first input whose shape is missing or has the wrong number of axes.
 
     Args:
         given: shapes by name.
-        stored: shapes of parameters that are at hand.
-        usual: shapes that inputs have where nobody says otherwise.
+        stored: shapes of available parameters.
+        usual: default shapes of inputs.
 
     Returns:
-        Words; empty where every input was given as many axes as it has.
+        Words; empty if every input has the right number of axes.
     """
     nodes = topological_order(symbol.entries)
     stored, usual = stored or {}, usual or {}

@@ -1,7 +1,7 @@
-"""What can be said of a network and its parameters without running it: inputs, layers, sizes, what is missing.
+"""Inspection of a network and its parameters without running it: inputs, layers, sizes, problems.
 
-:func:`inspect` is the whole of it; ``weftplan inspect`` prints what it finds. Shapes that nobody gives are read off the
-parameters as far as they tell them.
+:func:`inspect` is the entry point; ``weftplan inspect`` prints its result. Missing input shapes are inferred from the
+parameters if possible.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ Arrays = Mapping[str, NDArray]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One variable that is fed: data or a label."""
+    """A variable that the caller feeds: data or a label."""
 
     name: str
     shape: Shape | None
-    """Complete, or with 0 for what is unknown, or None."""
+    """The shape, with 0 for unknown sizes; None if it is unknown."""
     known: str
-    """What the parameters tell of it, for people."""
+    """The shape as text, as far as the parameters determine it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One operation."""
+    """One operation of the network."""
 
     name: str
     op: str
     shape: Shape | None
-    """Of the first output; None where it is not known."""
+    """Shape of the first output; None if unknown."""
     parameters: int | None
-    """Elements of the parameters that are used here first; None where their shapes are not known."""
+    """Elements of the parameters that this layer is the first to use; None if their shapes are unknown."""
     flops: int | None
-    """Multiplications and additions, None where a shape is not known."""
+    """Multiplications and additions; None if a shape is unknown."""
     nbytes: int | None
-    """Bytes of the outputs as float32 is what is not said."""
+    """Bytes of the outputs; an unknown dtype counts as float32."""
     supported: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """Everything that was found."""
+    """The complete result of an inspection."""
 
     name: str
     version: str
@@ -67,7 +67,7 @@ class Inspection:
     outputs: list[str]
     layers: list[Layer]
     operators: dict[str, int]
-    """How many nodes of each operator."""
+    """The number of nodes of each operator."""
     missing_operators: dict[str, list[str]]
     matched: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -76,26 +76,26 @@ class Inspection:
     inference_bytes: int | None = None
     training_bytes: int | None = None
     scratch_free_bytes: int | None = None
-    """The inference plan without scratch memory, as MXNet counts."""
+    """Bytes of the inference plan without scratch memory, as MXNet counts."""
     plan: planner.MemoryPlan | None = field(default=None, repr=False)
-    """The inference plan; None where shapes are not known."""
+    """The inference plan; None if shapes are unknown."""
     warnings: list[str] = field(default_factory=list)
     verdict: str = ""
 
     @property
     def parameters(self) -> int | None:
-        """Elements of all parameters; None where the shape of some is not known."""
+        """Return the number of elements of all parameters; None if a shape is unknown."""
         counts = [layer.parameters for layer in self.layers]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
     def flops(self) -> int | None:
-        """Of one forward run; None where the shape of some layer is not known."""
+        """Return the operations of one forward run; None if the shape of a layer is unknown."""
         counts = [layer.flops for layer in self.layers]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the inspection as JSON-ready data."""
         found = {**asdict(replace(self, plan=None)), "parameters": self.parameters, "flops": self.flops}
         del found["plan"]
         if self.plan is not None:
@@ -112,10 +112,10 @@ def inspect(
     aux: Arrays | None = None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> Inspection:
-    """Look at a network, at its parameters where they are given, and plan its memory where its shapes are known.
+    """Inspect a network and its parameters, and plan its memory if all shapes are known.
 
     Args:
-        version: what the file says of the release that wrote it.
+        version: the release that wrote the file, as the file states it.
         args, aux: parameters by name.
         shapes: shapes of inputs by name.
 
@@ -180,7 +180,7 @@ def inspect(
 
 
 def version_of(text: str) -> str:
-    """The release that wrote a symbol file, as its text says.
+    """Return the release that wrote a symbol file, as its text states it.
 
     >>> version_of('{"attrs": {"mxnet_version": ["int", 10901]}}')
     'MXNet 1.9.1'
@@ -192,9 +192,9 @@ def version_of(text: str) -> str:
 
 
 def input_names(symbol: Symbol, args: Arrays | None) -> list[str]:
-    """What is fed: the arguments that the parameters do not hold; without them, the first inputs of operators.
+    """Return the inputs: arguments without stored values, or the first inputs of operators if there are no parameters.
 
-    Parameters that are missing from an otherwise fitting file stay parameters: only what no layer owns is an input.
+    A parameter that is missing from an otherwise fitting file does not become an input: an input belongs to no layer.
     """
     nodes = topological_order(symbol.entries)
     owned = {
@@ -215,7 +215,7 @@ def input_names(symbol: Symbol, args: Arrays | None) -> list[str]:
 def _wrong_shapes(
     nodes: Sequence[Node], given: Mapping[str, Shape], stored: Mapping[str, Shape], variables: Sequence[str]
 ) -> dict[str, Shape]:
-    """Parameters whose stored shapes are not those that the network and the given inputs lead to, as far as known."""
+    """Return parameters whose stored shapes contradict the inferred shapes."""
     rows = infer.entry_rows(nodes)
     values = infer.infer_shapes(nodes, given)
     found = {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
@@ -227,12 +227,12 @@ def _wrong_shapes(
 
 
 def _open(shape: Shape) -> str:
-    """A shape with ? for what is not known."""
+    """Return a shape with ? for unknown sizes."""
     return str(shape).replace(" 0", " ?").replace("(0", "(?") if 0 in shape else str(shape)
 
 
 def _agree(stored: Shape, needed: Shape) -> bool:
-    """Whether they may be one shape; 0 is not known."""
+    """Return whether two shapes are compatible; 0 is unknown."""
     return len(stored) == len(needed) and all(
         not dim or not wanted or dim == wanted for dim, wanted in zip(stored, needed, strict=True)
     )
@@ -272,7 +272,7 @@ def _layers(nodes: Sequence[Node], rows: Sequence[int], values: Sequence[Any], f
 
 
 def operations(node: Node, ins: Sequence[Shape], outs: Sequence[Shape]) -> int:
-    """Multiplications and additions of a forward node: two for each term of a product, one an element elsewhere."""
+    """Return a forward node's multiplications and additions: two per product term, otherwise one per element."""
     assert node.op is not None
     name, out = node.op.name, sum(map(prod, outs))
     if name == "Convolution":
@@ -301,7 +301,7 @@ def _counts(nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
-    """What is strange about the values of the parameters."""
+    """Return warnings about suspicious parameter values."""
     found: list[str] = []
     ignored, fresh, broken = [], [], []
     for node in nodes:
@@ -328,7 +328,7 @@ def _finite(value: NDArray) -> bool:
 
 
 def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warnings: list[str]) -> dict[str, Any]:
-    """The plan for inference, and bytes that it and a training step need, parameters and gradients included."""
+    """Return the inference plan, and the bytes of inference and of a training step, with parameters and gradients."""
     plan = planner.plan(symbol, sizes, train=False)
     found: dict[str, Any] = {"plan": plan, "inference_bytes": plan.total}
     found["scratch_free_bytes"] = planner.plan(symbol, sizes, train=False, workspaces=False).total
@@ -343,7 +343,7 @@ def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warni
 def _verdict(
     nodes: Sequence[Node], found: Mapping[str, Any], hints: Mapping[str, Form], stored: Mapping[str, Shape] | None
 ) -> str:
-    """One sentence; ``stored``: shapes of parameters, where some were given."""
+    """Return a verdict of one sentence; ``stored``: shapes of parameters, if there are any."""
     if found["missing_operators"]:
         return f"It cannot be run as a whole. {placeholder.explain(nodes)}."
     misfits = len(found.get("missing", ())) + len(found["wrong"])

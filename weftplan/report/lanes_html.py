@@ -1,4 +1,4 @@
-"""A recorded run as one self-contained HTML page: a lane for each worker, live bytes, operations by time."""
+"""A recorded run as a self-contained HTML page: one lane per worker, live bytes, operations by time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weftplan.report.page import filled
 from weftplan.support import slots
 
 MOST_SPANS = 40_000
-"""A page shows so many operations, the longest ones."""
+"""Most operations on a page; the longest are shown."""
 KINDS = {
     "forward": "forward",
     "backward": "backward",
@@ -23,7 +23,7 @@ KINDS = {
 
 
 def kind_of(name: str) -> str:
-    """What an operation is for, as its name tells.
+    """Return the kind of an operation, judged by its name.
 
     >>> [kind_of(n) for n in ("[conv1,relu1]", "fc1_backward", "sgd_update", "KVStoreReduce", "copy", "add")]
     ['forward', 'backward', 'update', 'exchange', 'copies', 'other']
@@ -40,7 +40,7 @@ def kind_of(name: str) -> str:
 
 
 def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
-    """The page as text. It loads nothing from anywhere and needs no network."""
+    """Return the page as text. It loads no other files and needs no network."""
     records = [OperationRecord._make(record) for record in list(recorder.operations)]
     shown = sorted(records, key=lambda record: record.start_ns - record.end_ns)[:MOST_SPANS]
     spans = [user for user in list(recorder.user) if user.kind == "span"]
@@ -89,7 +89,7 @@ def _us(nanoseconds: int) -> float:
 
 
 def _table(records: list[OperationRecord]) -> list[list[Any]]:
-    """(operation, runs, µs in all, µs waited in all), the longest first."""
+    """Return (operation, runs, total µs, total µs waited), the longest first."""
     found: dict[str, list[Any]] = {}
     for record in records:
         row = found.setdefault(record.name or "operation", [record.name or "operation", 0, 0.0, 0.0])
@@ -100,7 +100,7 @@ def _table(records: list[OperationRecord]) -> list[list[Any]]:
 
 
 def _story(records: list[OperationRecord], whole_ns: int, shown: int) -> str:
-    """How busy the workers were, in words."""
+    """Return the workers' utilization in words."""
     if not records:
         return "Nothing was recorded: call mx.profiler.set_state('run') before the work and set_state('stop') after it."
     busy: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A memory snapshot as one self-contained HTML page: bytes over time, blocks of the system, the largest holders."""
+"""A memory snapshot as a self-contained HTML page: bytes over time, system blocks, largest holders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_SEGMENTS, MOST_HOLDERS, MOST_POINTS = 60, 200, 20_000
 
 
 def memory_html(snapshot: Snapshot) -> str:
-    """The page as text. It loads nothing from anywhere and needs no network."""
+    """Return the page as text. It loads no other files and needs no network."""
     data = {
         "devices": [
             _device(context, statistics, segments, [event for event in snapshot.events if event.context == context])
@@ -34,7 +34,7 @@ def memory_html(snapshot: Snapshot) -> str:
 def _device(
     context: Context, statistics: Statistics, segments: tuple[Segment, ...], events: list[Event]
 ) -> dict[str, Any]:
-    """What the page's script reads of one device."""
+    """Return one device's data for the page's script."""
     held = [part[2] for segment in segments for part in segment.parts if part[2] is not None]
     origins = sorted(by_origin(held).items(), key=lambda item: -item[1][0])
     return {
@@ -64,7 +64,7 @@ def _device(
 
 
 def timeline(events: list[Event], allocated: int, reserved: int) -> list[list[int]]:
-    """(µs, bytes in use, bytes from the system) after each event, found backwards from what the last one has left."""
+    """Return (µs, bytes in use, bytes from the system) after each event, computed backwards from the final state."""
     found = []
     for event in reversed(events):
         found.append([event.time_ns // 1000, allocated, reserved])

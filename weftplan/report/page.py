@@ -1,6 +1,6 @@
-"""Pages of HTML that need no network: a template of this folder, with the head that they share and its marks filled.
+"""Self-contained HTML pages: a template of this folder with a shared head and filled placeholders.
 
-Any thread may call it; nothing is kept.
+The module is stateless; any thread may call it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _FOLDER = resources.files("weftplan.report")
 
 
 def filled(name: str, data: Any, marks: Mapping[str, str]) -> str:
-    """The template ``name`` with ``@HEAD@``, ``@DATA@`` and the given marks filled, which are HTML already.
+    """Return the template ``name`` with ``@HEAD@``, ``@DATA@`` and the given placeholders filled; values are HTML.
 
     >>> page = filled("lanes_page.html", {}, {"TITLE": "a run", "STORY": "@TITLE@"})
     >>> page.startswith("<!doctype html>"), page.count("a run"), '<p id="story">@TITLE@</p>' in page
     (True, 2, True)
     """
-    # "</" would end the script element that holds the data.
+    # "</" would close the script element that holds the data.
     parts = {"DATA": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"), **marks}
     page = _text(name).replace("@HEAD@\n", _text("page_head.html"), 1)
-    # In one pass: a name that looks like a mark stays as it is.
+    # A single pass: a name that resembles a placeholder stays unchanged.
     return re.sub("@(" + "|".join(parts) + ")@", lambda found: parts[found[1]], page)
 
 

@@ -1,7 +1,7 @@
-"""The buffers of a plan one by one, and who is alive when: what pictures, tables and texts of plans are made of.
+"""The buffers of a plan and their lifetimes, as data for pictures, tables and texts.
 
-Everything here reads a finished plan; any thread may call it. A *run* is what a storage holds without a break: entries
-computed in place of each other, or the scratch of one node.
+Every function reads a finished plan; any thread may call it. A *run* is a maximal interval of a storage's use: by
+entries computed in place of each other, or by the scratch of one node.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from weftplan.planner.labels import CALLER, NOBODY, Bar
 from weftplan.planner.memory_plan import MemoryPlan
 
 REPEATED = "_mirror"
-"""What names of nodes that compute a forward result again end in."""
+"""Suffix of nodes that recompute a forward result."""
 SPILLED = ("_spill", "_fetch")
-"""What names of the copies to the host and back end in."""
+"""Suffixes of nodes that copy to the host and back."""
 
 
 def last_reader(plan: MemoryPlan, eid: int) -> str:
-    """Name of the node that reads an entry last; :data:`CALLER` for an output, :data:`NOBODY` when there is none."""
+    """Return the node that reads an entry last; :data:`CALLER` for an output, :data:`NOBODY` if there is none."""
     if eid in plan.outputs:
         return CALLER
     labels = plan.labels
@@ -33,7 +33,7 @@ def last_reader(plan: MemoryPlan, eid: int) -> str:
 
 
 def scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
-    """(nodes with scratch, their steps)."""
+    """Return (nodes with scratch, their steps)."""
     steps = np.array(plan.labels.steps, dtype=np.int64)
     position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
     position[steps] = np.arange(len(steps))
@@ -42,9 +42,9 @@ def scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
 
 
 def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
-    """One bar per entry and per node's scratch, on one device (an index of ``plan.contexts``) or on all.
+    """Return one bar per entry and per node's scratch, on one device (an index of ``plan.contexts``) or on all.
 
-    Entries come first, in the order of their numbers; then scratch, in the order of its use.
+    Entries come first, ordered by number; then scratch, ordered by use.
     """
     rows = _Rows(plan)
     nodes, steps = scratch(plan)
@@ -61,14 +61,14 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
 
 
 class _Rows:
-    """Makes the bars of one plan."""
+    """Builder of the bars of one plan."""
 
     def __init__(self, plan: MemoryPlan) -> None:
         self._plan = plan
         self._base = _bases(plan)
 
     def of_entry(self, eid: int) -> Bar:
-        """The bar of an entry that has memory."""
+        """Return the bar of an entry that has memory."""
         plan, labels = self._plan, self._plan.labels
         maker = labels.makers[eid]
         name, first = labels.node_names[maker], int(plan.entry_first[eid])
@@ -88,7 +88,7 @@ class _Rows:
         )
 
     def of_scratch(self, nid: int, step: int) -> Bar:
-        """The bar of the scratch of a node, which runs at ``step``."""
+        """Return the bar of the scratch of a node, which runs at ``step``."""
         plan, labels = self._plan, self._plan.labels
         name, nbytes = labels.node_names[nid], int(plan.workspace_nbytes[nid])
         return Bar(
@@ -107,7 +107,7 @@ class _Rows:
         )
 
     def _place(self, storage: int) -> dict[str, Any]:
-        """Where a storage is: fields of a bar by name."""
+        """Return the location of a storage as fields of a bar."""
         plan, slab = self._plan, int(self._plan.storage_slab[storage])
         return {
             "device": str(plan.contexts[int(plan.slab_device[slab])]),
@@ -117,7 +117,7 @@ class _Rows:
 
 
 def use_of(plan: MemoryPlan, maker: str, step: int) -> str:
-    """What the result that the node ``maker`` writes at a step is for."""
+    """Return the use of a result that the node ``maker`` writes at a step."""
     if maker.endswith(SPILLED):
         return "spilled"
     if plan.num_forward is None or step < plan.num_forward:
@@ -126,7 +126,7 @@ def use_of(plan: MemoryPlan, maker: str, step: int) -> str:
 
 
 def _bases(plan: MemoryPlan) -> IntArray:
-    """Where each slab begins in the picture of its device."""
+    """Return the base address of each slab in the picture of its device."""
     base = np.zeros(plan.num_slabs, dtype=np.int64)
     for device in range(len(plan.contexts)):
         mine = np.flatnonzero(plan.slab_device == device)
@@ -147,14 +147,14 @@ class Runs:
 
 
 def runs(plan: MemoryPlan) -> Runs:
-    """The runs of ``plan``, those of entries first (by storage, then time), then those of scratch."""
+    """Return the runs of ``plan``: runs of entries (by storage, then time), then runs of scratch."""
     held = np.flatnonzero(plan.entry_storage >= 0)
     held = held[np.lexsort((plan.entry_first[held], plan.entry_storage[held]))]
     storage = plan.entry_storage[held].astype(np.int64)
     first = plan.entry_first[held].astype(np.int64)
     last = plan.entry_last[held].astype(np.int64)
-    # A run ends where every earlier entry of the storage is dead: make lifetimes of different storages disjoint, so
-    # that one running maximum serves all of them.
+    # A run ends when every earlier entry of the storage is dead. Lifetimes of different storages are made disjoint, so
+    # that a single running maximum serves all storages.
     span = int(last.max(initial=0)) + 1
     reach = np.maximum.accumulate(last + storage * span) if len(held) else last
     begins = np.ones(len(held), dtype=bool)
@@ -177,7 +177,7 @@ def runs(plan: MemoryPlan) -> Runs:
 
 
 def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
-    """Bytes alive at each step, on device number ``device`` of the plan or on all of them."""
+    """Return the bytes alive at each step, on device number ``device`` of the plan or on all devices."""
     found = runs(plan)
     chosen = slice(None) if device is None else found.device == device
     change = np.zeros(len(plan.labels.steps) + 1, dtype=np.int64)
@@ -187,7 +187,7 @@ def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
 
 
 def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Bar]:
-    """Buffers alive at ``step``, the largest first; of entries that share memory, the one written last."""
+    """Return the buffers alive at ``step``, the largest first; entries that share memory count as the latest."""
     alive = np.flatnonzero((plan.entry_storage >= 0) & (plan.entry_first <= step) & (step < plan.entry_last))
     newest: dict[int, int] = {}
     for eid in alive[np.argsort(plan.entry_first[alive], kind="stable")].tolist():
@@ -202,11 +202,11 @@ def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Bar]
 
 
 def peak_step(plan: MemoryPlan) -> int:
-    """The first step at which most bytes are alive; 0 for an empty plan."""
+    """Return the first step with the most bytes alive; 0 for an empty plan."""
     alive = timeline(plan)
     return int(alive.argmax()) if len(alive) else 0
 
 
 def alive_at_peak(plan: MemoryPlan, limit: int | None = None) -> list[Bar]:
-    """The buffers that are alive when most bytes are, the largest first."""
+    """Return the buffers alive at the peak, the largest first."""
     return alive_at(plan, peak_step(plan), limit)

@@ -1,7 +1,7 @@
-"""Memory plans as JSON text: one object per entry, readable and diffable; reading restores every array.
+"""Memory plans as JSON text, one object per entry: readable, diffable, and lossless.
 
-The form is checked when reading (:class:`~weftplan.errors.FormatError`); what the plan says is judged by
-:func:`weftplan.planner.validate`.
+Reading checks the form (:class:`~weftplan.errors.FormatError`); :func:`weftplan.planner.validate` checks the plan
+itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = 1
 
 @dataclass(slots=True)
 class StoredLabels(Labels):
-    """Labels of a plan read from a file."""
+    """Labels of a plan that was read from a file."""
 
     steps: list[int]
     names: list[str]
@@ -39,20 +39,20 @@ class StoredLabels(Labels):
     node_ops: list[str]
 
     def name(self, eid: int) -> str:
-        """Name of an entry."""
+        """Return the name of an entry."""
         return self.names[eid]
 
     def node_op(self, nid: int) -> str:
-        """Operator of a node."""
+        """Return the operator of a node."""
         return self.node_ops[nid]
 
     def source(self, eid: int) -> int:
-        """Entry whose memory this one takes over, or -1."""
+        """Return the entry whose memory this entry takes over, or -1."""
         return self.sources[eid]
 
 
 def dumps(plan: MemoryPlan) -> str:
-    """``plan`` as JSON text."""
+    """Return ``plan`` as JSON text."""
     labels = plan.labels
     entries = [
         {
@@ -119,7 +119,7 @@ def dumps(plan: MemoryPlan) -> str:
 
 
 def loads(text: str) -> MemoryPlan:
-    """The plan in ``text``.
+    """Return the plan in ``text``.
 
     Raises:
         FormatError: not JSON, not a plan, or a newer version; names the field that is missing or malformed.

@@ -1,4 +1,4 @@
-"""A memory plan as one self-contained HTML page: bars over time, peak line, hover, a table to sort and filter."""
+"""A memory plan as a self-contained HTML page: bars over time, peak line, hover, a sortable table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weftplan.report.page import filled
 from weftplan.report.plan_text import story
 
 MOST_BARS = 20_000
-"""A page shows so many buffers, the largest ones: a browser draws them without delay."""
+"""Most buffers on a page; the largest are shown. A browser draws this number without delay."""
 LEGEND = {
     "weights": "weights",
     "activations": "activations",
@@ -21,7 +21,7 @@ LEGEND = {
     "spilled": "waiting on the host",
     "states": "optimizer states",
 }
-"""What a colour means, in the order of the legend."""
+"""The meaning of each colour, in the order of the legend."""
 COLUMNS = (
     "name",
     "kind",
@@ -41,9 +41,9 @@ COLUMNS = (
 
 
 def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
-    """The page as text. It loads nothing from anywhere and needs no network.
+    """Return the page as text. It loads no other files and needs no network.
 
-    Plans of more than :data:`MOST_BARS` buffers show the largest ones and say so.
+    If a plan has more than :data:`MOST_BARS` buffers, the page shows the largest and says so.
     """
     data, omitted = _data(plan)
     notes = list(plan.notes)
@@ -65,7 +65,7 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
 
 
 def facts(plan: MemoryPlan) -> list[tuple[str, int]]:
-    """The figures of a plan in bytes, as reports list them.
+    """Return the figures of a plan in bytes, as reports list them.
 
     >>> from weftplan import symbol as sym
     >>> plan = sym.exp(sym.Variable("x")).plan({"x": (1000,)}, train=False)
@@ -130,7 +130,7 @@ _MEANINGS = {
 
 
 def meaning(figure: str) -> str:
-    """One definition of each figure of :func:`facts`."""
+    """Return the definition of each figure of :func:`facts`."""
     if figure.startswith("planned peak on "):
         return "The part of the planned peak that is on this device."
     return _MEANINGS[figure]
@@ -140,7 +140,7 @@ _BANDS = (("weights", "weights and inputs", "arguments", "aux"), ("gradients", "
 
 
 def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:
-    """What lies under the planned buffers from the first step to the last; for a plan of one device."""
+    """Return memory outside the planned buffers that is in use at every step; for a plan of one device."""
     if len(plan.contexts) > 1:
         return []
     external = plan.external_bytes
@@ -153,9 +153,9 @@ def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:
 
 
 def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:
-    """(what the page's script reads, how many buffers it does not get)."""
+    """Return (the data of the page's script, the number of omitted buffers)."""
     bars = plan.bars()
-    # The largest first, which is the order of painting: small ones stay visible.
+    # Largest first, which is the order of painting: small buffers stay visible.
     shown = sorted(bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
     rows = [[bar.as_dict()[column] for column in COLUMNS] for bar in shown]
     devices = [

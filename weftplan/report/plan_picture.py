@@ -1,4 +1,4 @@
-"""A picture of a memory plan: every buffer as a bar over time, the peak, the lower bound and the bytes alive."""
+"""A picture of a memory plan: every buffer as a bar over time, with peak, lower bound and live bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COLOURS = {
     "recomputed": "#56b4e9",
     "spilled": "#cc79a7",
 }
-"""A colour for each use of memory, which colour-blind people can tell apart; those of the page."""
+"""A colour for each use of memory, safe for colour-blind readers; the HTML page uses the same colours."""
 
 
 def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
-    """Draw ``plan`` and, with a ``path``, save it: svg, png or pdf, as the ending says; one plan gives one file.
+    """Draw ``plan`` and, if ``path`` is given, save it as svg, png or pdf by its suffix. Output is deterministic.
 
-    Time runs to the right, one column per step of the schedule; address runs upwards (with several devices, that of the
-    first). A bar is one planned buffer from its first write to its last read.
+    Time runs to the right, one column per step of the schedule; addresses run upwards (for several devices, of the
+    first device). A bar is one planned buffer from its first write to its last read.
 
     Returns:
         The ``matplotlib.figure.Figure``.
@@ -84,7 +84,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     axes.yaxis.grid(True, color="#e6eaf0", zorder=0)
     axes.set_axisbelow(True)
     if path is not None:
-        # Neither a date nor random names of elements: the same plan gives the same file.
+        # No date and no random element names: the same plan gives the same file.
         undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix.lower())
         kind = Path(path).suffix.removeprefix(".") or None
         with rc_context({"svg.hashsalt": "weftplan"}), replacing(path) as file:

@@ -1,6 +1,6 @@
-"""Plans in words and numbers: what fills the peak, how two plans differ, what no figure contains.
+"""Text reports of plans: the buffers at the peak, differences of two plans, memory outside the plan.
 
-Everything here reads a finished plan; any thread may call it.
+Every function reads a finished plan; any thread may call it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weftplan.report.plan_buffers import alive_at, peak_step, timeline
 
 
 def summary(plan: MemoryPlan, limit: int = 10) -> str:
-    """The plan as text: totals, devices, kinds of entries, and what is alive at the peak."""
+    """Return the plan as text: totals, devices, kinds of entries, and the buffers alive at the peak."""
     step = peak_step(plan)
     steps = len(plan.labels.steps)
     lines = [
@@ -57,7 +57,7 @@ _IN_WORDS = {
 
 
 def story(plan: MemoryPlan) -> str:
-    """What happens at the peak, in two sentences.
+    """Describe the peak in two sentences.
 
     >>> from weftplan import models
     >>> print(story(models.get("mlp").plan(data=(32, 784))))
@@ -84,7 +84,7 @@ results of the backward part (58 %); the largest buffer, fc2_backward_output0, i
 
 
 def reuse(plan: MemoryPlan) -> str:
-    """How many order edges the reuse of memory makes, in words, and what they cost."""
+    """Return the number and the cost of order edges that reuse of memory adds, in words."""
     text = f"{plan.num_reuse_edges} order edges from reuse"
     if not plan.num_reuse_edges and plan.num_added_waits:
         text += f"; {plan.num_added_waits} more between users of one block that are not ordered anyway"
@@ -94,7 +94,7 @@ def reuse(plan: MemoryPlan) -> str:
 
 
 def left_out(plan: MemoryPlan) -> str:
-    """What the figures of a plan do not contain, in words."""
+    """Return the memory that a plan's figures exclude, in words."""
     absent = [
         "" if "optimizer_states" in plan.external_bytes else "optimizer states",
         "" if plan.options.workspaces else "scratch memory of operators",
@@ -110,7 +110,7 @@ def left_out(plan: MemoryPlan) -> str:
 
 
 def _of_libraries(plan: MemoryPlan) -> str:
-    """What CUDA's libraries take by themselves; for a plan of GPUs with the bytes that are known."""
+    """Return the memory that CUDA's libraries allocate; for a plan of GPUs, with the known bytes."""
     gpus = sum(context.device_type == "gpu" for context in plan.contexts)
     if not gpus:
         return "the CUDA context and workspaces inside cuBLAS and cuDNN"
@@ -125,7 +125,7 @@ def _of_libraries(plan: MemoryPlan) -> str:
 
 
 def compare(plan: MemoryPlan, other: MemoryPlan) -> str:
-    """Two plans side by side, with the ratio of ``other`` to ``plan``."""
+    """Return a table that compares two plans, with the ratio of ``other`` to ``plan``."""
     rows = [("", plan.strategy, other.strategy, "")]
     for name in ("peak", "lower_bound", "unshared_bytes", "total", "num_storages", "num_slabs", "num_reuse_edges"):
         a, b = getattr(plan, name), getattr(other, name)

@@ -1,4 +1,4 @@
-"""The events of a training run as one self-contained HTML page: curves, speed, where the time went, memory, queues."""
+"""Training events as a self-contained HTML page: curves, speed, time per phase, memory, queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weftplan.support import slots
 from weftplan.training.fit.events import PHASES
 
 MOST_POINTS = 1500
-"""A curve shows so many points; of more, every n-th."""
+"""Most points of a curve; if there are more, only every n-th is drawn."""
 
 Event = Mapping[str, Any]
 
@@ -24,13 +24,13 @@ def training_html(
     facts: Sequence[tuple[str, str]] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The page as text. It loads nothing from anywhere and needs no network.
+    """Return the page as text. It loads no other files and needs no network.
 
     Args:
-        events: as :func:`weftplan.training.fit.events.read_events` gives them.
-        title: of the page.
-        facts: rows of a table at its head.
-        links: (text, address) of pages that belong to it.
+        events: the result of :func:`weftplan.training.fit.events.read_events`.
+        title: the page's title.
+        facts: rows of the table at the top of the page.
+        links: (text, address) of related pages.
     """
     steps = [event for event in events if event.get("event") == "step"]
     every = max(1, -(-len(steps) // MOST_POINTS))
@@ -65,7 +65,7 @@ def training_html(
 
 
 def story(events: Sequence[Event]) -> str:
-    """How the run went, in words.
+    """Describe the course of the run in words.
 
     >>> story([])
     'No step has been recorded yet.'
@@ -96,7 +96,7 @@ _PHASES = {
 
 
 def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[dict[str, Any]]:
-    """What the page draws: a chart has a title, a unit, and lines with their points (step, value)."""
+    """Return the charts of the page: each has a title, a unit, and lines of points (step, value)."""
     charts: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for event in steps for name in event.get("metrics", {})):
         lines = [_line("training, its epoch so far", "a", steps, lambda event, n=name: event["metrics"].get(n))]
@@ -143,7 +143,7 @@ def _line(name: str, color: str, steps: Sequence[Event], value: Any) -> dict[str
 
 
 def _number(value: Any) -> float | None:
-    """A number that can be drawn; events hold the others as texts."""
+    """Return a number that can be drawn; events store other values as text."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -153,7 +153,7 @@ def _per_step(event: Event, phase: str) -> float:
 
 
 def _told(event: Event) -> str:
-    """An event in words."""
+    """Return an event in words."""
     if "text" in event:
         return str(event["text"])
     if event["event"] == "checkpoint":

@@ -1,4 +1,4 @@
-"""``mx.viz``: a network as a table of layers, and as a picture in Graphviz's language."""
+"""``mx.viz``: a network as a table of layers, and as a picture in the DOT language."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def print_summary(
     *,
     echo: Callable[[str], None] = print,
 ) -> int:
-    """Print one line per layer: name and operator, output shape, parameters, previous layers. Returns the parameters.
+    """Print one line per layer: name and operator, output shape, parameters, previous layers. Return the parameters.
 
     Args:
-        shape: shapes of the inputs, by name; without it, the columns that need shapes are empty.
-        positions: where each column ends, as a fraction of ``line_length``.
+        shape: shapes of the inputs, by name; without shapes, the columns that need them are empty.
+        positions: the end of each column, as a fraction of ``line_length``.
         echo: called with every line.
 
     Raises:
@@ -84,14 +84,14 @@ def print_summary(
 
 
 class Dot:
-    """Text in Graphviz's language. Jupyter shows it with Graphviz installed; ``save`` writes it anywhere."""
+    """Text in the DOT language. Jupyter renders it if Graphviz is installed; ``save`` writes it to a file."""
 
     def __init__(self, source: str, title: str) -> None:
         self.source = source
         self.title = title
 
     def save(self, filename: str | None = None) -> str:
-        """Write the text to ``<title>.gv`` or to ``filename``; returns the name."""
+        """Write the text to ``<title>.gv`` or to ``filename``; return the name."""
         name = filename or f"{self.title}.gv"
         write_text(name, self.source)
         return name
@@ -108,17 +108,17 @@ def plot_network(
     hide_weights: bool = True,
     dtype: Mapping[str, Any] | None = None,
 ) -> Dot:
-    """The graph as Graphviz text: a box per operator, an arrow per entry, with its shape and dtype if these are given.
+    """Return the graph as DOT text: a box per operator, an arrow per entry, with shapes and dtypes if known.
 
-    Nodes that share a name are a warning: whoever reads the picture by names sees circles that are not there.
+    Nodes that share a name cause a warning, because a reader that goes by names sees cycles that do not exist.
 
     Args:
         shape, dtype: of the inputs, by name.
         node_attrs: more Graphviz attributes for every box.
         hide_weights: leave out variables that are parameters of a layer.
 
-    Raises:
-        ShapeError: ``shape`` is given but some shape cannot be inferred from it.
+    ShapeError: ``shape`` is given but a shape cannot be inferred from it.
+        DTypeError: ``dtype`` is given but a dtype cannot be inferred from it.
         DTypeError: the same of ``dtype``.
 
     >>> from weftplan import symbol as sym
@@ -135,7 +135,7 @@ def plot_network(
     repeated = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
     if repeated:
         names = ", ".join(repeated)
-        # The first words are those by which old scripts know it.
+        # The first words are those that existing scripts expect.
         text = (
             f"There are multiple variables with the same name in your graph: {names}; give each layer a name of its own"
         )
@@ -173,7 +173,7 @@ def _variables(nodes: list[Node], known: Mapping[str, Any], error: type[MXNetErr
 
 
 def _output_dtypes(nodes: list[Node], known: Mapping[str, Any] | None) -> dict[Entry, list[str]]:
-    """Words for the dtypes of all entries; empty without ``known``."""
+    """Return words for the dtypes of all entries; empty without ``known``."""
     if known is None:
         return {}
     _variables(nodes, known, DTypeError)
@@ -189,7 +189,7 @@ def _output_dtypes(nodes: list[Node], known: Mapping[str, Any] | None) -> dict[E
 
 
 def _output_shapes(nodes: list[Node], known: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
-    """Shapes of all entries; empty without ``known``."""
+    """Return the shapes of all entries; empty without ``known``."""
     if known is None:
         return {}
     _variables(nodes, known, ShapeError)
@@ -206,12 +206,12 @@ def _output_shapes(nodes: list[Node], known: Mapping[str, Shape] | None) -> dict
 
 
 def _data(nodes: list[Node]) -> set[Node]:
-    """Variables that are the first input of some node: what flows through the network."""
+    """Return the variables that are the first input of a node: the data that flows through the network."""
     return {node.inputs[0].node for node in nodes if node.inputs}
 
 
 def _is_label(node: Node, variable: Node) -> bool:
-    """True for the label of a loss."""
+    """Return whether a variable is the label of a loss."""
     return (
         node.op is not None
         and node.op.loss
@@ -228,7 +228,7 @@ def _size(shape: Shape | None) -> int:
 
 
 def _row(cells: tuple[str, ...], stops: list[int], rule: str, echo: Callable[[str], None]) -> None:
-    """One table row; extra cells go under the last column, one per line."""
+    """Return one table row; extra cells go under the last column, one per line."""
     first, rest = cells[:4], cells[4:]
     line = ""
     for cell, stop in zip(first, stops, strict=False):

@@ -1,4 +1,4 @@
-"""``mx.rnn``: recurrent cells as symbols, unrolled over time; sentences in buckets; checkpoints with readable weights.
+"""``mx.rnn``: recurrent cells as symbols, unrolling, bucketed sentences, checkpoints.
 
 >>> import weftplan as mx
 >>> outputs, states = mx.rnn.LSTMCell(8, prefix="l0_").unroll(3, mx.sym.Variable("data"), merge_outputs=True)

@@ -1,4 +1,4 @@
-"""What every recurrent cell is made of: shared parameters, a beginning state, and unrolling over time."""
+"""The base of recurrent cells: shared parameters, initial states, and unrolling over time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from weftplan.symbol import Symbol
 Weights = dict[str, NDArray]
 Outputs = Symbol | list[Symbol]
 Steps = Symbol | Sequence[Symbol]
-"""One symbol with an axis of time, or one for each step."""
+"""One symbol with a time axis, or one symbol per step."""
 States = Sequence[Symbol] | None
 
 
 class RNNParams:
-    """Variables by name, made when first asked for; cells that have one of these in common share their weights."""
+    """Variables by name, created on first use; cells that share an instance share their weights."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
         self._params: dict[str, Symbol] = {}
 
     def get(self, name: str, **kwargs: Any) -> Symbol:
-        """The variable ``<prefix><name>``; ``kwargs`` are those of ``mx.sym.Variable`` where it is made."""
+        """Return the variable ``<prefix><name>``; ``kwargs`` go to ``mx.sym.Variable`` when it is created."""
         full = self._prefix + name
         if full not in self._params:
             self._params[full] = sym.Variable(full, **kwargs)
@@ -35,15 +35,15 @@ class RNNParams:
 
 
 class BaseRNNCell(Constructed):
-    """Base of cells: one step is a call with (input, states), which returns (output, new states).
+    """Base of cells: one step is a call with (input, states) that returns (output, new states).
 
     Args:
-        prefix: of the names of nodes, and of weights that are not shared.
+        prefix: of the names of nodes and unshared weights.
         params: weights shared with other cells.
     """
 
     steps: ClassVar[bool] = True
-    """Whether it makes single steps, or all of time at once."""
+    """Whether the cell makes single steps, rather than all steps in a single operator."""
 
     def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
         self._own_params = params is None
@@ -53,41 +53,41 @@ class BaseRNNCell(Constructed):
         self.reset()
 
     def reset(self) -> None:
-        """Count steps and beginning states from 0 again; :meth:`unroll` does so first."""
+        """Restart the counts of steps and initial states; :meth:`unroll` does so first."""
         self._init_counter = -1
         self._counter = -1
         for cell in getattr(self, "_cells", ()):
             cell.reset()
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
-        """One step."""
+        """Compute one step."""
         raise NotImplementedError
 
     # -- what a cell says of itself ---------------------------------------------------------------------------------
 
     @property
     def params(self) -> RNNParams:
-        """Its weights, to be shared."""
+        """Return the cell's weights, for sharing."""
         self._own_params = False
         return self._params
 
     @property
     def state_info(self) -> list[dict[str, Any]]:
-        """Shape and layout of each state; 0 is the batch."""
+        """Return the shape and layout of each state; 0 is the batch."""
         raise NotImplementedError
 
     @property
     def state_shape(self) -> list[tuple[int, ...]]:
-        """Shapes of the states."""
+        """Return the shapes of the states."""
         return [info["shape"] for info in self.state_info]
 
     @property
     def _gate_names(self) -> Sequence[str]:
-        """Endings of the names of single gates' weights, in the order in which they lie."""
+        """Return the name suffixes of single gates' weights, in storage order."""
         return ()
 
     def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
-        """States to begin with: zeros, or what ``func`` makes of a name, a shape and ``kwargs``."""
+        """Return initial states: zeros, or the result of ``func`` for a name, a shape and ``kwargs``."""
         if self._modified:
             raise ParameterError(
                 f"begin_state: {type(self).__name__} {self._prefix!r} was given to a modifier; call the modifier's"
@@ -101,7 +101,7 @@ class BaseRNNCell(Constructed):
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def unpack_weights(self, args: Mapping[str, NDArray]) -> Weights:
-        """A copy of ``args`` with a weight and a bias for each gate instead of this cell's joined ones."""
+        """Return a copy of ``args`` with a weight and a bias per gate instead of this cell's packed arrays."""
         found = dict(args)
         gates = self._gate_names
         for part in ("i2h", "h2h") if gates else ():
@@ -113,7 +113,7 @@ class BaseRNNCell(Constructed):
         return found
 
     def pack_weights(self, args: Mapping[str, NDArray]) -> Weights:
-        """What :meth:`unpack_weights` has taken apart, joined again."""
+        """Return a copy of ``args`` with packed arrays, the inverse of :meth:`unpack_weights`."""
         found = dict(args)
         gates = self._gate_names
         for part in ("i2h", "h2h") if gates else ():
@@ -132,12 +132,12 @@ class BaseRNNCell(Constructed):
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Outputs, list[Symbol]]:
-        """``length`` steps; returns (outputs, last states).
+        """Unroll ``length`` steps; return (outputs, last states).
 
         Args:
-            inputs: one symbol with time along the axis that ``layout`` calls T, or a list with one for each step.
+            inputs: one symbol with time along the axis that ``layout`` calls T, or a list with one symbol per step.
             begin_state: default: :meth:`begin_state`.
-            merge_outputs: True: outputs as one symbol, time along the axis T; False: a list; None: whatever it is.
+            merge_outputs: True: outputs as one symbol, time along the axis T; False: a list; None: either of them.
         """
         self.reset()
         return self._unroll(length, inputs, begin_state, layout, merge_outputs)
@@ -145,7 +145,7 @@ class BaseRNNCell(Constructed):
     def _unroll(
         self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
-        """:meth:`unroll` once the cell is reset; cells that do more than one step after the other have their own."""
+        """Unroll a cell that has been reset; cells with another algorithm override this."""
         steps = split_time(length, inputs, layout)
         states = list(self.begin_state() if begin_state is None else begin_state)
         outputs = []
@@ -155,12 +155,12 @@ class BaseRNNCell(Constructed):
         return (merge_time(outputs, layout) if merge_outputs else outputs), states
 
     def _get_activation(self, inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
-        """``activation`` by name, or a function of a symbol."""
+        """Apply ``activation``, a name or a function of a symbol."""
         return activated(inputs, activation, **kwargs)
 
 
 def activated(inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
-    """``activation`` of a symbol, by name or a function of a symbol."""
+    """Apply ``activation``, a name or a function, to a symbol."""
     made: Symbol = (
         sym.Activation(inputs, act_type=activation, **kwargs)
         if isinstance(activation, str)
@@ -170,10 +170,10 @@ def activated(inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
 
 
 def split_time(length: int, inputs: Symbol | Sequence[Symbol], layout: str) -> list[Symbol]:
-    """One symbol for each step.
+    """Return one symbol per step.
 
     Raises:
-        ParameterError: a group of symbols, or a list of another length.
+        ParameterError: a group of symbols, or a list of the wrong length.
     """
     if inputs is None:
         raise ParameterError("unroll needs inputs: a symbol with an axis of time, or a list with one for each step")
@@ -187,7 +187,7 @@ def split_time(length: int, inputs: Symbol | Sequence[Symbol], layout: str) -> l
 
 
 def merge_time(steps: Symbol | Sequence[Symbol], layout: str, name: str | None = None) -> Symbol:
-    """One symbol of all steps, time along the axis that ``layout`` calls T; ``name`` is for a node that joins them."""
+    """Return one symbol of all steps, time along the axis T of ``layout``; ``name`` names a concatenation node."""
     if isinstance(steps, Symbol):
         return steps
     axis = layout.find("T")

@@ -1,7 +1,7 @@
-"""Cells of fully connected layers: the plain one, LSTM and GRU.
+"""Fully connected cells: plain RNN, LSTM and GRU.
 
-A cell owns the names of its weights and builds symbols; it computes nothing itself. One thread uses a cell, since it
-counts its steps.
+A cell owns the names of its weights and builds symbols; it computes nothing itself. Only one thread may use a cell,
+since it counts its steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weftplan.training.initializers.initializer import LSTMBias
 
 
 class GatedCell(BaseRNNCell):
-    """Base: how the input and the last output enter the gates."""
+    """Base of cells whose input and previous output enter the gates."""
 
     def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **i2h_bias: Any) -> None:
         super().__init__(prefix, params)
@@ -34,7 +34,7 @@ class GatedCell(BaseRNNCell):
         return f"{self._prefix}t{self._counter}_"
 
     def _gates(self, inputs: Symbol, state: Symbol, name: str) -> tuple[Symbol, Symbol]:
-        """What the input and the last output give to all gates."""
+        """Return the contributions of the input and of the previous output to all gates."""
         size = self._num_hidden * len(self._gate_names)
         i2h = sym.FullyConnected(inputs, self._iW, self._iB, num_hidden=size, name=f"{name}i2h")
         h2h = sym.FullyConnected(state, self._hW, self._hB, num_hidden=size, name=f"{name}h2h")
@@ -62,10 +62,10 @@ class RNNCell(GatedCell):
 
 
 class LSTMCell(GatedCell):
-    """Long short-term memory (Hochreiter and Schmidhuber, 1997), with a gate that forgets.
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997), with a forget gate.
 
     Args:
-        forget_bias: what the bias of that gate begins with.
+        forget_bias: initial value of the forget gate's bias.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LSTMCell(GatedCell):
 
 
 def lstm_step(gates: Symbol, cell: Symbol, name: str, activation: Any) -> tuple[Symbol, list[Symbol]]:
-    """(output, states) of what enters the four gates and the last cell state."""
+    """Return (output, states), given the preactivations of the four gates and the last cell state."""
     parts = sym.SliceChannel(gates, num_outputs=4, name=f"{name}slice")
     enter, forget, leave = (
         sym.Activation(parts[k], act_type="sigmoid", name=f"{name}{letter}")
@@ -101,7 +101,7 @@ def lstm_step(gates: Symbol, cell: Symbol, name: str, activation: Any) -> tuple[
 
 
 class GRUCell(GatedCell):
-    """Gated recurrent unit (Cho et al., 2014), its reset gate behind the matrix product, as cuDNN has it."""
+    """Gated recurrent unit (Cho et al., 2014) with the reset gate after the matrix product, as in cuDNN."""
 
     def __init__(self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None) -> None:
         super().__init__(num_hidden, prefix, params)
@@ -117,7 +117,7 @@ class GRUCell(GatedCell):
 
 
 def gru_step(i2h: Symbol, h2h: Symbol, state: Symbol, name: str, activation: Any) -> tuple[Symbol, list[Symbol]]:
-    """(output, states) of what input and state give to the three gates."""
+    """Return (output, states), given the contributions of input and state to the three gates."""
     of_input = sym.SliceChannel(i2h, num_outputs=3, name=f"{name}_i2h_slice")
     of_state = sym.SliceChannel(h2h, num_outputs=3, name=f"{name}_h2h_slice")
     reset, update = (

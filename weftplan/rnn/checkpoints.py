@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are taken apart, one for each gate, so that other cells can read them."""
+"""Checkpoints with unpacked weights, one array per gate, readable by other cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save_rnn_checkpoint(
     arg_params: Mapping[str, NDArray],
     aux_params: Mapping[str, NDArray],
 ) -> Path:
-    """``mx.model.save_checkpoint`` with the weights of ``cells`` taken apart."""
+    """Call ``mx.model.save_checkpoint`` with the weights of ``cells`` unpacked."""
     found = dict(arg_params)
     for cell in _each(cells):
         found = cell.unpack_weights(found)
@@ -34,7 +34,7 @@ def save_rnn_checkpoint(
 
 
 def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """``mx.model.load_checkpoint`` with the weights of ``cells`` joined again."""
+    """Call ``mx.model.load_checkpoint`` and pack the weights of ``cells``."""
     symbol, found, aux = load_checkpoint(prefix, epoch)
     for cell in _each(cells):
         found = cell.pack_weights(found)
@@ -42,7 +42,7 @@ def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, 
 
 
 def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..., None]:
-    """A callback for the end of an epoch that saves every ``period`` epochs."""
+    """Return a callback for the end of an epoch that saves every ``period`` epochs."""
     every = max(1, int(period))
 
     def save(epoch: int, symbol: Any = None, args: Any = None, aux: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Cells made of cells: one behind the other, and one for each direction of time."""
+"""Composite cells: a sequence of cells, and a pair of cells for both directions of time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weftplan.symbol import Symbol
 
 
 class Container(BaseRNNCell):
-    """Base: states and weights are those of the cells, in order."""
+    """Base of composite cells: states and weights belong to the inner cells, in order."""
 
     def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
         super().__init__(prefix, params)
@@ -50,7 +50,7 @@ class Container(BaseRNNCell):
         return found
 
     def _shares(self, states: Sequence[Symbol]) -> list[list[Symbol]]:
-        """Of all states those of each cell."""
+        """Split the states by cell."""
         shares, start = [], 0
         for cell in self._cells:
             count = len(cell.state_info)
@@ -60,13 +60,13 @@ class Container(BaseRNNCell):
 
 
 class SequentialRNNCell(Container):
-    """Cells one behind the other: the output of each is the input of the next."""
+    """A sequence of cells: the output of each is the input of the next."""
 
     def __init__(self, params: RNNParams | None = None) -> None:
         super().__init__("", params)
 
     def add(self, cell: BaseRNNCell) -> None:
-        """One more cell, behind those that are there."""
+        """Append a cell."""
         self._adopt(cell)
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
@@ -91,10 +91,10 @@ class SequentialRNNCell(Container):
 
 
 class BidirectionalCell(Container):
-    """A cell that goes through time as it runs, and one that goes backwards; their outputs stand side by side.
+    """A pair of cells, one forward and one backward in time; their outputs are concatenated.
 
     Args:
-        output_prefix: of the names of the joined outputs.
+        output_prefix: of the names of the concatenated outputs.
     """
 
     steps = False

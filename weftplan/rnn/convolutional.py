@@ -1,6 +1,6 @@
-"""Cells of convolutions: states are images (Shi et al., 2015).
+"""Convolutional cells, whose states are images (Shi et al., 2015).
 
-A cell owns the names of its weights and builds symbols; it computes nothing itself. One thread uses a cell.
+A cell owns the names of its weights and builds symbols; it computes nothing itself. Only one thread may use a cell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 
 
 class BaseConvRNNCell(BaseRNNCell):
-    """Base: input and state enter the gates by convolutions.
+    """Base of convolutional cells: input and state enter the gates by convolutions.
 
     Args:
         input_shape: of the input of one step, batch included: (batch, channels, rows, columns).
@@ -73,7 +73,7 @@ class BaseConvRNNCell(BaseRNNCell):
         self._hB = shared.get("h2h_bias", init=h2h_bias_initializer)
         image = sym.Convolution(sym.Variable("data"), num_filter=num_hidden, **self._i2h)
         outputs = image.infer_shape(data=tuple(input_shape))[1]
-        assert outputs is not None  # the shape of the input says all
+        assert outputs is not None  # the input shape suffices
         self._state_shape = (0, *outputs[0][1:])
 
     @property
@@ -81,7 +81,7 @@ class BaseConvRNNCell(BaseRNNCell):
         return [{"shape": self._state_shape, "__layout__": "NCHW"}]
 
     def _gates(self, inputs: Symbol, state: Symbol) -> tuple[Symbol, Symbol, str]:
-        """What input and state give to all gates, and the beginning of the step's names."""
+        """Return the contributions of input and state to all gates, and the name prefix of the step."""
         self._counter += 1
         name = f"{self._prefix}t{self._counter}_"
         filters = self._num_hidden * len(self._gate_names)
@@ -91,7 +91,7 @@ class BaseConvRNNCell(BaseRNNCell):
 
 
 class ConvRNNCell(BaseConvRNNCell):
-    """The plain cell."""
+    """Plain convolutional cell."""
 
     own_prefix = "ConvRNN_"
 
@@ -106,7 +106,7 @@ class ConvRNNCell(BaseConvRNNCell):
 
 
 class ConvLSTMCell(BaseConvRNNCell):
-    """Long short-term memory."""
+    """Convolutional long short-term memory."""
 
     own_prefix = "ConvLSTM_"
 
@@ -124,7 +124,7 @@ class ConvLSTMCell(BaseConvRNNCell):
 
 
 class ConvGRUCell(BaseConvRNNCell):
-    """Gated recurrent unit."""
+    """Convolutional gated recurrent unit."""
 
     own_prefix = "ConvGRU_"
 

@@ -1,6 +1,6 @@
-"""All layers, directions and steps in one operator, ``RNN``, with its packed parameters.
+"""Fused recurrent layers: all layers, directions and steps in one ``RNN`` operator.
 
-It owns the layout of the packed parameters, and can be taken apart into cells of one layer and one direction. It
+The cell owns the layout of the packed parameters, and can be unfused into cells of one layer and one direction. It
 builds symbols and computes nothing itself.
 """
 
@@ -24,13 +24,13 @@ _GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o")
 
 
 class FusedRNNCell(BaseRNNCell):
-    """Layers of one kind as one operator; it cannot make single steps.
+    """Recurrent layers of one kind as a fused operator; the cell cannot make single steps.
 
     Args:
         mode: ``rnn_relu``, ``rnn_tanh``, ``lstm`` or ``gru``.
         dropout: between layers, in training.
         get_next_state: also return the last states.
-        forget_bias: what the biases of the gates that forget begin with.
+        forget_bias: initial value of the forget gates' biases.
     """
 
     steps = False
@@ -75,7 +75,7 @@ class FusedRNNCell(BaseRNNCell):
                 yield layer, direction
 
     def _pieces(self, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each gate's weights and biases, in the order in which they lie."""
+        """Return the name and shape of each gate's weights and biases, in storage order."""
         hidden, above = self._num_hidden, self._num_hidden * (2 if self._bidirectional else 1)
         for kind in ("weight", "bias"):
             for layer, direction in self._layers():
@@ -86,7 +86,7 @@ class FusedRNNCell(BaseRNNCell):
                         yield name, ((hidden, width) if kind == "weight" else (hidden,))
 
     def _cut(self, packed: NDArray, columns: int) -> Iterator[tuple[str, NDArray]]:
-        """Name and view of each piece of the packed parameters."""
+        """Return the name and a view of each piece of the packed parameters."""
         start = 0
         for name, shape in self._pieces(columns):
             size = shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -96,7 +96,7 @@ class FusedRNNCell(BaseRNNCell):
             raise ParameterError(f"{self._parameter.name!r} has {packed.size} elements, the cell's pieces {start}")
 
     def _columns(self, size: int) -> int:
-        """Columns of the input, told by the number of all parameters."""
+        """Return the input size, derived from the number of all parameters."""
         directions = 2 if self._bidirectional else 1
         hidden, gates = self._num_hidden, len(self._gate_names)
         upper = (self._num_layers - 1) * (hidden + directions * hidden + 2)
@@ -148,7 +148,7 @@ class FusedRNNCell(BaseRNNCell):
         return (split_time(length, outputs, layout) if merge_outputs is False else outputs), after
 
     def unfuse(self) -> containers.SequentialRNNCell:
-        """The same layers as cells that make single steps, with the same names of weights when unpacked."""
+        """Return the same layers as single-step cells, with the same names of unpacked weights."""
 
         def layer(prefix: str) -> BaseRNNCell:
             if self._mode == "lstm":
@@ -172,10 +172,10 @@ class FusedRNNCell(BaseRNNCell):
 
 @register
 class FusedRNN(Initializer):
-    """Values for packed parameters: each gate's by another initializer, the biases of gates that forget by a number.
+    """Initializer of packed parameters: an initializer for each gate, a constant for the biases of forget gates.
 
     Args:
-        init: the other one; None: the one that is the network's.
+        init: initializer of the gates; None: the network's.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class FusedRNN(Initializer):
 
     def _init_weight(self, desc: Any, arr: NDArray) -> None:
         hidden, layers, mode, bidirectional = self._shape
-        cell = FusedRNNCell.__new__(FusedRNNCell)  # no parameters are to be made, which would ask for this again
+        cell = FusedRNNCell.__new__(FusedRNNCell)  # skips ``__init__``, which would create parameters again
         BaseRNNCell.__init__(cell, "")
         cell._num_hidden, cell._num_layers, cell._mode, cell._bidirectional = hidden, layers, mode, bidirectional
         cell._parameter = sym.Variable(str(desc))

@@ -1,6 +1,6 @@
-"""Cells that change what another cell does: dropout between layers, zoneout, residual connections.
+"""Cells that modify another cell: dropout between layers, zoneout, residual connections.
 
-Names and weights stay those of the inner cell, which must not be called on its own any more. They build symbols and
+Names and weights remain those of the inner cell, which must no longer be called directly. Modifiers build symbols and
 compute nothing themselves.
 """
 
@@ -18,7 +18,7 @@ from weftplan.training.keyword_checks import number
 
 
 class DropoutCell(BaseRNNCell):
-    """Zeroes elements of its input with probability ``dropout``, in training; it has no state."""
+    """A stateless cell that zeroes elements of its input with probability ``dropout``, in training."""
 
     def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
         super().__init__(prefix, params)
@@ -35,12 +35,12 @@ class DropoutCell(BaseRNNCell):
         self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
         if isinstance(inputs, Symbol) and merge_outputs is not False:
-            return self(inputs, [])  # all steps at once
+            return self(inputs, [])  # all steps in one operator
         return super()._unroll(length, inputs, begin_state, layout, merge_outputs)
 
 
 class ModifierCell(BaseRNNCell):
-    """Base: states and weights are those of the cell that is modified, which must not be called itself any more."""
+    """Base of modifiers: states and weights belong to the inner cell, which must no longer be called directly."""
 
     def __init__(self, base_cell: BaseRNNCell) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class ModifierCell(BaseRNNCell):
 
 
 class ZoneoutCell(ModifierCell):
-    """In training, elements of outputs and states stay at random what they were a step before (Krueger et al., 2017).
+    """A modifier that, in training, randomly keeps the previous outputs and states (Krueger et al., 2017).
 
     Args:
         zoneout_outputs, zoneout_states: the probabilities.
@@ -116,7 +116,7 @@ class ZoneoutCell(ModifierCell):
 
 
 class ResidualCell(ModifierCell):
-    """The output is the cell's plus its input (He et al., 2016)."""
+    """A modifier that adds the input to the cell's output (He et al., 2016)."""
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         output, after = self.base_cell(inputs, states)

@@ -1,7 +1,7 @@
-"""Sentences as numbers, in batches of one length each: ``mx.rnn.BucketSentenceIter``.
+"""Sentences as numbers, batched by length: ``mx.rnn.BucketSentenceIter``.
 
-The order of an epoch comes from ``mx.random``, so it depends on its seed and the order of the calls. One thread uses
-an iterator.
+The order of an epoch comes from ``mx.random``, so it depends on its seed and on the order of calls. Only one thread may
+use an iterator.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def encode_sentences(
     start_label: int = 0,
     unknown_token: Any = None,
 ) -> tuple[list[list[int]], dict[Any, int]]:
-    """(sentences as lists of numbers, numbers of the words).
+    """Return (sentences as lists of numbers, numbers of the words).
 
     Args:
-        vocab: numbers of words that are known; None: every word gets the next number.
-        invalid_label, invalid_key: number and word that fill sentences up.
+        vocab: numbers of known words; None: every word gets the next number.
+        invalid_label, invalid_key: number and word of padding.
         start_label: the first number.
-        unknown_token: the word that stands for all that are not in ``vocab``; it gets a number when first needed.
+        unknown_token: the word for all words outside ``vocab``; it gets a number on first use.
 
     Raises:
         ParameterError: a word that is not in ``vocab``, and no ``unknown_token``.
@@ -62,17 +62,17 @@ def encode_sentences(
 
 
 class BucketSentenceIter(DataIter):
-    """Batches of sentences that were filled up to the length of their bucket; labels are the words that follow.
+    """Batches of sentences, padded to the length of their bucket; labels are the following words.
 
     Args:
         sentences: lists of numbers.
-        buckets: lengths; default: each length of which there is a batch. Longer sentences are left out.
-        invalid_label: what fills up.
+        buckets: lengths; default: each length with enough sentences for a batch. Longer sentences are dropped.
+        invalid_label: the padding.
         dtype: of data and labels.
         layout: ``NT``: sentences along the first axis; ``TN``: along the second.
 
-    Each epoch has batches, and sentences within their bucket, in a new order, which the seed of ``np.random``
-    decides if the program has set it, else that of ``mx.random``.
+    Each epoch shuffles the batches, and the sentences within their bucket. The seed of ``np.random`` decides the
+    order if the program has set it, else the seed of ``mx.random``.
     """
 
     def __init__(

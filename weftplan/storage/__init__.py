@@ -1,4 +1,4 @@
-"""Storage: who owns bytes. ``storage.get(ctx)`` is the process-wide resource of a context.
+"""Storage: ownership of bytes. ``storage.get(ctx)`` is the process-wide resource of a context.
 
 Importing the package tells ``device`` where pools and temporaries come from. What it offers may be called from any
 thread; ARCHITECTURE.md tells how resources stack.

@@ -1,4 +1,4 @@
-"""Resources that add one feature to another resource: a limit, statistics of one user, poison.
+"""Resources that add one feature to another resource: a limit, statistics per user, poisoning.
 
 Stack them: ``LimitResource(PoisonResource(pool), nbytes)``. An adaptor passes allocations through unchanged, so any
 resource of a stack may report on them, but each must be freed at the top.

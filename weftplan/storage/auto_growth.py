@@ -1,4 +1,4 @@
-"""Paddle's strategy ``auto_growth``: chunks as they are needed, kept when they are free, cut and merged."""
+"""Paddle's strategy ``auto_growth``: chunks allocated on demand, split, merged and cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every storage resource offers: :class:`Resource` hands out :class:`Allocation` objects.
+"""The interface of storage resources: a :class:`Resource` hands out :class:`Allocation` objects.
 
 A resource takes each of them back exactly once. Rules that every one keeps:
 

@@ -1,4 +1,4 @@
-"""Chunks cut into blocks: what Paddle's two strategies share.
+"""Chunks cut into blocks: the base of both Paddle strategies.
 
 A chunk is one allocation of the device. It is cut into blocks that lie one behind the other without a gap; a block is
 handed out or free, and two neighbours are never both free: whoever frees merges. Free blocks of all chunks stand in one

@@ -1,4 +1,4 @@
-"""Pools as ``FLAGS_*`` shape them: Paddle's two strategies, their sizes, the limit.
+"""Pools configured by ``FLAGS_*``: Paddle's two strategies, their sizes, the limit.
 
 Paddle's documents and its source disagree in places. ``WEFTPLAN_STORAGE_COMPAT=documents`` (the default) does what the
 documents say, ``paddle`` what the source of 2020 to 2025 does:

@@ -1,4 +1,4 @@
-"""Guard mode: writes before the start and past the end of an allocation are found, and named by who asked for it.
+"""Guard mode: detection of writes outside an allocation, reported with its allocation site.
 
 Every allocation gets a margin on both sides, filled with a byte. Whether it still has that value is looked at when the
 memory comes back, and whenever somebody calls :meth:`GuardResource.check`. Inside the slab of a planned executor

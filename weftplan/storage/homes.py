@@ -1,4 +1,4 @@
-"""Bytes that wait elsewhere: the homes of ``WEFTPLAN_SPILL`` as places that take copies, in order, up to their limits.
+"""Offload targets of ``WEFTPLAN_SPILL``: an ordered list of contexts, each with a limit.
 
 A home is a context with a pool like any other: page-locked memory of the host, files, another device. :func:`keep`
 copies bytes to the first home with room; what it returns copies them back and frees them there. The copies are over

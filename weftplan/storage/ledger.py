@@ -1,4 +1,4 @@
-"""The bookkeeping of resources that own memory: what is live, what lies on a shelf, every figure and peak.
+"""The ledger of resources that own memory: live bytes, free lists, statistics and peaks.
 
 ``free`` appends to a deque, then empties the deque only if the lock happens to be free; otherwise whoever allocates
 next does. ``allocate`` inside another call of the same thread takes memory past the cache, which is counted when that

@@ -1,4 +1,4 @@
-"""A device that gives a process no more than a limit, as if it were that small."""
+"""A device whose memory is limited for this process, as on a smaller device."""
 
 from __future__ import annotations
 

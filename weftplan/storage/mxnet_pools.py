@@ -1,4 +1,4 @@
-"""MXNet's pools: freed blocks are kept in last-in-first-out lists, one list per rounded size.
+"""MXNet's pools: one last-in-first-out free list per rounded size.
 
 The two differ in how sizes are rounded. Both give everything cached back before a system allocation that would leave
 less than ``reserve`` percent of the device's memory free, and once more when the system refuses.

@@ -1,4 +1,4 @@
-"""Paddle's strategy ``naive_best_fit``: a large chunk first, from which everything is cut.
+"""Paddle's strategy ``naive_best_fit``: a large initial chunk from which every block is cut.
 
 It is a :class:`.ChunkPool` with Paddle's sizes and headers; any thread may allocate and free.
 """

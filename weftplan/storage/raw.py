@@ -1,4 +1,4 @@
-"""Memory straight from a device: one system allocation per request, given back at once. MXNet's ``Unpooled``."""
+"""Uncached device memory: one system allocation per request, freed immediately. MXNet's ``Unpooled``."""
 
 from __future__ import annotations
 

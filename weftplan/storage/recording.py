@@ -1,4 +1,4 @@
-"""A record of what pools do: the last allocations, frees, blocks from and to the system, and refusals, in a ring.
+"""A ring buffer of pool events: allocations, frees, system blocks and failed allocations.
 
 While nobody records, a pool looks at one attribute for each allocation and free. :func:`record` turns recording on for
 all pools of the process; :mod:`weftplan.storage.snapshot` makes files and pages of it. Events are appended under

@@ -1,4 +1,4 @@
-"""From contexts to resources: one stack per context in a process, made at first use from the environment."""
+"""The registry of resources: one stack per context and process, created on first use."""
 
 from __future__ import annotations
 

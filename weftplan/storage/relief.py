@@ -1,4 +1,4 @@
-"""What is tried before memory is said to have run out: a ladder of rungs, from the cheapest to the dearest.
+"""Memory relief: a ladder of rungs, cheapest first, that an allocation tries before it fails.
 
 A pool first takes back what has been freed and gives its own idle blocks to the device. Then come the rungs, added by
 whoever can make room: arrays that are dead but not yet given back, the caches of other pools of the same memory, arrays

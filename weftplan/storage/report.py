@@ -1,4 +1,4 @@
-"""The text of an out-of-memory error: what was asked, who holds what, which settings are in force, what to change."""
+"""The text of an out-of-memory error: the request, the holders, the settings, and advice."""
 
 from __future__ import annotations
 

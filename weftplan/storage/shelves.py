@@ -1,4 +1,4 @@
-"""Shelves: freed memory by the size that was asked for, ready to be handed out as it is.
+"""Free lists (shelves): freed memory by requested size, for reuse without change.
 
 Putting memory on a shelf and taking it from there are single operations of a list, which need no lock; all that
 :class:`Shelves` does itself runs under the lock of the ledger that owns it. What lies on a shelf counts as live until

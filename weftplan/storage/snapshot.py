@@ -1,4 +1,4 @@
-"""A snapshot of memory: every block of every pool, what lies in it and who asked for it, and the events before.
+"""A memory snapshot: the blocks of every pool, their contents and allocation sites, recent events.
 
 It can be written as the file that PyTorch's memory viewer (https://docs.pytorch.org/memory_viz) opens, and as a page of
 its own that loads nothing from anywhere. Device numbers in the file are places in :attr:`Snapshot.contexts`.

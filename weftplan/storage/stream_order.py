@@ -1,4 +1,4 @@
-"""Memory in a pool on which a stream still works: it is handed out at once, to be used after that work.
+"""Stream-ordered memory: reuse of memory that a stream still uses, ordered after its work.
 
 A pool that waited for the device before it took memory back would hold all results of a graph that die one after the
 other. So memory may come back with an event (:meth:`Resource.free_behind`): the pool cuts and merges it like any other,

@@ -1,1 +1,1 @@
-"""``weftplan doctor``: what is installed and which settings are in force."""
+"""``weftplan doctor``: a report of installed packages and the settings in force."""

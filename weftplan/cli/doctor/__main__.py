@@ -1,4 +1,4 @@
-"""``python -m weftplan.cli.doctor`` is ``weftplan doctor``."""
+"""Entry point of ``python -m weftplan.cli.doctor``, which runs ``weftplan doctor``."""
 
 from weftplan.cli.doctor.command import command
 

@@ -1,7 +1,7 @@
-"""Whether BLAS runs as fast as the processor allows: what ``weftplan doctor`` warns of.
+"""Warnings of ``weftplan doctor`` about BLAS libraries that run below the processor's speed.
 
-OpenBLAS chooses its kernels by processor when it is loaded, and variables can make it choose those of an older one.
-Everything that NumPy multiplies then takes twice as long or longer, and nothing says so.
+OpenBLAS chooses its kernels by processor when it is loaded, and environment variables can select those of an older
+processor. Every matrix product of NumPy then takes at least twice as long, without any message.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from threadpoolctl import threadpool_info
 
 PINS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-"""Variables that hold OpenBLAS below the processor."""
+"""Variables that restrict OpenBLAS to older kernels."""
 WIDE = frozenset({"skylakex", "cooperlake", "sapphirerapids"})
 """OpenBLAS's kernels for AVX-512 (AMD's processors run the first two)."""
 MIDDLE = frozenset({"haswell", "zen"})
-"""Those for AVX2."""
+"""OpenBLAS's kernels for AVX2."""
 AVX512 = (("AVX512F", "AVX512VL", "AVX512BW", "AVX512DQ"), ("AVX512_SKX",), ("X86_V4",))
-"""How versions of NumPy say that a processor has what the wide kernels need."""
+"""Feature names, by NumPy version, of a processor that supports the wide kernels."""
 
 
 def processor_features() -> Mapping[str, bool]:
-    """What the processor offers, as NumPy found it (empty: unknown)."""
+    """Return the processor's features, as detected by NumPy (empty: unknown)."""
     try:
         module = importlib.import_module("numpy._core._multiarray_umath")
-    except ImportError:  # a private place of NumPy's
+    except ImportError:  # a private module of NumPy
         return {}
     found: Mapping[str, bool] = getattr(module, "__cpu_features__", {})
     return found
@@ -38,12 +38,12 @@ def warnings(
     features: Mapping[str, bool] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Sentences about BLAS libraries that run below the processor; empty when all is well.
+    """Return sentences about BLAS libraries that run below the processor; empty if there are none.
 
     Args:
         pools: libraries as threadpoolctl names them; default: those of this process.
-        features: what the processor offers; default: as NumPy found it.
-        environment: default: that of this process.
+        features: the processor's features; default: as detected by NumPy.
+        environment: default: the environment of this process.
     """
     pools = threadpool_info() if pools is None else pools
     features = processor_features() if features is None else features

@@ -1,4 +1,4 @@
-"""``weftplan doctor``: what is installed, who has how many threads, how everything is set and what that does here."""
+"""``weftplan doctor``: installed packages, thread counts, settings and their effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(*, as_json: bool, markdown: bool, every: bool) -> None:
 
 
 def environment_markdown() -> str:
-    """The page docs/environment.md: generated, so it cannot disagree with the table in the code."""
+    """Return the page docs/environment.md, generated so that it cannot disagree with the table in the code."""
     lines = [
         "# Environment variables",
         "",
@@ -60,7 +60,7 @@ def environment_markdown() -> str:
 
 
 def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str]:
-    """What is printed, at most ``width`` characters wide (None: as wide as it is)."""
+    """Return the printed lines, at most ``width`` characters wide (None: without a limit)."""
     lines = []
     for name, text in _summary(found, found["python"], found["cupy"], found["mpi"]):
         lines += paragraph(f"{name:<{_NAME}}{text}", width, indent=" " * _NAME)
@@ -107,7 +107,7 @@ def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str
 
 
 _NAME = 12
-"""Characters for what a line of the summary is about."""
+"""Width of the labels of the summary."""
 
 
 def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterable[tuple[str, str]]:
@@ -152,7 +152,7 @@ def _kernels(kernels: dict[str, Any]) -> str:
 
 
 def _place(kept: dict[str, Any], *, otherwise: str) -> str:
-    """Where files are kept."""
+    """Return the folder of a cache, in words."""
     if kept["cache_note"]:
         return f"nowhere: {kept['cache_note']}"
     return f"in {kept['cache']}" if kept["cache"] else f"nowhere: {otherwise}"

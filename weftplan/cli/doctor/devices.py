@@ -1,6 +1,6 @@
-"""Devices as a command line names them: a number of CPU contexts, or a list such as ``cpu(0),gpu(1)``.
+"""Parsing of devices on a command line: a count of CPU contexts, or a list such as ``cpu(0),gpu(1)``.
 
-It knows the texts only and does not ask whether a device is there. Nothing is kept; any thread may call it.
+The module parses text only and does not check whether a device exists. It is stateless; any thread may call it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from weftplan.device.context import Context, cpu
 
 
 def _meant(text: str) -> str:
-    """What other programs call a device."""
+    """Return a suggestion for a device name of other programs."""
     kind, _, number = text.strip().lower().partition(":")
     same = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "host": "cpu"}.get(kind)
     return "" if same is None else f"did you mean {same}{number if number.isdigit() else 0}? "
 
 
 def parse_devices(text: str) -> list[Context]:
-    """``"2"`` (that many CPU contexts) or a list such as ``"cpu(0),cpu(1)"`` or ``"gpu0,gpu1"``.
+    """Parse ``"2"`` (that many CPU contexts) or a list such as ``"cpu(0),cpu(1)"`` or ``"gpu0,gpu1"``.
 
     >>> parse_devices("2"), parse_devices("cpu0,gpu(1)")
     ([cpu(0), cpu(1)], [cpu(0), gpu(1)])

@@ -1,7 +1,7 @@
-"""What ``weftplan doctor`` finds out, as plain data: no printing here.
+"""The findings of ``weftplan doctor`` as plain data, without printing.
 
-Nothing is started to find it out: no engine, no MPI. On a GPU copies are tried, in memory that is given back at once.
-Each probe reports what is missing and what to install instead of raising.
+Diagnosis starts neither an engine nor MPI. On a GPU it tries copies, and frees their memory immediately. A probe never
+raises: it reports each missing package and how to install it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weftplan.support.blas_threads import usable_cpus
 
 
 def diagnose() -> dict[str, Any]:
-    """Everything, ready for JSON; ``problems`` holds the sentences that make ``weftplan doctor`` exit with 1."""
+    """Return all findings, ready for JSON; ``problems`` are the sentences that make ``weftplan doctor`` exit with 1."""
     variables, problems = _variables()
     cpus = usable_cpus()
     blas = _blas()
@@ -61,7 +61,7 @@ def diagnose() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
-    """Whether there are compiled kernels on this machine, for which operators, and where they are kept."""
+    """Return whether this machine has compiled kernels, their operators, and the cache folder."""
     found = target.host()
     missing = isinstance(found, str)
     return {
@@ -73,7 +73,7 @@ def _kernels() -> dict[str, Any]:
 
 
 def _kept(kind: str, variable: str) -> dict[str, Any]:
-    """Where files of a kind are kept for later processes, and why not."""
+    """Return the cache folder of a kind of file, and any obstacle to its use."""
     place = user_cache.folder(kind) if _value(variable) else None
     return {
         "cache": None if place is None else str(place),
@@ -108,7 +108,7 @@ def _variables() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _value(name: str) -> Any:
-    """The value of a variable, None if it is bad (which ``problems`` tells)."""
+    """Return the value of a variable, None if it is invalid (``problems`` reports that)."""
     try:
         return config.get(name)
     except ConfigError:
@@ -116,7 +116,7 @@ def _value(name: str) -> Any:
 
 
 def _blas() -> list[dict[str, Any]]:
-    """The thread pools of native libraries in this process: BLAS and OpenMP."""
+    """Return the thread pools of native libraries in this process: BLAS and OpenMP."""
     return [
         {
             "api": pool["user_api"],
@@ -130,7 +130,7 @@ def _blas() -> list[dict[str, Any]]:
 
 
 def _threads(blas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who has how many threads: ``count`` each, ``per`` what, set by which variable."""
+    """Return the thread counts of all parts: ``count`` threads for each ``per``, and the variable that sets them."""
     rows = [
         {"who": pool["library"], "count": pool["threads"], "per": "process", "set_by": "its own default or variables"}
         for pool in blas
@@ -155,20 +155,20 @@ def _threads(blas: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _native(blas: list[dict[str, Any]]) -> int:
-    """Threads of BLAS now, 1 without any."""
+    """Return the current number of BLAS threads, 1 without BLAS."""
     return max((pool["threads"] for pool in blas if pool["api"] == "blas"), default=1)
 
 
 def _blas_limit() -> tuple[int | None, str]:
-    """What the first engine makes of BLAS, None when it leaves it alone, and which variable decides."""
+    """Return the BLAS thread count that the first engine sets (None: unchanged), and the variable that decides."""
     try:
         return blas.planned()
-    except ConfigError:  # which ``problems`` tells
+    except ConfigError:  # ``problems`` reports it
         return None, blas.VARIABLE
 
 
 def _load(cpus: int, blas: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many CPU contexts can be busy before there are more running threads than CPUs, and that in words."""
+    """Return the number of CPU contexts that can be busy before threads outnumber CPUs, also in words."""
     workers = _value("MXNET_CPU_WORKER_NTHREADS")
     native = _blas_limit()[0] or _native(blas)
     if workers is None:
@@ -221,13 +221,13 @@ def _cupy() -> dict[str, Any]:
             result["libraries"], result["note"] = gpu_libraries.libraries(cupy, extra)
             result["peers"] = gpu_libraries.peers(result["gpus"])
             result["host_links"] = gpu_libraries.host_links(result["gpus"])
-    except Exception as error:  # CuPy raises its own classes, which depend on the version
+    except Exception as error:  # CuPy's own classes, which depend on the version
         result["note"] = f"installed, but CUDA does not answer: {error}"
     return result
 
 
 def _nvidia_driver() -> str | None:
-    """The first line of the driver's own version file (Linux), or None."""
+    """Return the first line of the driver's own version file (Linux), or None."""
     try:
         return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     except (OSError, IndexError):
@@ -244,7 +244,7 @@ def _mpi() -> dict[str, Any]:
 
 
 def _contexts() -> list[dict[str, Any]]:
-    """The first context of each type, with its free and total bytes or the reason why it cannot be used."""
+    """Return the first context of each type, with its free and total bytes or the reason why it is unusable."""
     return [_context(ctx) for ctx in (cpu(0), cpu_pinned(0), gpu(0), sim(0))]
 
 

@@ -1,4 +1,4 @@
-"""Which of CUDA's libraries can be used, and which GPUs reach each other's memory: what ``weftplan doctor`` asks."""
+"""Probes of ``weftplan doctor`` for CUDA libraries and for peer access between GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _cudnn() -> Any:
 
 
 def _probes(cupy: Any) -> dict[str, Callable[[], Any]]:
-    """A call that needs each library; what it returns is the version where there is one."""
+    """Return a probe call for each library; it returns the version if the library has one."""
     return {
         "cuBLAS": lambda: cupy.cuda.Device(0).cublas_handle and "loaded",
         "cuRAND": lambda: cupy.cuda.curand.getVersion(),
@@ -26,21 +26,21 @@ def _probes(cupy: Any) -> dict[str, Callable[[], Any]]:
 
 
 _NEEDED = ("cuBLAS", "cuRAND", "NVRTC")
-"""Without these nothing is compiled, multiplied or drawn. Without cuDNN convolutions are products by cuBLAS."""
+"""Required libraries: compilation, products and random numbers. Without cuDNN, convolutions are cuBLAS products."""
 
 
 def libraries(cupy: Any, extra: str) -> tuple[dict[str, str], str]:
-    """What became of trying each library, and what to install when one that is needed is missing; empty when none is.
+    """Return the result of each library's probe, and installation advice if a required library is missing, else empty.
 
     Args:
-        extra: the extra of the package that brings them, such as ``cuda12``.
+        extra: the extra of the package that installs them, such as ``cuda12``.
     """
     found: dict[str, str] = {}
     missing: list[str] = []
     for name, probe in _probes(cupy).items():
         try:
             found[name] = str(probe())
-        except Exception as error:  # CuPy's own classes, and what a loader raises
+        except Exception as error:  # CuPy's own classes, and errors of the loader
             found[name] = f"missing: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             if name in _NEEDED:
                 missing.append(name)
@@ -55,7 +55,7 @@ def libraries(cupy: Any, extra: str) -> tuple[dict[str, str], str]:
 
 
 def extra_of(runtime_version: int) -> str:
-    """The extra for a CUDA version as the runtime writes it.
+    """Return the extra for a CUDA version in the runtime's notation.
 
     >>> extra_of(12090), extra_of(13000)
     ('cuda12', 'cuda13')
@@ -64,7 +64,7 @@ def extra_of(runtime_version: int) -> str:
 
 
 def host_links(count: int) -> list[str]:
-    """How fast each GPU copies to page-locked host memory, measured now; that plans assume it where that fails."""
+    """Return each GPU's measured copy speed to page-locked host memory, or the assumed speed if that fails."""
     found = []
     for index in range(count):
         known = speed(gpu(index), Context("cpu_pinned", index))
@@ -73,8 +73,8 @@ def host_links(count: int) -> list[str]:
 
 
 def peers(count: int) -> list[list[str]]:
-    """Row i, column j: how gpu(i) copies to gpu(j): "peer access", or why through the host; empty for itself.
+    """Return in row i, column j: how gpu(i) copies to gpu(j): "peer access", or why through the host; empty for itself.
 
-    Each pair is asked, enabled and checked with known bytes, as before its first copy.
+    Each pair is queried, enabled and checked with known bytes, as before its first copy.
     """
     return [[way(gpu(i), gpu(j)) for j in range(count)] for i in range(count)]

@@ -1,1 +1,1 @@
-"""``weftplan launch``: start the processes of a distributed kvstore, and say how each of them has ended."""
+"""``weftplan launch``: starts the processes of a distributed kvstore, and reports their exits."""

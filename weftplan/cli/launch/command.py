@@ -1,7 +1,8 @@
-"""``weftplan launch -n 4 script.py``: start the processes of a distributed kvstore with Open MPI's ``mpiexec``.
+"""``weftplan launch -n 4 script.py``: processes of a distributed kvstore, by Open MPI's ``mpiexec``.
 
-A signal that ends this command ends the job: mpiexec gets it once, and is waited for while it ends the processes. When
-this command is killed, the kernel tells mpiexec (on Linux). When mpiexec is killed, its processes end (``rank.py``).
+A signal that ends this command ends the job: mpiexec receives it once, and this command waits while mpiexec ends the
+processes. If this command is killed, the kernel notifies mpiexec (on Linux). If mpiexec is killed, its processes exit
+(``rank.py``).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _tell(text: str) -> None:
 
 
 _GRACE_S = 2.0
-"""Seconds that a process which is told to end has for it."""
+"""Seconds that a process has to exit after SIGTERM."""
 
 _RANK = re.compile(rb"(?:^|\0)PMIX_RANK=(\d+)")
 _PR_SET_PDEATHSIG = 1
@@ -111,10 +112,10 @@ _ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
-    """The status of mpiexec, the number of the signal that has ended this command or 0, and ranks that it left
-    running."""
-    # On a terminal mpiexec stays in the group of this process, where it can read what is typed, and where Ctrl-C and
-    # the end of the terminal reach it without help.
+    """Return the status of mpiexec, the number of the signal that ended this command or 0, and ranks that still
+    ran."""
+    # On a terminal mpiexec stays in the process group of this command. There it can read typed input, and Ctrl-C and
+    # hang-ups reach it directly.
     in_group = os.isatty(0)
     received: list[int] = []
     job: subprocess.Popen[bytes] | None = None
@@ -133,7 +134,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         job = started
-        if received:  # while it was started
+        if received:  # during its start
             job.send_signal(received[0])
         status = started.wait()
         left = _end_who_is_left(started.pid)
@@ -144,15 +145,15 @@ def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
 
 
 def _end_with_parent() -> None:
-    """In mpiexec before it begins: end, and end the job, when this command is killed."""
+    """Arrange, in mpiexec before it starts, that it and the job end if this command is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def _end_who_is_left(mpiexec: int) -> set[int]:
-    """End the processes of a job on this machine whose mpiexec, with this number, has ended before them; their ranks.
+    """End a job's processes that remain on this machine after process ``mpiexec`` has exited; return their ranks.
 
-    One that ends with another status than 0 without ending MPI counts as two (Open MPI 5.0.11), so mpiexec may end
-    while others run. Nobody takes what they print any more, and a restart would meet them.
+    A process that exits with a status other than 0 without ending MPI counts twice (Open MPI 5.0.11), so mpiexec may
+    exit while others run. Their output has no reader any more, and a restart would meet them.
     """
     left, begun = _processes_of(mpiexec), time.monotonic()
     ranks = set(left.values())
@@ -172,11 +173,11 @@ def _end_who_is_left(mpiexec: int) -> set[int]:
 
 
 def _processes_of(mpiexec: int) -> dict[int, int]:
-    """Processes on this machine that are of a job, by the name that PMIx gives it (``prterun-HOST-NUMBER@1``), with
+    """Return processes of a job on this machine, by the name that PMIx gives it (``prterun-HOST-NUMBER@1``), with
     their ranks."""
     found, name = {}, re.compile(rb"(?:^|\0)PMIX_NAMESPACE=[^\0]*-%d@" % mpiexec)
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # of somebody else, or ended meanwhile
+        with contextlib.suppress(OSError):  # of another user, or exited meanwhile
             variables = (folder / "environ").read_bytes()
             if name.search(variables):
                 rank = _RANK.search(variables)
@@ -185,7 +186,7 @@ def _processes_of(mpiexec: int) -> dict[int, int]:
 
 
 def _check_there(name: str) -> None:
-    """Raises BadParameter for a script or a program that is not on this machine: once, not in every process."""
+    """Raise BadParameter for a script or program that is not on this machine: once, not in every process."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise click.BadParameter(f"there is no script {name!r} in {os.getcwd()}", param_hint="PROGRAM")

@@ -12,7 +12,7 @@ import click
 from weftplan.kvstore.distributed.transport.mpi import environment
 
 ONE_HOST = ("btl", "self,sm")
-"""How messages travel on one host: without TCP, for which every process would listen on all networks."""
+"""Transports within one host: without TCP, because with it every process would listen on all networks."""
 
 
 def mpiexec_command(
@@ -24,15 +24,15 @@ def mpiexec_command(
     one_host: bool | None = None,
     record: str = "-",
 ) -> list[str]:
-    """The command that starts ``program`` in ``workers`` processes.
+    """Return the command that starts ``program`` in ``workers`` processes.
 
     Args:
         workers: the number of processes.
         hostfile: names of hosts, as mpiexec reads them.
         program: a script, ``-m`` with a module, ``weftplan`` with a command, or any program; and its arguments.
-        recovers: the others go on when one dies; otherwise that ends all of them.
-        one_host: all processes run on this machine; without it, if there is no ``hostfile``.
-        record: the file to which programs in Python add how they ended, or ``-``.
+        recovers: the other processes continue if one dies; otherwise its death ends all of them.
+        one_host: all processes run on this machine; default: whether there is no ``hostfile``.
+        record: the file to which Python programs append their exits, or ``-``.
 
     Raises:
         click.ClickException: there is no mpiexec.
@@ -70,5 +70,5 @@ def interpreted(program: tuple[str, ...], record: str, *, recovers: bool) -> lis
 
 
 def is_python(program: tuple[str, ...]) -> bool:
-    """Whether a program is a script or a module, whose end is recorded."""
+    """Return whether a program is a script or a module, whose exit is recorded."""
     return program[0].endswith(".py") or program[0] in ("-m", "weftplan")

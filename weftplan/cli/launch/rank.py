@@ -1,8 +1,8 @@
-"""One process of a job: runs a script or a module as ``python`` does, and notes how it ends.
+"""A process of a job: runs a script or a module as ``python`` does, and records its exit.
 
-Functions that run at exit cannot see a status, and one of them tells the other processes of a store that this one
-leaves. So this module notes the end before (:mod:`weftplan.support.program_end`), and writes it into the record of the
-job, which ``weftplan launch`` reads. The process ends when its parent, mpiexec, has ended in any way.
+Exit functions cannot see the status, and one of them notifies the other processes of a store that this process leaves.
+So this module notes the result first (:mod:`weftplan.support.program_end`), and writes it into the job's record, which
+``weftplan launch`` reads. The process exits if its parent, mpiexec, has exited for any reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weftplan.cli.launch import record
 from weftplan.support import program_end
 
 _LOOK_S = 1.0
-"""Seconds between two looks at the parent, on systems that do not tell of its end."""
+"""Seconds between two polls of the parent, on systems that do not notify of its exit."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,8 +32,8 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> None:
     """Run ``RECORD MODE PROGRAM...``.
 
-    RECORD is the file of the job's record, or ``-``. In the MODE ``recovers`` other processes may go on after a
-    failure, in ``restarts`` mpiexec ends them. PROGRAM is a script or ``-m MODULE``, and its arguments.
+    RECORD is the file of the job's record, or ``-``. In the MODE ``recovers`` other processes may continue after a
+    failure; in ``restarts`` mpiexec ends them. PROGRAM is a script or ``-m MODULE``, and its arguments.
     """
     file, mode, *program = arguments
     end_with_parent()
@@ -73,7 +73,7 @@ def _run_script(program: list[str]) -> None:
 
 
 def _without_this_module(show: Any) -> Any:
-    """An excepthook that shows the program's own frames, as if it had been started by ``python``."""
+    """Return an excepthook that shows only the program's own frames, as if ``python`` had started it."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         own = {__file__, runpy.__file__, f"<frozen {runpy.__name__}>"}
@@ -85,11 +85,11 @@ def _without_this_module(show: Any) -> Any:
 
 
 def end_with_parent() -> None:
-    """Let this process end when its parent has ended, however that ends."""
+    """Make this process exit when its parent exits for any reason."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0:
-            if os.getppid() != parent:  # it has ended meanwhile
+            if os.getppid() != parent:  # the parent has exited meanwhile
                 os._exit(1)
             return
 

@@ -1,1 +1,1 @@
-"""``weftplan plan``: the memory of a network without running it."""
+"""``weftplan plan``: the memory of a network, computed without running it."""

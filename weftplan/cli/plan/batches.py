@@ -1,6 +1,6 @@
-"""How large a batch may be: ``weftplan plan --batch-max``, and in how many micro-batches a larger one is trained.
+"""The largest batch that fits (``weftplan plan --batch-max``), and micro-batches of a larger batch.
 
-It plans and prints progress; nothing is kept. It runs on the main thread, on which Ctrl-C ends a search.
+The module plans and prints progress; it is stateless. It runs on the main thread, and Ctrl-C ends a search.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from weftplan.planner.batch import largest_fitting
 from weftplan.support.progress import Progress
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 Make = Callable[..., MemoryPlan]
-"""Plans the network; keywords are those of :func:`weftplan.planner.plan`, ``batch`` changes the batch size."""
+"""Planner of the network; keywords are those of :func:`weftplan.planner.plan`, ``batch`` changes the batch size."""
 
 
 def largest(make: Make, budget: int, progress: Progress, *, recompute: bool) -> tuple[int, MemoryPlan]:
-    """The largest batch that fits, and its plan. Ctrl-C names the best that was found until then.
+    """Return the largest batch that fits, and its plan. After Ctrl-C, report the best result so far.
 
     Raises:
         BudgetError: not even one sample fits.
@@ -55,15 +55,15 @@ def micro_batches(
     recompute: bool,
     devices: int,
 ) -> tuple[int, MemoryPlan]:
-    """The fewest equal pieces of a batch of which each fits, and the plan of a piece.
+    """Return the fewest equal pieces of a batch that each fit, and the plan of a piece.
 
     Args:
         make: plans the network.
-        requests: what is computed of each gradient; where there are several pieces, gradients are added up.
+        requests: grad_req of each gradient; if there are several pieces, gradients are accumulated.
         batch: samples of a step.
         budget: most bytes.
-        recompute: forward results may be computed again to fit.
-        devices: over which each piece is split.
+        recompute: whether forward results may be recomputed to fit.
+        devices: devices that share each piece.
 
     Raises:
         BudgetError: not even one sample fits.
@@ -87,7 +87,7 @@ def micro_batches(
 
 
 def what_to_type(batch: int, pieces: int, budget: str) -> str:
-    """The answer in words, with what to pass to ``fit``."""
+    """Return the answer in words, with the arguments for ``fit``."""
     if pieces == 1:
         return f"batch {batch} fits {budget} at once"
     return (

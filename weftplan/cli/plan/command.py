@@ -1,4 +1,4 @@
-"""``weftplan plan``: how many bytes a network needs, what fills them, and how to fit a budget."""
+"""``weftplan plan``: the memory that a network needs, its largest buffers, and ways to fit a budget."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def command(
 
 
 def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> MemoryPlan:
-    """Print the plan of an ONNX file with operators that are not run; the plan."""
+    """Print and return the plan of an ONNX file with unsupported operators."""
     sized, width = plan_onnx(OnnxFile(model), parse_shapes(shape_texts)), output_width()
     if as_json:
         click.echo(json.dumps({"model": model, **plan_output.as_json(sized, kernels=False)}, indent=1))
@@ -286,9 +286,9 @@ def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> Memory
 
 @contextmanager
 def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
-    """Where ``can_stop``, the first Ctrl-C ends a search with what it has found; the second is an interrupt.
+    """Let the first Ctrl-C end a search with its best result, if ``can_stop``; the second Ctrl-C is an interrupt.
 
-    Gives a function that says, after the block, whether that has happened.
+    Yield a function that returns, after the block, whether the search was stopped.
     """
     before = signal.getsignal(signal.SIGINT)
     if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
@@ -321,7 +321,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> Iterator[None]:
-    """Where a shape is missing or the budget is too small, say what to type next."""
+    """Return advice on the command to type if a shape is missing or the budget is too small."""
     try:
         with shape_advice(network, shapes):
             yield
@@ -336,7 +336,7 @@ def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> 
 
 
 def _limit(budget: str | None, contexts: list[Context]) -> int | None:
-    """The budget in bytes; a malformed one is a usage error."""
+    """Return the budget in bytes; a malformed budget is a usage error."""
     try:
         return None if budget is None else bytes_of(budget, contexts[0])
     except PlanError as error:
@@ -346,7 +346,7 @@ def _limit(budget: str | None, contexts: list[Context]) -> int | None:
 def _described(
     network: Network, shapes: Any, dtypes: dict[str, str], batch: int | None, contexts: list[Context]
 ) -> str:
-    """The network, its batch and its dtype, in words."""
+    """Return the network, its batch and its dtype, in words."""
     names = set(dtypes.values())
     dtype = (
         "float32" if not names else names.pop() if len(names) == 1 and set(shapes) == set(dtypes) else "mixed dtypes"
@@ -360,10 +360,10 @@ def _described(
 
 
 def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
-    """The plan; with a budget one that fits, by recomputation as needed or under the named policy.
+    """Return the plan; with a budget a plan that fits, by recomputation as needed or under the named policy.
 
     Raises:
-        BudgetError: it does not fit; names the smallest budget that works.
+        BudgetError: no plan fits; the message names the smallest budget that works.
     """
     if as_needed:
         return make(budget=budget)
@@ -378,7 +378,7 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
 
 
 def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
-    """All rows, or those before Ctrl-C; whether it came."""
+    """Return all rows, or the rows before Ctrl-C, and whether it occurred."""
     found: list[Row] = []
     with Progress(what, watch=True) as progress:
         try:
@@ -393,7 +393,7 @@ def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
 def _write(
     found: MemoryPlan, title: str, html_path: Path | None, picture: Path | None, save: Path | None, *, to_stderr: bool
 ) -> None:
-    """Write the files that were asked for."""
+    """Write the requested files."""
     writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
         (html_path, lambda path: write_text(path, found.to_html(title=title))),
         (picture, lambda path: found.plot(path, title=title)),

@@ -1,4 +1,4 @@
-"""Several plans of one network: strategies, policies and budgets side by side, and memory against time."""
+"""Comparisons of plans of one network: strategies, policies and budgets, and memory against time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from weftplan.planner import MemoryPlan
 from weftplan.planner.options import STRATEGIES
 
 POINTS = 6
-"""Plans on the curve of memory against time, both ends included."""
+"""Plans on the curve of memory against time, including both ends."""
 SHARES = (0.9, 0.75, 0.5)
-"""Budgets that are compared, as shares of what the network needs without one."""
+"""Compared budgets, as shares of the memory without a budget."""
 
 Make = Callable[..., MemoryPlan]
 Row = dict[str, Any]
 
 
 def compare(make: Make, *, train: bool) -> Iterator[Row]:
-    """A row for each strategy and, for training, for each recompute policy and some budgets."""
+    """Return a row for each strategy and, for training, for each recompute policy and some budgets."""
     off = {"recompute": "off"}
     for strategy in reversed(STRATEGIES):
         yield _row(f"strategy {strategy}", make, strategy=strategy, order="given", **off)
@@ -36,12 +36,12 @@ def compare(make: Make, *, train: bool) -> Iterator[Row]:
 
 
 def curve(make: Make) -> Iterator[Row]:
-    """Plans from the fastest to the smallest: without a budget, then under ever smaller ones."""
+    """Yield plans from the fastest to the smallest: without a budget, then under decreasing budgets."""
     plain = _row("no budget", make)
     yield plain
     try:
         make(budget=1)
-        return  # nothing is planned at all
+        return  # no memory is planned
     except BudgetError as error:
         smallest = error.smallest
     if smallest is None or "counted" not in plain:
@@ -60,7 +60,7 @@ def _row(name: str, make: Make, **named: Any) -> Row:
     start = time.perf_counter()
     try:
         plan = make(**named)
-    except MXNetError as error:  # one that cannot be made must not hide the others
+    except MXNetError as error:  # a plan that fails must not hide the others
         return {"plan": name, "error": str(error)}
     return {
         "plan": name,

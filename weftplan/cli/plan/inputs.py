@@ -1,4 +1,4 @@
-"""What ``weftplan plan`` is given: a network, shapes of its inputs, dtypes, a batch size."""
+"""Inputs of ``weftplan plan``: a network, the shapes of its inputs, dtypes, a batch size."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from weftplan.symbol import Symbol, load_json, topological_order
 
 Shapes = Mapping[str, tuple[int, ...]]
 PARAMETERS = (0x112).to_bytes(8, "little")
-"""How a file of parameters begins."""
+"""First bytes of a parameter file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network and the usual shapes of what is fed to it."""
+    """A network and the usual shapes of its inputs."""
 
     name: str
     symbol: Symbol
     built_in: bool
     declared: Shapes = field(default_factory=dict)
-    """Shapes of inputs that the file says."""
+    """Shapes of inputs that the file declares."""
 
     def shapes(self, given: Shapes, batch: int | None) -> dict[str, tuple[int, ...]]:
-        """Shapes of the inputs: for a built-in network its usual ones, then those given, then another batch size.
+        """Return the input shapes: a built-in network's usual shapes, overridden by ``--shape`` and the batch size.
 
         Raises:
-            click.UsageError: a batch size, but no shape to put it into.
+            click.UsageError: a batch size, but no shape that it applies to.
         """
         if batch is None:
             if not self.built_in:
                 return {**self.declared, **given}
-            # Labels and states follow the batch of the first shape that was given.
+            # Labels and states follow the batch of the first specified shape.
             batch = next((shape[0] for shape in given.values()), 32)
             return {**models.input_shapes(self.name, batch), **given}
         usual = models.input_shapes(self.name) if self.built_in else self.declared
@@ -53,11 +53,11 @@ class Network:
 
 
 def load_network(model: str) -> Network:
-    """A built-in network by name, a symbol file (``.json``, also gzipped) or its prefix, or an ONNX file.
+    """Load a built-in network by name, a symbol file (``.json``, also gzipped) or its prefix, or an ONNX file.
 
     Raises:
-        click.BadParameter: neither; names what is near.
-        FormatError: the file is no symbol.
+        click.BadParameter: none of these; the message suggests similar names.
+        FormatError: the file is not a symbol.
     """
     if model in models.names():
         return Network(model, _nobodys(models.get(model)), built_in=True)
@@ -89,7 +89,7 @@ def load_network(model: str) -> Network:
 
 
 def onnx_network(path: Path) -> tuple[Network, Params, Params]:
-    """The network in an ONNX file with the shapes that it says, and its parameters."""
+    """Return the network in an ONNX file with its declared shapes, and its parameters."""
     file = OnnxFile(path)
     symbol, args, aux = file.read()
     used = symbol.list_arguments()
@@ -98,26 +98,26 @@ def onnx_network(path: Path) -> tuple[Network, Params, Params]:
 
 
 def _nobodys(symbol: Symbol) -> Symbol:
-    """``symbol``, whose nodes nobody's line has made: the outermost caller is the library that runs commands."""
+    """Remove the creation sites of the nodes: their outermost caller is the library that runs commands."""
     for node in topological_order(symbol.entries):
         node.created_at = None
     return symbol
 
 
 def _beside(path: Path) -> str:
-    """What the symbol file of a parameter file is called, if it is there."""
+    """Return words for the symbol file that belongs to a parameter file."""
     symbol = path.with_name(f"{path.stem.rpartition('-')[0]}-symbol.json")
     return f"{symbol} beside it" if symbol.is_file() else "which ends in -symbol.json"
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Shapes from ``data=32,3,224,224`` (or ``32x3x224x224``).
+    """Parse shapes such as ``data=32,3,224,224`` (or ``32x3x224x224``).
 
     >>> parse_shapes(("data=32,3,8,8", "label=32"))
     {'data': (32, 3, 8, 8), 'label': (32,)}
 
     Raises:
-        click.BadParameter: a text of another form, or a name given twice.
+        click.BadParameter: a malformed text, or a repeated name.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -138,7 +138,7 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def check_names(names: Iterable[str], symbol: Symbol, option: str) -> None:
-    """Raises click.BadParameter where a name is no argument of the network; names what is near."""
+    """Raise click.BadParameter if a name is not an argument of the network; suggest similar names."""
     known = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     for name in names:
         if name not in known:
@@ -148,7 +148,7 @@ def check_names(names: Iterable[str], symbol: Symbol, option: str) -> None:
 
 @contextmanager
 def shape_advice(network: Network, shapes: Shapes, stored: Shapes | None = None) -> Iterator[None]:
-    """Where the shape of an input is missing or has another number of axes, say what to type; ``stored``: shapes of
+    """Return advice if the shape of an input is missing or has the wrong number of axes; ``stored``: shapes of
     parameters."""
     try:
         yield
@@ -161,13 +161,13 @@ def shape_advice(network: Network, shapes: Shapes, stored: Shapes | None = None)
 
 
 def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, symbol: Symbol) -> dict[str, str]:
-    """Dtypes by name from ``float16`` (all variables with a shape) or ``data=float16``.
+    """Parse dtypes by name: ``float16`` (all variables with a shape) or ``data=float16``.
 
     >>> parse_dtypes(("float16",), {"data": (2, 3)}, models.get("mlp"))
     {'data': 'float16'}
 
     Raises:
-        click.BadParameter: a name that is no argument of ``symbol``; names what is near.
+        click.BadParameter: a name that is not an argument of ``symbol``; the message suggests similar names.
     """
     dtypes: dict[str, str] = {}
     for text in texts:

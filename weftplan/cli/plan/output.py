@@ -1,4 +1,4 @@
-"""What ``weftplan plan`` prints: one line that answers, figures, the buffers that fill the peak, comparisons."""
+"""Output of ``weftplan plan``: a summary line, figures, the buffers at the peak, comparisons."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weftplan.report.plan_html import facts
 from weftplan.report.plan_text import reuse
 
 ROWS = 12
-"""Buffers at the peak that are listed."""
+"""Number of listed buffers at the peak."""
 
 
 def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, Any]:
-    """The figures of a plan, for programs, with or without what computes each node. Bytes are integers."""
+    """Return a plan's figures for programs, with or without each node's implementation. Bytes are integers."""
     return {
         "peak": plan.peak,
         "lower_bound": plan.lower_bound,
@@ -52,7 +52,7 @@ def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, Any]:
 
 
 def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
-    """One line: how much in all, and what it is made of.
+    """Return one line: the total, and its parts.
 
     Args:
         what: the network, its batch and its dtype.
@@ -79,7 +79,7 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
 
 
 def figures(plan: MemoryPlan, width: int | None) -> list[str]:
-    """The figures one by one, what the plan is like, and its notes."""
+    """Return the figures, the properties of the plan, and its notes."""
     rows = facts(plan)
     lines = table(
         [
@@ -101,7 +101,7 @@ def figures(plan: MemoryPlan, width: int | None) -> list[str]:
 
 
 def peak(plan: MemoryPlan, width: int | None) -> list[str]:
-    """The largest buffers that are alive at the peak."""
+    """Return a table of the largest buffers that are alive at the peak."""
     alive = plan.alive_at_peak()
     shown = alive[:ROWS]
     columns = [
@@ -116,7 +116,7 @@ def peak(plan: MemoryPlan, width: int | None) -> list[str]:
 
 
 def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
-    """Nodes that could be computed in several ways, equal ones together, and the passes that made them."""
+    """Return nodes with several implementations, grouped, and the passes that created them."""
     labels = plan.labels
     found: dict[tuple[str, str], list[int]] = {}
     for nid in labels.steps:
@@ -140,12 +140,12 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
 
 
 def switched_off(one: Pass) -> str:
-    """What to do so that a pass does not run."""
+    """Return the setting that disables a pass."""
     return f"{one.switch}=0" if one.switch.isupper() else f"no call of {one.switch}"
 
 
 def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
-    """Plans side by side; each row is what :func:`weftplan.cli.plan.compare.compare` found."""
+    """Return a table of plans; each row comes from :func:`weftplan.cli.plan.compare.compare`."""
     made = [row for row in rows if "total" in row]
     scale, unit = unit_of(max((row["total"] for row in made), default=0))
     first = next((row["total"] for row in made), 0)
@@ -171,7 +171,7 @@ def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
 
 
 def drawn(points: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
-    """Memory against time as bars, the fastest plan first."""
+    """Return a bar chart of memory against time, the fastest plan first."""
     scale, unit = unit_of(max((point["total"] for point in points), default=0))
     totals = [f"{point['total'] / scale:.3f}" for point in points]
     times = [f"+{100 * point['more_time']:.1f} %" for point in points]

@@ -1,4 +1,4 @@
-"""``weftplan plan --torch package.module:step``: the choices of a training step of PyTorch, and one within a budget."""
+"""``weftplan plan --torch package.module:step``: plans of a PyTorch training step, within a budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftplan.planner import MemoryPlan
 
 
 def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool) -> MemoryPlan:
-    """Print the plan of the step that ``name`` makes; the plan, laid out for pages and files.
+    """Print the plan of the step that ``name`` creates; return the plan, laid out for pages and files.
 
     ``name`` is ``package.module:function``; the function takes no arguments and returns ``(loss, arguments)`` or
     ``(loss, arguments, optimizer)``, where ``loss(*arguments)`` is differentiated. Nothing of the step is run.
@@ -44,7 +44,7 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
 
 
 def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
-    """The function, its arguments and the optimizer or None, as the named function makes them."""
+    """Return the function, its arguments and the optimizer or None, created by the named function."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise click.BadParameter(f"expected package.module:function, got {name!r}", param_hint="MODEL")

@@ -1,1 +1,1 @@
-"""``weftplan train``: a network trained through every layer."""
+"""``weftplan train``: training of a network through every layer of the library."""

@@ -1,7 +1,7 @@
-"""``weftplan train``: a real network on real data, through every layer.
+"""``weftplan train``: training of a real network on real data, through every layer of the library.
 
-It owns the options and the report of a run; what is trained stands in ``train_tasks.py``. It runs on the main thread,
-on which Ctrl-C ends the run after the batch at hand.
+The module owns the options and the report of a run; ``tasks.py`` has the networks and data. The command runs on the
+main thread, and Ctrl-C ends the run after the current batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from weftplan.training.module.base_module import BaseModule
 from weftplan.training.module.module import Module
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
 
 def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Context]:
@@ -166,7 +166,7 @@ def command(
             f"use --devices 1, or --kvstore device"
         )
     store = create_store(kvstore) if kvstore != "none" else None
-    first = store is None or store.rank == 0  # of several processes only one speaks
+    first = store is None or store.rank == 0  # of several processes only the first prints
     console = Console(stderr=as_json, quiet=as_json or not first, highlight=False)
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
@@ -195,7 +195,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Wishes:
-    """What the options ask of the run."""
+    """The options of the run."""
 
     epochs: int | None
     micro_batches: int
@@ -209,7 +209,7 @@ class _Wishes:
 
 
 def _warn_alone(kvstore: str) -> None:
-    """Say it where processes of one job would each train a network of their own."""
+    """Warn if each process of a job would train its own network."""
     processes = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
     if processes != "1" and not kvstore.startswith("dist") and os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
         click.echo(
@@ -220,13 +220,13 @@ def _warn_alone(kvstore: str) -> None:
 
 
 def _seeded(seed: int) -> int:
-    """The seed, from which all random numbers begin."""
+    """Set the seed of all random numbers and return it."""
     random.seed(seed)
     return seed
 
 
 def _partners(store: KVStoreBase) -> str:
-    """In words: who shares the store, where there could be several."""
+    """Return words for the processes that share the store; empty if the store cannot be shared."""
     if store.num_workers > 1:
         return f" of {store.num_workers} processes"
     return " of this process alone (weftplan launch starts several)" if store.type.startswith("dist") else ""
@@ -242,7 +242,7 @@ def _run(
     *,
     as_json: bool,
 ) -> dict[str, Any]:
-    """Train, print the result, and only then write what stays, since a disk may be full."""
+    """Train, print the result, and only then write files, since a disk may be full."""
     rank, workers = (store.rank, store.num_workers) if store is not None else (0, 1)
     module, epochs = task.module, wishes.epochs or task.epochs
     report = wishes.report if rank == 0 else None
@@ -257,7 +257,7 @@ def _run(
         profiler.set_state("run")
     following = [] if report is None else [_Recording(epochs, task.batches)]
     with stop:
-        # Whoever reads this line may interrupt: from here on Ctrl-C waits for the end of a batch.
+        # A reader of this line may interrupt: from here on Ctrl-C waits for the end of a batch.
         console.print(
             f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore "
             f"{'none' if store is None else store.type + _partners(store)}, {task.described}",
@@ -334,7 +334,7 @@ def _run(
 def _save(
     module: BaseModule, network: str, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, alone: bool
 ) -> None:
-    """Write what stays: after Ctrl-C what one needs to go on, else the trained network."""
+    """Save after Ctrl-C the state that a continuation needs, otherwise the trained network."""
     if interrupted and wishes.checkpoint is not None and alone:
         newest = Checkpoints(wishes.checkpoint).found()[-1:]
         where = f"saved {newest[0]}" if newest else "no step had ended"
@@ -355,7 +355,7 @@ def _save(
 
 
 class _Recording:
-    """Records what runs from the beginning of the last epoch on."""
+    """Recorder of the operations from the start of the last epoch on."""
 
     def __init__(self, epochs: int, batches: int) -> None:
         self._epochs, self._batches = epochs, batches
@@ -366,6 +366,6 @@ class _Recording:
 
 
 def _memory(devices: Sequence[Context]) -> tuple[int, int]:
-    """(live, peak) bytes requested from the storage of these devices."""
+    """Return (live, peak) bytes requested from the storage of these devices."""
     statistics = [storage.get(ctx).statistics() for ctx in devices]
     return sum(s.requested_bytes for s in statistics), sum(s.peak_requested_bytes for s in statistics)

@@ -1,4 +1,4 @@
-"""The folder that ``weftplan train --report`` writes: how training went, the plan, what ran when."""
+"""The report folder of ``weftplan train --report``: training curves, the plan, the recorded run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def write_report(
     result: Mapping[str, Any],
     rows: Sequence[tuple[str, str]],
 ) -> None:
-    """Write ``index.html`` and what it links to.
+    """Write ``index.html`` and the files that it links to.
 
     Args:
-        plan: of one device.
-        events: of the run, in the same folder.
-        lanes: the page of what ran when.
+        plan: the plan of one device.
+        events: events of the run, in the same folder.
+        lanes: the page of recorded operations.
         result: figures of the run, which go to ``result.json``.
         rows: the figures in words.
     """

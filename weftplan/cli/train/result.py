@@ -1,4 +1,4 @@
-"""What ``weftplan train`` says at its end: figures of the run in words, and a digest of what it learnt."""
+"""The result of ``weftplan train``: figures of the run in words, and a digest of the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftplan.ndarray import NDArray
 
 
 def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
-    """A digest of names, shapes and bits of all parameters and auxiliary states, in name order."""
+    """Return a digest of names, shapes and bits of all parameters and auxiliary states, in name order."""
     digest = hashlib.sha256()
     for name, value in sorted({**args, **aux}.items()):
         host = value.asnumpy()
@@ -25,7 +25,7 @@ def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
 
 
 def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result in words: what, and how much."""
+    """Return the result as rows of label and value."""
     rows = []
     if "test_accuracy" in result:
         rows.append(("test accuracy", f"{result['test_accuracy']:.4f}"))

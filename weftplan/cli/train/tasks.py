@@ -1,6 +1,6 @@
-"""What ``weftplan train`` trains: a module, its data, and how to say how good it is.
+"""The tasks of ``weftplan train``: a module, its data, and a measure of its quality.
 
-Each task makes its data from a seed. Nothing is kept.
+Each task creates its data from a seed. The module is stateless.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from weftplan.training.module.module import Module
 DIGITS = ("mlp", "lenet", "resnet")
 NETWORKS = (*DIGITS, "lstm")
 BUCKETS = (16, 32, 48, 64, 80)
-"""Lengths to which lines of text are filled up."""
+"""Lengths to which lines of text are padded."""
 HIDDEN = 128
 
 
 @dataclass
 class Task:
-    """Something to train."""
+    """A training task."""
 
     module: BaseModule
     train: DataIter
     test: DataIter
     batches: int
-    """Of an epoch."""
+    """Batches of an epoch."""
     metric: Any
     epochs: int
-    """How many it takes, unless somebody says otherwise."""
+    """Default number of epochs."""
     optimizer: str
     optimizer_params: dict[str, Any]
     described: str
     unit: str
-    """What a sample is, in the plural."""
+    """The plural name of a sample."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Figures of the data that go into the result."""
+    """Figures of the data for the result."""
 
     def score(self) -> dict[str, float]:
-        """How good the trained module is on the data for testing, by name."""
+        """Return the quality of the trained module on the test data, by name of the measure."""
         found = dict(self.module.score(self.test, self.metric))
         if "perplexity" not in found:
             return {"test_accuracy": found["accuracy"]}
@@ -64,7 +64,7 @@ class Task:
 def digits(
     network: str, batch_size: int, *, seed: int, rank: int, workers: int, lr: float | None, settings: dict[str, Any]
 ) -> Task:
-    """A network on the handwritten digits; several processes share each batch."""
+    """Return the task of a network on the handwritten digits; several processes share each batch."""
     split = load_digits(seed=seed)
     train: DataIter = NDArrayIter(
         split.train_images, split.train_labels, batch_size, shuffle=True, last_batch_handle="discard"
@@ -94,7 +94,7 @@ def characters(
     lr: float | None,
     settings: dict[str, Any],
 ) -> Task:
-    """An LSTM that says which character comes next in a line of Python's help, in buckets of line lengths.
+    """Return the task of an LSTM that predicts the next character of a line of Python's help, in length buckets.
 
     Raises:
         ParameterError: several processes.
@@ -105,7 +105,7 @@ def characters(
     train = rnn.BucketSentenceIter(text.train, batch_size, buckets=list(BUCKETS), invalid_label=0)
     fullest = max(np.bincount(np.searchsorted(BUCKETS, [len(line) for line in text.test])))
     test = rnn.BucketSentenceIter(text.test, min(batch_size, int(fullest)), buckets=list(BUCKETS), invalid_label=0)
-    classes = len(text.characters) + 1  # 0 fills up
+    classes = len(text.characters) + 1  # 0 is the padding
 
     def generate(length: int) -> tuple[Symbol, Sequence[str], Sequence[str]]:
         return character_network(length, classes, HIDDEN), ("data",), ("softmax_label",)
@@ -127,12 +127,12 @@ def characters(
 
 
 def character_network(length: int, classes: int, hidden: int) -> Symbol:
-    """Embedding, one LSTM over ``length`` steps in one operator, and a softmax over the characters at every step."""
+    """Build an embedding, one LSTM operator over ``length`` steps, and a softmax over the characters at every step."""
     cell = rnn.FusedRNNCell(hidden, prefix="lstm_")
     embedded = sym.Embedding(sym.Variable("data"), input_dim=classes, output_dim=32, name="embed")
     steps = sym.SwapAxis(embedded, dim1=0, dim2=1)
     outputs: Any = cell.unroll(length, steps, layout="TNC", merge_outputs=True)[0]
-    # Samples first again, so that each device's rows are those of its samples.
+    # Samples first again, so that each device's rows belong to its samples.
     rows = sym.Reshape(sym.SwapAxis(outputs, dim1=0, dim2=1), shape=(-1, hidden))
     scores = sym.FullyConnected(rows, num_hidden=classes, name="pred")
     label = sym.Reshape(sym.Variable("softmax_label"), shape=(-1,))
@@ -141,7 +141,7 @@ def character_network(length: int, classes: int, hidden: int) -> Symbol:
 
 
 def frequency_bits(text: Lines) -> float:
-    """Bits a character that knowing the characters' frequencies alone would need: what a network has to beat."""
+    """Return bits per character of a predictor that knows only character frequencies, the baseline of a network."""
     counts = np.bincount([n for line in text.train for n in line], minlength=len(text.characters) + 1) + 1.0
     share = counts / counts.sum()
     # The first character of a line is not predicted.
@@ -159,7 +159,7 @@ def make(
     lr: float | None,
     budget: str | None,
 ) -> Task:
-    """The task of a name."""
+    """Return the task of a name."""
     settings: dict[str, Any] = {"context": list(devices), "memory_budget": budget}
     if network in DIGITS:
         return digits(network, batch_size, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings)

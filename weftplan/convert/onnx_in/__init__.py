@@ -1,8 +1,8 @@
-"""An ONNX model as a symbol and its parameters: one function per operator of ONNX.
+"""Import of ONNX models as a symbol and its parameters: one function per ONNX operator.
 
-Initializers that layers use become parameters. What can be computed from constants is computed while reading: models
-exported from other frameworks work out their shapes that way. Where an ONNX operator needs a shape that ours does not,
-it is inferred from the inputs' shapes, which the file (or the caller) gives.
+Initializers that layers use become parameters. Values that depend on constants alone are computed during the import,
+because models exported from other frameworks compute shapes that way. If an ONNX operator needs a shape that ours does
+not, it is inferred from the input shapes, which the file (or the caller) provides.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Params = dict[str, NDArray]
 def import_model(
     path: str | os.PathLike[str], shapes: Mapping[str, Shape] | None = None
 ) -> tuple[Symbol, Params, Params]:
-    """(symbol, arg_params, aux_params) of an ONNX file.
+    """Return (symbol, arg_params, aux_params) of an ONNX file.
 
-    An operator has the name of its output, without ``_output`` behind it, as far as no other has that name.
+    An operator is named after its output, without the suffix ``_output``, unless the name is taken.
 
     Args:
-        shapes: shapes of inputs, where the file leaves them open (an open first dimension is 1).
+        shapes: shapes of inputs that the file leaves open (by default, an open first dimension is 1).
 
     Raises:
-        FormatError: the file is damaged, or no ONNX model.
-        UnknownOperatorError: operators that are not read; names all of them.
+        FormatError: the file is damaged or not an ONNX model.
+        UnknownOperatorError: unsupported operators; names all of them.
         MXNetError: ``onnx`` is not installed.
     """
     return OnnxFile(path).read(shapes)
@@ -56,7 +56,7 @@ class OnnxFile:
     """An ONNX file in memory.
 
     Raises:
-        FormatError: the file is damaged, or no ONNX model.
+        FormatError: the file is damaged or not an ONNX model.
         MXNetError: ``onnx`` is not installed.
     """
 
@@ -72,16 +72,16 @@ class OnnxFile:
                 raise FormatError(f"{self._where}: no ONNX model: it has no nodes and no outputs")
         except FormatError:
             raise
-        except Exception as error:  # protobuf's own classes, which differ between its versions
+        except Exception as error:  # protobuf's own classes, which differ between versions
             what = other_kind(content[:64]) or f"no ONNX model, or a damaged one: {error}"
             raise FormatError(f"{self._where}: {what}") from error
         self.model = model
-        """The file's content, as ``onnx`` reads it."""
+        """The content of the file, parsed by ``onnx``."""
         self._graph = model.graph
         self._room = max(FREE, RATIO * len(content))
 
     def read(self, shapes: Mapping[str, Shape] | None = None) -> tuple[Symbol, Params, Params]:
-        """What :func:`import_model` returns, and raises of the model."""
+        """Return the result of :func:`import_model`, with its errors about the model."""
         try:
             lost = self.unread()
             if lost:
@@ -94,7 +94,7 @@ class OnnxFile:
             raise FormatError(f"{self._where}: damaged, or beyond what is read: {error}") from error
 
     def unread(self) -> dict[str, int]:
-        """Operators that are not read, with how often each occurs."""
+        """Return unsupported operators, with the number of occurrences."""
         lost: dict[str, int] = {}
         for node in self._graph.node:
             if node.op_type not in RULES and node.op_type not in FOLDS:
@@ -102,7 +102,7 @@ class OnnxFile:
         return lost
 
     def declared_shapes(self) -> tuple[dict[str, Shape], dict[str, Shape]]:
-        """Shapes of (the inputs that are no parameters, the outputs) as the file says them; 0 where one is open."""
+        """Return the shapes of (inputs that are not parameters, outputs) that the file declares; 0 for an open size."""
         constants = {tensor.name for tensor in self._graph.initializer}
         inputs = {value.name: _dims(value) for value in self._graph.input if value.name not in constants}
         return inputs, {value.name: _dims(value) for value in self._graph.output}
@@ -159,14 +159,14 @@ def _read(
 
 
 class _Names:
-    """Gives operators the names of their outputs in the file."""
+    """Namer of operators after their outputs in the file."""
 
     def __init__(self, graph: Any) -> None:
         self._taken = {value.name for value in (*graph.input, *graph.initializer)}
         self._seen: set[Node] = set()
 
     def give(self, made: Sequence[Any], outputs: Sequence[str]) -> None:
-        """Name the nodes that were made for the outputs, unless another operator gave what they are."""
+        """Name the nodes of the outputs, except nodes that another operator created."""
         for one, output in zip(made, outputs, strict=False):
             node = one.entries[0].node if isinstance(one, Symbol) else None
             if node is None or node.is_variable or node in self._seen:
@@ -196,7 +196,7 @@ def _attribute(onnx: Any, attribute: Any, where: str) -> Any:
 
 
 def _fold(call: Call) -> Any:
-    """The value of a node whose inputs are known, or None."""
+    """Return the value of a node with constant inputs, or None."""
     fold = FOLDS.get(call.op)
     if fold is None:
         return None

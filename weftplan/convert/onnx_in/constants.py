@@ -1,4 +1,4 @@
-"""Nodes whose inputs are known while reading: they are computed at once, as exporters expect who work out shapes so."""
+"""Constant folding during the ONNX import, for exporters that compute shapes by nodes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _joined(call: Call, inputs: list[Any]) -> Any:
 
 
 def _of_two(compute: Callable[[Any, Any], Any]) -> Callable[[Call, list[Any]], Any]:
-    """The value of an operator with two inputs, one of which may repeat along axes of the other."""
+    """Return the fold of a binary operator with broadcasting."""
 
     def fold(call: Call, inputs: list[Any]) -> Any:
         call.spend(math.prod(np.broadcast_shapes(*map(np.shape, inputs))), np.result_type(*inputs))

@@ -1,6 +1,6 @@
-"""Operators that work element by element, and softmax, from ONNX.
+"""ONNX import of elementwise operators and softmax.
 
-Each rule turns one ONNX node (a :class:`.Call`) into symbols and changes nothing else. Importing the module registers
+Each rule turns one ONNX node (a :class:`.Call`) into symbols and has no other effect. Importing the module registers
 the rules; any thread may then call them.
 """
 
@@ -99,7 +99,7 @@ def _softmax(call: Call) -> Symbol:
 
 @rule("Gelu")
 def _gelu(call: Call) -> Symbol:
-    """Exact, or the approximation by ``tanh``."""
+    """Convert the exact form, or the approximation by ``tanh``."""
     if call.get("approximate", "none") != "tanh":
         return call.make("LeakyReLU", call.symbol(), act_type="gelu")
     x = call.symbol()
@@ -110,7 +110,7 @@ def _gelu(call: Call) -> Symbol:
 
 @rule("Mod")
 def _mod(call: Call) -> Symbol:
-    """The remainder with the divisor's sign, or with ``fmod`` the dividend's."""
+    """Convert the remainder with the divisor's sign, or with ``fmod`` the dividend's."""
     left, right = call.symbol(), call.symbol(1)
     if not call.get("fmod", 0):
         return call.make("broadcast_mod", left, right)

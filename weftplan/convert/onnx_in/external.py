@@ -1,6 +1,6 @@
-"""Values of an ONNX model that lie in files of their own, as exporters write models of more than a few bytes.
+"""External data of ONNX models: values that exporters store in separate files.
 
-A file is read only when it lies inside the model's folder, links followed: a model from elsewhere must not make its
+A file is read only if it lies inside the model's folder, after following links: an untrusted model must not make its
 reader open other files.
 """
 
@@ -16,9 +16,9 @@ from weftplan.errors import FormatError
 
 
 def check_amount(tensors: Any, where: str) -> None:
-    """Refuse a model whose values are together more than twice the files that they lie in.
+    """Refuse a model whose values exceed twice the size of their files.
 
-    A few names in a small file could otherwise ask for the same large range again and again.
+    Otherwise a few names in a small file could request the same large range many times.
     """
     wanted: dict[str, int] = {}
     for tensor in tensors:
@@ -34,10 +34,10 @@ def check_amount(tensors: Any, where: str) -> None:
 
 
 def external_tensor(onnx: Any, tensor: Any, where: str) -> Any:
-    """The values of a tensor whose bytes are in another file.
+    """Return the values of a tensor whose bytes are in another file.
 
     Raises:
-        FormatError: the file is outside the model's folder, missing or too short, or the bytes are not the shape's.
+        FormatError: the file is outside the model's folder, missing or too short, or its size contradicts the shape.
     """
     facts = {entry.key: entry.value for entry in tensor.external_data}
     path = _inside(where, facts.get("location", ""), tensor.name)
@@ -62,7 +62,7 @@ def external_tensor(onnx: Any, tensor: Any, where: str) -> Any:
 
 
 def _inside(where: str, location: str, name: str) -> str:
-    """The path of a file that the model names, when it lies inside the model's folder."""
+    """Return the path of a file that the model names, if it lies inside the model's folder."""
     folder = os.path.realpath(os.path.dirname(os.path.abspath(where)))
     path = os.path.realpath(os.path.join(folder, location))
     if not location or os.path.isabs(location) or os.path.commonpath([folder, path]) != folder:

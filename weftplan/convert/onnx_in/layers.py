@@ -1,6 +1,6 @@
-"""Layers with parameters, pooling and products, from ONNX, with what they need of padding.
+"""ONNX import of layers with parameters, pooling and products, with their padding.
 
-Each rule turns one ONNX node (a :class:`.Call`) into symbols and changes nothing else. Importing the module registers
+Each rule turns one ONNX node (a :class:`.Call`) into symbols and has no other effect. Importing the module registers
 the rules; any thread may then call them.
 """
 
@@ -17,7 +17,7 @@ from weftplan.symbol import Symbol
 
 
 def _pads(call: Call, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """Padding before each axis, then behind each."""
+    """Return the padding before each axis, then after each axis."""
     kind = call.get("auto_pad", "NOTSET")
     axes = len(kernel)
     if kind in ("NOTSET", ""):
@@ -34,7 +34,7 @@ def _pads(call: Call, kernel: Sequence[int], strides: Sequence[int], dilations: 
 
 
 def _padded(call: Call, data: Symbol, pads: list[int], value: float) -> tuple[Symbol, tuple[int, ...]]:
-    """The data, and padding that is the same on both sides; other padding is put on first."""
+    """Return the data and symmetric padding; asymmetric padding is applied to the data first."""
     axes = len(pads) // 2
     before, behind = pads[:axes], pads[axes:]
     if before == behind:

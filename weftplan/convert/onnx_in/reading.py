@@ -1,4 +1,4 @@
-"""What reading an ONNX model is made of: what is read so far, one node with its attributes, and the tables of rules."""
+"""State of an ONNX import: the values so far, one node with its attributes, and the tables of rules."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from weftplan.ops.core.schema import Shape
 from weftplan.symbol import Symbol
 
 Value = Any
-"""What an ONNX name stands for: a Symbol, or a NumPy array that is known while reading."""
+"""The value of an ONNX name: a Symbol, or a NumPy array that is constant during the import."""
 
 
 class Model:
-    """What is read so far."""
+    """The model under construction."""
 
     def __init__(self, shapes: Mapping[str, Shape], opset: int, where: str, room: int) -> None:
         self.shapes: dict[str, Shape] = dict(shapes)
         self.opset = opset
         self.where = where
         self.room = room
-        """Bytes that constants which are computed while reading may still take."""
+        """Remaining bytes for constants that the import computes."""
         self.values: dict[str, Value] = {"": None}
         self.args: dict[str, Any] = {}
         self.aux: dict[str, Any] = {}
         self.made: dict[tuple[int, str], Symbol] = {}
 
     def parameter(self, name: str, values: Any, *, state: bool = False) -> Symbol:
-        """A variable that holds ``values``."""
+        """Return a variable that holds ``values``."""
         label, count = name, 1
         table = self.aux if state else self.args
         while label in self.args or label in self.aux or label in self.shapes:
@@ -41,7 +41,7 @@ class Model:
         return sym.Variable(label, shape=np.shape(values), dtype=np.asarray(values).dtype)
 
     def shape(self, value: Value) -> Shape:
-        """The shape of a value; raises ShapeError where it is not known."""
+        """Return the shape of a value; raise ShapeError if it is unknown."""
         if not isinstance(value, Symbol):
             return np.shape(value)
         known = {**self.shapes, **{key: np.shape(array) for key, array in self.args.items()}}
@@ -54,7 +54,7 @@ class Model:
 
 
 class Call:
-    """One node: what its function may ask."""
+    """One node of the file, with the queries that its rule may use."""
 
     def __init__(self, model: Model, node: Any, attrs: dict[str, Any]) -> None:
         self.model = model
@@ -66,15 +66,15 @@ class Call:
         self.attrs = attrs
 
     def get(self, key: str, default: Any = None) -> Any:
-        """An attribute."""
+        """Return an attribute."""
         return self.attrs.get(key, default)
 
     def has(self, k: int) -> bool:
-        """Whether input ``k`` is there."""
+        """Return whether input ``k`` is present."""
         return k < len(self.inputs) and self.inputs[k] is not None
 
     def symbol(self, k: int = 0) -> Symbol:
-        """Input ``k`` as a symbol; a constant becomes a parameter, one for all its readers."""
+        """Return input ``k`` as a symbol; a constant becomes a parameter that its readers share."""
         value = self.inputs[k] if k < len(self.inputs) else None
         if value is None:
             raise self.refuse(f"input {k} is missing")
@@ -87,52 +87,52 @@ class Call:
         return found
 
     def own(self, k: int, values: Any = None, *, state: bool = False) -> Symbol:
-        """Input ``k``, a constant, as a parameter of this node (``values``: changed)."""
+        """Return input ``k``, a constant, as a parameter of this node (or ``values`` instead)."""
         values = self.constant(k) if values is None else values
         if np.size(values) == 0:
             raise self.refuse(f"input {k} has no elements")
         return self.model.parameter(self.names[k], as_parameter(values), state=state)
 
     def constant(self, k: int) -> Any:
-        """Input ``k``, which must be known while reading."""
+        """Return input ``k``, which must be constant during the import."""
         value = self.inputs[k] if k < len(self.inputs) else None
         if value is None or isinstance(value, Symbol):
             raise self.refuse(f"input {k} ({self.names[k] if k < len(self.names) else 'missing'}) must be a constant")
         return value
 
     def numbers(self, k: int, attribute: str) -> list[int] | None:
-        """Whole numbers from input ``k`` (newer files) or an attribute (older ones)."""
+        """Return integers from input ``k`` (newer files) or an attribute (older files)."""
         if self.has(k):
             return [int(number) for number in np.reshape(self.constant(k), -1)]
         found = self.get(attribute)
         return None if found is None else [int(number) for number in ([found] if isinstance(found, int) else found)]
 
     def spend(self, count: int, dtype: Any) -> None:
-        """Count an array that is about to be computed; refuse it if the size of the file does not justify it."""
+        """Account for an array before it is computed; refuse it if the size of the file does not justify it."""
         self.model.room -= count * np.dtype(dtype).itemsize
         if self.model.room < 0:
             raise self.refuse(f"the constants computed up to here, the last of {count:,} elements, exceed its size")
 
     def is_constant(self) -> bool:
-        """All inputs are known while reading."""
+        """Return whether all inputs are constant during the import."""
         return all(not isinstance(value, Symbol) for value in self.inputs)
 
     def shape(self, k: int = 0) -> Shape:
-        """The shape of input ``k``."""
+        """Return the shape of input ``k``."""
         return self.model.shape(self.inputs[k])
 
     def refuse(self, why: str) -> MXNetError:
-        """The error for a node that cannot be read."""
+        """Return the error for an unsupported or malformed node."""
         return FormatError(f"{self.model.where}: node {self.name!r} ({self.op}): {why}")
 
     def make(self, op: str, *inputs: Symbol, **params: Any) -> Symbol:
-        """A node of ours."""
+        """Return a node of a weftplan operator."""
         made: Symbol = getattr(sym, op)(*inputs, **params)
         return made
 
 
 def as_parameter(values: Any) -> Any:
-    """A parameter's values: float64 counts as float32, as it does for constants in scripts."""
+    """Return a parameter's values; float64 becomes float32, as it does for constants in scripts."""
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
@@ -140,11 +140,11 @@ def as_parameter(values: Any) -> Any:
 Rule = Callable[[Call], Any]
 RULES: dict[str, Rule] = {}
 FOLDS: dict[str, Callable[[Call, list[Any]], Any]] = {}
-"""How nodes all of whose inputs are known are computed while reading."""
+"""Functions that fold nodes whose inputs are all constant, by operator."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Decorator: this function reads these operators; it gives a symbol, or one for each output."""
+    """Return a decorator that registers a rule for these operators; a rule returns a symbol, or one per output."""
 
     def note(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))

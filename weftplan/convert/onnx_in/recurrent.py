@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN from ONNX, as our operator RNN; a GRU whose reset comes before its product is unrolled."""
+"""ONNX import of LSTM, GRU and RNN; a GRU with its reset gate before the product is unrolled."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
 
 
 def _mode(call: Call, directions: int) -> str:
-    """Our name of the cell; refuses what its activations and settings change beyond that."""
+    """Return weftplan's name of the cell; refuse other activations and settings."""
     given = [str(name).lower() for name in call.get("activations") or []]
     if call.op == "RNN":
-        given = given[:directions] or ["tanh"] * directions  # onnxruntime writes more than there are directions
+        given = given[:directions] or ["tanh"] * directions  # onnxruntime writes more activations than directions
         if given in (["tanh"] * directions, ["relu"] * directions):
             return f"rnn_{given[0]}"
     elif not given or given == _ACTIVATIONS[call.op] * directions:
@@ -80,7 +80,7 @@ def _recurrent(call: Call) -> list[Symbol]:
 
 
 def _state(call: Call, k: int, shape: tuple[int, int, int], batch_first: bool) -> Symbol:
-    """What the cell begins with: an input, or zeros."""
+    """Return the initial state: an input, or zeros."""
     if not call.has(k):
         zeros: Symbol = sym.zeros(shape=shape)
         return zeros
@@ -88,20 +88,20 @@ def _state(call: Call, k: int, shape: tuple[int, int, int], batch_first: bool) -
 
 
 def _lengths(call: Call, steps: int) -> list[Symbol]:
-    """The steps of each sample, where they are not all there are."""
+    """Return the lengths of the samples, unless all have the full length."""
     if not call.has(4) or (not isinstance(call.inputs[4], Symbol) and np.all(call.inputs[4] == steps)):
         return []
     return [call.symbol(4)]
 
 
 def _ordered(rows: Any, mode: str, size: int) -> Any:
-    """Gates in our order."""
+    """Return the gates in weftplan's order."""
     apart = rows.reshape(GATES[mode], size, *rows.shape[1:])
     return apart[list(FROM_ONNX[mode])].reshape(-1)
 
 
 def _packed(mode: str, size: int, weight: Any, recurrent: Any, bias: Any) -> Any:
-    """The vector of all parameters: weights of each direction, then biases."""
+    """Return the vector of all parameters: weights of each direction, then biases."""
     parts = [_ordered(rows, mode, size) for pair in zip(weight, recurrent, strict=True) for rows in pair]
     parts += [_ordered(half, mode, size) for one in bias for half in np.split(one, 2)]
     return np.concatenate(parts).astype(np.float32)
@@ -110,7 +110,7 @@ def _packed(mode: str, size: int, weight: Any, recurrent: Any, bias: Any) -> Any
 def _unrolled_gru(
     call: Call, data: Symbol, weight: Any, recurrent: Any, bias: Any, state: Symbol, steps: int, size: int
 ) -> list[Symbol]:
-    """[(steps, batch, size), (1, batch, size)]: step by step, the reset gate before the product with the state."""
+    """Return [(steps, batch, size), (1, batch, size)], unrolled, with the reset gate before the state's product."""
     of_input, of_state = np.split(bias, 2)
     parameter = call.model.parameter
     inputs = call.make(

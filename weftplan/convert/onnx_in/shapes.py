@@ -1,6 +1,6 @@
-"""Operators that move, cut, join, reduce and resize, from ONNX.
+"""ONNX import of operators that move, slice, concatenate, reduce and resize.
 
-Each rule turns one ONNX node (a :class:`.Call`) into symbols and changes nothing else. Importing the module registers
+Each rule turns one ONNX node (a :class:`.Call`) into symbols and has no other effect. Importing the module registers
 the rules; any thread may then call them.
 """
 
@@ -36,7 +36,7 @@ def _reshape(call: Call) -> Symbol:
 
 @rule("Expand")
 def _expand(call: Call) -> Symbol:
-    """Both shapes are broadcast against each other."""
+    """Broadcast both shapes against each other."""
     shape = call.shape()
     target = np.broadcast_shapes(shape, tuple(call.numbers(1, "shape") or []))
     made = call.symbol()

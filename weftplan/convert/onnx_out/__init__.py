@@ -1,7 +1,7 @@
-"""A symbol and its parameters as an ONNX model: one function per operator, all shapes fixed.
+"""Export of a symbol and its parameters as an ONNX model: one function per operator, fixed shapes.
 
-The graph is that of inference: dropout passes its input on, losses give their outputs. Shapes are inferred first, so an
-operator whose ONNX counterpart wants sizes (Reshape, Split) gets numbers.
+The graph is for inference: dropout is the identity, and losses return their outputs. Shapes are inferred first, so an
+operator whose ONNX counterpart needs sizes (Reshape, Split) gets numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Arrays = Mapping[str, Any]
 
 
 def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str, Shape], *, name: str = "model") -> Any:
-    """The ONNX model (a ``ModelProto``) of a network for inputs of these shapes.
+    """Return the ONNX model (a ``ModelProto``) of a network for inputs of these shapes.
 
     Args:
-        args, aux: parameters by name, NDArrays; what is neither here nor a label is an input.
+        args, aux: parameters by name, NDArrays; every other variable except labels is an input.
         shapes: shapes of the inputs.
 
     Raises:
@@ -54,7 +54,7 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
         if node.op is not None:
             RULES[node.op.name](Call(graph, node))
     used, kept = {graph.name(entry) for entry in symbol.entries}, []
-    for made_node in reversed(graph.nodes):  # what only a loss needs, such as its label's shape, is left out
+    for made_node in reversed(graph.nodes):  # omits nodes that only a loss needs, such as its label's shape
         if used.intersection(made_node.output):
             used.update(made_node.input)
             kept.append(made_node)

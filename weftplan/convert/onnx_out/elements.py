@@ -1,7 +1,7 @@
-"""Operators that work element by element, and softmax, as ONNX.
+"""ONNX export of elementwise operators and softmax.
 
-Each rule adds the ONNX nodes of one operator to the graph that its :class:`.Call` is making. Importing the module
-registers the rules; one graph is made by one thread.
+Each rule adds the ONNX nodes of one operator to the graph of its :class:`.Call`. Importing the module registers the
+rules; only one thread may build a graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Layers with parameters, pooling and products, as ONNX.
+"""ONNX export of layers with parameters, pooling and products.
 
-Each rule adds the ONNX nodes of one operator to the graph that its :class:`.Call` is making. Importing the module
-registers the rules; one graph is made by one thread.
+Each rule adds the ONNX nodes of one operator to the graph of its :class:`.Call`. Importing the module registers the
+rules; only one thread may build a graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weftplan.ops.nn.batch_norm import BATCH_NORMS
 
 
 def _window(call: Call, axes: int) -> dict[str, Any]:
-    """Attributes of a window: missing ones are those of a step of 1."""
+    """Return the attributes of a window; missing strides are 1, missing pads 0."""
     pad = list(call.params["pad"] or (0,) * axes)
     return {"strides": list(call.params["stride"] or (1,) * axes), "pads": pad + pad}
 

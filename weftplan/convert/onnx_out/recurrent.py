@@ -1,4 +1,4 @@
-"""RNN as ONNX: one LSTM, GRU or RNN for each layer, with its weights cut out of the packed vector."""
+"""ONNX export of RNN: one LSTM, GRU or RNN per layer, with its weights cut from the packed vector."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from weftplan.convert.onnx_out.writing import Call, rule
 
 
 class _Vector:
-    """The packed parameters, cut from the front."""
+    """Reader of the packed parameters, from the front."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.at = 0
 
     def cut(self, size: int) -> str:
-        """The next ``size`` elements."""
+        """Return the next ``size`` elements."""
         call, start = self.call, self.at
         self.at += size
         bounds = [call.constant([number], np.int64) for number in (start, self.at, 0)]
@@ -24,7 +24,7 @@ class _Vector:
 
 
 def _gates(call: Call, part: str, rest: list[int]) -> str:
-    """Gates of one direction in ONNX's order: (1, gates · size, …)."""
+    """Return the gates of one direction in ONNX's order: (1, gates · size, …)."""
     mode, size = call.params["mode"], call.params["state_size"]
     order = TO_ONNX[mode]
     apart = call.emit("Reshape", [part, call.constant([len(order), size, *rest], np.int64)])

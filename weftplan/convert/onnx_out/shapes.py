@@ -1,7 +1,7 @@
-"""Operators that move, cut, join, reduce and resize, as ONNX.
+"""ONNX export of operators that move, slice, concatenate, reduce and resize.
 
-Each rule adds the ONNX nodes of one operator to the graph that its :class:`.Call` is making. Importing the module
-registers the rules; one graph is made by one thread.
+Each rule adds the ONNX nodes of one operator to the graph of its :class:`.Call`. Importing the module registers the
+rules; only one thread may build a graph.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _reduce(call: Call) -> None:
         axes = [axis for axis in range(rank) if axis not in axes]
     axes = axes or list(range(rank))
     op, keep = _REDUCE[call.node.op.name], int(call.params["keepdims"])
-    # What reduces everything has one element of one dimension here.
+    # Here a full reduction has one element in one dimension.
     target = call.outputs[0] if keep or len(axes) < rank else None
     if op == "ReduceSum":
         made = call.emit(op, [call.inputs[0], call.constant(axes, np.int64)], target, keepdims=keep)

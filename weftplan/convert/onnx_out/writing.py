@@ -1,4 +1,4 @@
-"""What writing an ONNX model is made of: the graph so far, one node on its way, and the table of rules."""
+"""State of an ONNX export: the graph so far, the current node, and the table of rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftplan.symbol.node import Entry, Node
 
 
 class Call:
-    """One node on its way: what its function may ask and write."""
+    """The node under export, with the queries and outputs that its rule may use."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph = graph
@@ -27,40 +27,40 @@ class Call:
         self.count = 0
 
     def shape(self, k: int = 0) -> Shape:
-        """The shape of input ``k``."""
+        """Return the shape of input ``k``."""
         return self.graph.shape(self.node.inputs[k])
 
     def out_shape(self, k: int = 0) -> Shape:
-        """The shape of output ``k``."""
+        """Return the shape of output ``k``."""
         return self.graph.shape(Entry(self.node, k))
 
     def dtype(self, k: int = 0) -> np.dtype[Any]:
-        """The dtype of input ``k``."""
+        """Return the dtype of input ``k``."""
         return self.graph.dtype(self.node.inputs[k])
 
     def fresh(self) -> str:
-        """A name for something between."""
+        """Return a name for an intermediate value."""
         self.count += 1
         return f"{self.node.name}__{self.count}"
 
     def constant(self, values: Any, dtype: Any = None) -> str:
-        """The name of a constant array."""
+        """Add a constant array; return its name."""
         name = self.fresh()
         self.graph.initializers[name] = np.asarray(values, dtype)
         return name
 
     def emit(self, op: str, inputs: Sequence[str], output: str | Sequence[str] | None = None, **attrs: Any) -> str:
-        """An ONNX node; its (first) output. Without ``output`` a new name."""
+        """Add an ONNX node; return its (first) output. Without ``output`` the name is new."""
         outputs = [output or self.fresh()] if output is None or isinstance(output, str) else list(output)
         self.graph.emit(op, inputs, outputs, f"{self.node.name}__{op}_{len(self.graph.nodes)}", attrs)
         return outputs[0]
 
     def end(self, op: str, inputs: Sequence[str], **attrs: Any) -> None:
-        """An ONNX node whose output is the node's."""
+        """Add an ONNX node whose output is the node's output."""
         self.emit(op, inputs, self.outputs[0], **attrs)
 
     def refuse(self, why: str) -> MXNetError:
-        """The error for what ONNX, or this table, cannot say."""
+        """Return the error for an operator that ONNX, or this table, cannot express."""
         assert self.node.op is not None
         return MXNetError(f"convert: operator {self.node.op.name} ({self.node.name!r}): {why}")
 
@@ -103,7 +103,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Decorator: this function writes these operators."""
+    """Return a decorator that registers a rule for these operators."""
 
     def note(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))

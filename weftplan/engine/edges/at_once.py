@@ -1,4 +1,4 @@
-"""Small work on the calling thread, in no queue.
+"""Inline execution of small operations on the calling thread, without a queue.
 
 Handing an operation to a worker takes longer than work on a few hundred numbers. Where nobody writes what such work
 reads, and nobody has what it writes yet, no order can be seen: the caller does it, without telling anybody, and then

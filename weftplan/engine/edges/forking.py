@@ -1,4 +1,4 @@
-"""Engines and ``os.fork``: the child gets idle engines without threads, and no half-made change.
+"""``os.fork`` support: the child gets idle engines without threads, in a consistent state.
 
 Before a fork every engine finishes its work, and the forking thread takes its token, so nobody is inside the region.
 Requests that other threads put down meanwhile are carried out by the parent and forgotten by the child.

@@ -1,4 +1,4 @@
-"""A waiting thread stands in for a worker.
+"""Execution of ready operations by a waiting thread, in place of a sleeping worker.
 
 Waking a worker and being woken by it costs two changes of thread, which is more than most operations. So a thread that
 is about to sleep in a wait looks first whether all workers of the queue it depends on are asleep (or on their way from

@@ -1,4 +1,4 @@
-"""Stores of several processes, over MPI. ``README.md`` tells the protocol; ``sync.py`` has the stores.
+"""Stores of several processes, over MPI. ``README.md`` has the protocol, ``sync.py`` the stores.
 
 Importing the package imports no MPI: that happens when a store is made.
 """

@@ -1,4 +1,4 @@
-"""``dist_async``: no process waits for another; servers apply each push when it comes.
+"""``dist_async``: no process waits for another; servers apply each push on arrival.
 
 Every process is a worker and, on a thread of its own, a server of a share of the values (``server.py``). A push sums
 over this process's devices and sends the sum to the servers of the value; a pull asks them. Between what a worker has

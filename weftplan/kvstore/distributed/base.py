@@ -1,4 +1,4 @@
-"""What every store of several processes has: a place in the job, a thread for exchanges, initial values of rank 0."""
+"""Base class of distributed stores: rank in the job, exchange thread, initial values of rank 0."""
 
 from __future__ import annotations
 

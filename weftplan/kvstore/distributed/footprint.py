@@ -1,4 +1,4 @@
-"""Bytes that stores of several processes keep, from sizes alone: before there is a job, and before anything is pushed.
+"""Memory footprint of distributed stores, computed from sizes before a job starts.
 
 The stores themselves are made of these classes, and so are stand-ins that never start MPI (:func:`planned_store`), so
 that a plan can say what a job will keep. The figures are those of ``statistics()``. They belong to gradients that are

@@ -1,4 +1,4 @@
-"""The server half of ``dist_async``: one thread in every process, which owns a share of the values.
+"""The server half of ``dist_async``: a thread in every process, which owns a share of the values.
 
 A small value lives on one server whole; one of at least MXNET_KVSTORE_BIGARRAY_BOUND elements is cut into one range
 for each. Requests of a client are answered in the order in which they come, one at a time: a push is one update, a

@@ -1,4 +1,4 @@
-"""The optimizer's states of a store ``dist_async``: gathered from the servers, and restored to them.
+"""Optimizer states of a ``dist_async`` store: collected from the servers, and restored to them.
 
 A server keeps the states of its ranges, which are flat. Here they are joined to states of whole values, as every other
 store has them, so a file of one store can be read by another, and by a job of another number of processes.

@@ -1,4 +1,4 @@
-"""``dist_sync`` and ``dist_device_sync``: every process has the same values, since all add the same sums.
+"""``dist_sync`` and ``dist_device_sync``: all processes add the same sums and hold equal values.
 
 A push sums over this process's devices as ``local`` or ``device`` does, then over the processes (``group.py``), then
 every process applies the same update to its own copy of the value. There is no server: the sums are equal to the bit,

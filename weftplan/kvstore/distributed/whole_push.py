@@ -1,4 +1,4 @@
-"""Buckets of a push that are all there: one operation and, where all processes have it so, one exchange.
+"""Whole-push exchanges: all buckets of a push in one operation and, if all agree, one exchange.
 
 Buckets let the first gradients travel while others are computed. Where nothing is to be computed any more they only
 cost: 1 MB in three of them took half as long again as in one. So a push whose arrays nobody uses begins as one

@@ -1,4 +1,4 @@
-"""What a store needs to sum over devices: plans, streams, and the memory in which gradients arrive.
+"""Resources for sums over devices: plans, streams, and receive buffers for gradients.
 
 A push is one engine operation that reads every pushed array and writes the sum, and a pull one that reads the stored
 value and writes every array. The caller takes turns; the operations themselves run on any engine thread.

@@ -1,4 +1,4 @@
-"""Which way a store takes: the one whose push and pull take least time on the links, by the model in ``program.py``.
+"""The choice of a store's route: the fastest push and pull by the link model in ``program.py``.
 
 The choice depends on links, sizes and settings only, never on what a clock says, so the same run makes the same sums.
 """

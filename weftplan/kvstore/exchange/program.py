@@ -1,4 +1,4 @@
-"""A way written down as steps: copies between places and additions at one, and how long they take.
+"""A route as a program of copies between devices and additions on them, with its duration.
 
 :func:`push_steps` sums what every place has into one array at the home; :func:`pull_steps` copies an array of the home
 to every place. :func:`timed` puts steps in the order in which they can begin and says when the last one ends: a stream

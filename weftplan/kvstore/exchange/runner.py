@@ -1,4 +1,4 @@
-"""Runs the steps of a program on the devices: inside one engine operation, on streams of the runner's own.
+"""The runner of a program on devices: inside one engine operation, on the runner's own streams.
 
 The engine orders the operation among others and makes one stream current. Everything here waits for the work before it
 on that stream, and that stream waits for everything here, so to the engine it is one piece of work, however many

@@ -1,4 +1,4 @@
-"""Binary trees and rings over devices that keep to good links. Pure functions of a matrix of weights, without chance.
+"""Deterministic binary trees and rings over devices that prefer fast links, from link weights alone.
 
 A tree of root r is found by halving: the devices are cut into two halves, r sums one and another device the other, and
 so on within the halves, ``ceil(log2(n))`` levels in all. The cut is that of Kernighan and Lin ("An efficient heuristic

@@ -1,4 +1,4 @@
-"""Ways to sum an array over devices and to hand a value round: ranges of the array, each with a tree over the places.
+"""Routes of a sum and a broadcast over devices: ranges of the array, each with its own tree.
 
     one_step   all send everything to the home of the sum
     ranges     each place sums one range: the additions of ``one_step``, spread over the places

@@ -1,4 +1,4 @@
-"""Compiled kernels: other implementations of operators, written as LLVM IR and compiled when first used.
+"""Compiled kernels: alternative implementations of operators, as LLVM IR compiled on first use.
 
 Importing this package offers them (:mod:`weftplan.ops.core.implementations`); llvmlite is imported when a plan first
 asks whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.

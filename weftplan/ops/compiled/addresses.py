@@ -1,4 +1,4 @@
-"""Where arrays begin in memory, in the shortest time there is."""
+"""Fast access to the data addresses of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that a compiled convolution makes first, as LLVM IR: planes with padding, and the left side of a product.
+"""Preparatory copies of compiled convolutions, as LLVM IR: padded planes, packed left operands.
 
 Blocks of words are read by name: :func:`word` and :func:`pointer`.
 """

@@ -1,4 +1,4 @@
-"""Formulas of :mod:`weftplan.ops.elementwise.formulas` as compiled loops: every array is read once and written once.
+"""Formulas of :mod:`weftplan.ops.elementwise.formulas` as compiled loops, fused into a single pass.
 
 An element goes through the operations of the formula in their order, each rounded as NumPy rounds it, so bits are
 NumPy's on every processor. A loop is compiled for a formula without its constants, which are read when it runs. Any

@@ -1,4 +1,4 @@
-"""A small writer of LLVM IR: values, vectors, loops. Text in, text out; nothing is compiled here.
+"""A small writer of LLVM IR: values, vectors, loops. It produces text and compiles nothing.
 
 A :class:`Function` collects the instructions of one function. Values are names (``%12``) or Python integers, which fold
 where they can. Vectors have :attr:`Function.lanes` elements of one floating type, the width that the module is written

@@ -1,4 +1,4 @@
-"""From IR to functions that Python calls: compiled once per process, or taken from the cache of objects.
+"""Compilation of IR to functions that Python calls, once per process or from the object cache.
 
 Any thread may ask; the first one compiles while others wait. Functions are called through :mod:`ctypes`, which lets
 other Python threads run meanwhile. They take the address of a block of words and keep no state, so they may run in many

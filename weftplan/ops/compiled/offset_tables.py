@@ -1,4 +1,4 @@
-"""The tables of offsets with which :mod:`weftplan.ops.compiled.product` runs a convolution: made from sizes alone.
+"""Offset tables with which :mod:`weftplan.ops.compiled.product` runs a convolution, from sizes alone.
 
 Everything counts three spatial axes; fewer are filled up in front. A *plan* here is a block of words with the tables
 that it points to; it holds no array of a caller, so that it is made once per geometry and copied for each call.

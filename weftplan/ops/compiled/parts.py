@@ -1,4 +1,4 @@
-"""A compiled function on ranges of what it works on, on the calling thread and on idle cores.
+"""Parallel runs of a compiled function over ranges, on the calling thread and on idle cores.
 
 How many ranges there are follows from sizes alone, or there is one where no core is idle (``support/core_sharing.py``
 has the rule). Helpers who are awake take ranges without the interpreter (``looking.py``).

@@ -1,4 +1,4 @@
-"""The kernel of every dense convolution, as LLVM IR: a matrix product whose right side is gathered from an image.
+"""The kernel of dense convolutions, as LLVM IR: a product whose right operand is read from an image.
 
 For channels k and places q::
 

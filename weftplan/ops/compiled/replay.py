@@ -1,4 +1,4 @@
-"""Kernels that settle a call once and then repeat it: what follows from arrays and sizes is computed at the first call.
+"""Kernels that prepare a call once and replay it: the first call computes all that depends on sizes.
 
 To find out how a convolution is cut, and to fill the words of its functions, takes Python a tenth of a millisecond,
 which is more than small layers take to compute.

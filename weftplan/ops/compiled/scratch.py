@@ -1,4 +1,4 @@
-"""Into which parts the passes of a dense convolution are cut, and the scratch that they take.
+"""Partition of a dense convolution's passes, and their scratch memory.
 
 A part is a range of images, or of channels of the result; every part packs or copies into scratch of its own.
 Everything follows from shapes and is the same on every machine, so that a plan made on one holds on another, and every

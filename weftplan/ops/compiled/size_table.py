@@ -1,4 +1,4 @@
-"""Sizes of a compiled convolution: three axes, bands of rows, what reads what along strides.
+"""Sizes of a compiled convolution: three axes, bands of rows, strided reads.
 
 Everything follows from shapes and is the same on every machine, so that a plan made on one holds on another.
 """

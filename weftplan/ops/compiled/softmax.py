@@ -1,4 +1,4 @@
-"""Compiled implementation of SoftmaxOutput: each row is read from memory once, and its powers wait in a near cache.
+"""Compiled implementation of SoftmaxOutput: a single read of each row, exponentials in the CPU cache.
 
 A row's powers are summed in vectors of one length on every processor, in one order, so bits depend neither on the width
 of registers nor on how rows are cut. Any worker may call it: all it writes is given, and it needs no scratch.

@@ -1,1 +1,1 @@
-"""What every operator is made of: schema, registry, parameters, inference rules, and how a kernel is called."""
+"""The parts of every operator: schema, registry, parameters, inference rules, kernel calls."""

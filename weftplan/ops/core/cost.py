@@ -1,4 +1,4 @@
-"""How much an operator does: arithmetic operations, and sweeps over its data, for models of time.
+"""The cost of an operator: arithmetic operations and passes over its data, for time models.
 
 Arithmetic is counted for the operators that do more than a few operations for each element: matrix products and
 convolutions (two for a multiplication with its addition, twice that for their backward nodes, which make two products).

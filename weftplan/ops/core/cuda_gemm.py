@@ -1,4 +1,4 @@
-"""Batched products of matrices by cuBLAS, without the copies that ``cupy.matmul`` makes.
+"""Batched matrix products by cuBLAS, without the copies of ``cupy.matmul``.
 
 CuPy copies a transposed operand of a batched product, and makes arrays of pointers where one matrix is multiplied by
 many; no plan counts either, and no CUDA graph can hold them. cuBLAS itself takes both as they are. Any thread may call;

@@ -1,4 +1,4 @@
-"""Writing, compiling and launching a kernel in CUDA C.
+"""Generation, compilation and launch of kernels in CUDA C.
 
 A source is text in which ``T`` stands for the dtype of the data and ``A`` for the dtype in which sums of it run. It is
 compiled when it is first launched, once for each pair of dtypes, and CuPy keeps the result on disk. Products and sums

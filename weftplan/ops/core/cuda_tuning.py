@@ -1,4 +1,4 @@
-"""How freely convolutions on a GPU may choose their algorithm: the settings in force."""
+"""Settings that limit the choice of convolution algorithms on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples of the operators that people call most: part of their documentation, and run by a test."""
+"""Examples of common operators, for their documentation; a test runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dtypes are floats, bfloat16 included, which NumPy has from the package ml_dtypes only.
+"""Floating-point dtypes, including bfloat16 from the package ml_dtypes.
 
 NumPy calls a dtype of others kind ``V``, whatever it holds, so nobody asks for ``kind == "f"``. ml_dtypes is imported
 when somebody names bfloat16 and not before.

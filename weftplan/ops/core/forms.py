@@ -1,4 +1,4 @@
-"""The forms in which a kernel is written: a function of arrays, or of a workspace and arrays, one parameter for each.
+"""Kernel signatures: functions of arrays, or of a workspace and arrays, one parameter each.
 
 :func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None
 where nobody wants one) and its scratch, each by itself, and is prepared for replay without another word::

@@ -1,4 +1,4 @@
-"""Several ways to compute one operator: NumPy's kernel, which every operator has, and others that are provided.
+"""Alternative implementations of an operator: NumPy's default kernel, and others that register.
 
 NumPy's kernel also runs on CuPy. On a GPU another one may be provided that needs fewer launches, waits for nobody, or
 whose sums have a fixed order.

@@ -1,4 +1,4 @@
-"""Shapes of the inputs of operators, for their documentation; a test compares them with what inference finds.
+"""Input shapes of operators, for their documentation; a test compares them with shape inference.
 
 A name is a dimension, or a parameter of the operator; ``*name`` stands for any number of dimensions.
 """

@@ -1,4 +1,4 @@
-"""Pieces of kernels: copying, blockwise evaluation with bounded scratch, reduction to a broadcast shape.
+"""Building blocks of kernels: copies, blockwise evaluation, reduction to a broadcast shape.
 
 An elementwise formula of several steps runs block by block: the scratch stays at :func:`weftplan.ops.core.tiling.block`
 elements however large the arrays are, and on a CPU a block stays in the cache between the steps. All block sizes depend

@@ -1,4 +1,4 @@
-"""The one place where a kernel is called for a node: of a bound graph, and of an operator called on arrays.
+"""The only call site of kernels, for nodes of bound graphs and for operators called on arrays.
 
 A :class:`NodeCall` knows the kernel's contract: what it is given in debug mode, that it is not called for nothing, that
 sums are added behind it. It owns nothing but views of its caller's arrays, and is used by one thread at a time.

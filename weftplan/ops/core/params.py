@@ -1,4 +1,4 @@
-"""Parsers of operator parameters: text from symbol files, or Python values from calls, to one canonical value.
+"""Parsers of operator parameters: from text or Python values to a canonical value.
 
 A parser takes anything and returns the canonical value or raises ``ValueError`` saying what it expected; the operator
 and the parameter are named by :func:`weftplan.ops.core.registry.parse_params`. All parsed values are hashable, and

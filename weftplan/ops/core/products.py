@@ -1,4 +1,4 @@
-"""Products of matrices on several cores, with bits that do not depend on how many.
+"""Parallel matrix products whose bits do not depend on the number of cores.
 
 A BLAS with more threads adds in another order, so each BLAS call has one thread, and a large product is cut here into
 several calls, along the longer side of the result. Where it is cut follows from its sizes alone, on every machine and

@@ -1,4 +1,4 @@
-"""The table of operators: one process-wide dictionary, filled when ``weftplan.ops`` is imported.
+"""The operator registry: a process-wide dictionary, filled when ``weftplan.ops`` is imported.
 
 This file owns the table and the parsing of parameters that every way to call an operator shares. Registering is meant
 for the import of a module; looking up may be done from any thread.

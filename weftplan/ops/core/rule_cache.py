@@ -1,4 +1,4 @@
-"""What operators have said of calls before: rules are asked once per process, not in every graph.
+"""The rule cache: results of operators' inference rules, computed once per process.
 
 Shapes, dtypes, scratch and who computes a call follow from the operator, its parameters and a few facts alone. Networks
 of one process have most of their layers in common, and a symbol is looked at several times: for its shapes, bound for

@@ -1,4 +1,4 @@
-"""Building blocks of operator declarations: shape and dtype rules, gradient rules, backward operators.
+"""Building blocks of operator declarations: shape, dtype and gradient rules, backward operators.
 
 Shape and dtype rules work in both directions: they merge what is known of inputs and outputs and raise when two known
 facts clash. They never mutate the lists that they are given.

@@ -1,4 +1,4 @@
-"""What an operator declares: one frozen :class:`Op` per operator, read by symbol, planner, ndarray and executor.
+"""The declaration of an operator: a frozen :class:`Op` for symbol, planner, ndarray and executor.
 
 An operator is data plus a few pure functions. It knows nothing of graphs, engines or storage:
 

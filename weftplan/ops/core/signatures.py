@@ -1,4 +1,4 @@
-"""What a call of an operator looks like: its signature, its documentation and the text of its stub.
+"""Call signatures of operators, their documentation and the text of their stubs.
 
 One description serves ``mx.sym`` and ``mx.nd``: inputs by name, then parameters with their defaults and legal values.
 """

@@ -1,4 +1,4 @@
-"""How large the pieces are in which kernels work: blocks of elements, tiles of convolutions.
+"""Tile sizes of kernels: blocks of elements, tiles of convolutions.
 
 A CPU works in pieces that stay in a core's cache. A GPU has no use for them: each piece is a launch of its own, which
 costs as much as many elements, so its pieces are as large as the scratch that one may ask for. Plans are made without

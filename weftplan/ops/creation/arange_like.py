@@ -1,4 +1,4 @@
-"""_eye and _linspace: a diagonal of ones, and numbers at equal distances between two ends."""
+"""_eye and _linspace: identity matrices, and evenly spaced numbers of an interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that make tensors: zeros, ones, ranges, and tensors like another one.
+"""Operators that create tensors: zeros, ones, ranges, and tensors shaped like another tensor.
 
 Shape and dtype come from parameters or, where these leave them open, from whoever uses the output.
 """

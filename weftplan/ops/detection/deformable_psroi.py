@@ -1,4 +1,4 @@
-"""DeformablePSROIPooling: PSROIPooling by samples, whose cells are moved by learned offsets.
+"""DeformablePSROIPooling: sampled PSROIPooling with cells moved by learned offsets.
 
 ``trans`` (regions, classes · 2, parts, parts) holds for each part of a region how far its cells move to the right and
 down, as a share of the region's size times ``trans_std``; the channels of the output are split among the classes. Each

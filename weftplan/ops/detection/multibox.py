@@ -1,4 +1,4 @@
-"""MultiBoxPrior and MultiBoxDetection of single-shot detectors (Liu et al., "SSD", 2016); targets: multibox_target.py.
+"""MultiBoxPrior and MultiBoxDetection of single-shot detectors (Liu et al., "SSD", 2016).
 
 Boxes are corners relative to the image. A location is coded against its anchor: the shift of its centre in units of the
 anchor's size, and the logarithms of the ratios of the sizes, each divided by a variance.

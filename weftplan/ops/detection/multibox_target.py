@@ -1,4 +1,4 @@
-"""MultiBoxTarget: what each anchor of a single-shot detector should say, given the boxes that are in the image.
+"""MultiBoxTarget: training targets of a single-shot detector's anchors, from the labelled boxes.
 
 Every true box takes the anchor that overlaps it most, the best pair first; then every anchor left takes the box that it
 overlaps most, if enough. Of the others all are background, or (``negative_mining_ratio``) those which the network is

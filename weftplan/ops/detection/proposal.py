@@ -1,4 +1,4 @@
-"""Proposal and MultiProposal: regions of interest from a region proposal network (Ren et al., "Faster R-CNN", 2015).
+"""Proposal and MultiProposal: regions of interest from a proposal network ("Faster R-CNN", 2015).
 
 Anchors of every pixel are moved as the network says, cut to the image, sorted by their scores and thinned by
 suppression. Corners are pixels, both included, so a box of one pixel is 1 wide. Where fewer regions are left than are

@@ -1,4 +1,4 @@
-"""PSROIPooling: averages over a grid of cells of each region of interest, where each cell has channels of its own.
+"""PSROIPooling: averages over grid cells of regions of interest, with separate channels per cell.
 
 A region is (image, x1, y1, x2, y2), corners included and rounded, in units of which ``spatial_scale`` makes pixels.
 Channel (d · groups + i) · groups + j of the data belongs to channel d of the output and to the cells of group (i, j).

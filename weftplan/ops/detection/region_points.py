@@ -1,4 +1,4 @@
-"""Points within regions of interest: what operators share that average samples at points which differ by region.
+"""Sample points within regions of interest, for operators that average samples per region.
 
 One sample of every cell is taken at a time, for all channels together, so that the scratch does not grow with the
 number of samples, which may depend on the size of a region.

@@ -1,4 +1,4 @@
-"""ROIAlign: averages of interpolated values over a grid of cells of each region of interest (He et al., 2017).
+"""ROIAlign: averages of interpolated values over grid cells of regions of interest (He et al., 2017).
 
 A region is (image, x1, y1, x2, y2) in units of which ``spatial_scale`` makes pixels. Cells hold an equal grid of
 points, whose values are interpolated bilinearly, and 0 beyond one pixel outside of the image. Points of a cell are a

@@ -1,4 +1,4 @@
-"""RROIAlign: averages of interpolated values over a grid of cells of each rotated region of interest.
+"""RROIAlign: averages of interpolated values over grid cells of rotated regions of interest.
 
 A region is (image, x, y, width, height, angle): its centre and its sides in units of which ``spatial_scale`` makes
 pixels, and degrees counter-clockwise. It is at least a pixel wide and high. Values beyond one pixel outside of the

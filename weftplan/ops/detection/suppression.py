@@ -1,4 +1,4 @@
-"""box_nms, non-maximum suppression, and bipartite_matching: what detectors do with scored boxes.
+"""box_nms and bipartite_matching: non-maximum suppression and matching of scored boxes.
 
 Both go through their candidates from the best score to the worst, the first of equal ones first, and a choice depends
 on those before it; so one step after the other is decided on the host, and only the comparison of a box with all the

@@ -1,4 +1,4 @@
-"""add_n, the sum of any number of tensors, and what operators with any number of inputs share."""
+"""add_n, the sum of any number of tensors, and helpers for operators with variadic inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""_contrib_allclose: whether two tensors agree within tolerances, as one number.
+"""_contrib_allclose: 1 if two tensors agree within tolerances, else 0.
 
 The kernel compares in float64, in declared scratch. Importing the module registers the operator.
 """

@@ -1,4 +1,4 @@
-"""Operators of two inputs, elementwise (equal shapes) and broadcasting: arithmetic, extrema, comparisons, logic.
+"""Binary operators, elementwise and broadcasting: arithmetic, extrema, comparisons, logic.
 
 Both forms of an operator share one kernel; gradients stand in ``binary_gradients.py``.
 """

@@ -1,4 +1,4 @@
-"""Gradients of operators of two inputs, elementwise and broadcasting.
+"""Gradients of binary operators, elementwise and broadcasting.
 
 Both forms share one pair of formulas per operator. The broadcasting form computes a block of rows of the full gradient
 in scratch and sums it into the smaller input's gradient, so scratch stays far below the size of the output.

@@ -1,4 +1,4 @@
-"""The error function by Chebyshev series, for array modules that have none.
+"""The error function by Chebyshev series, for array modules without it.
 
 Two series, fitted when this module is imported to :func:`math.erf` and :func:`math.erfc`: ``erf(x) / x`` in ``x²`` for
 ``|x| < 1``, and ``exp(x²)·erfc(x)`` in ``(x - 2) / (x + 2)`` for ``1 <= |x| <= 6.5``; beyond that erf is ±1 in float64.

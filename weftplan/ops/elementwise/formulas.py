@@ -1,4 +1,4 @@
-"""What elementwise kernels compute, as data: a list of operations on single elements, recorded from the kernels.
+"""Formulas of elementwise kernels as data: operations on single elements, recorded from the kernels.
 
 A kernel is called once with a :class:`_Tape` in the place of NumPy and with names in the place of arrays, and what it
 asks for is written down. So a formula stands in one place, as NumPy's kernel, and whoever compiles it or joins several

@@ -1,4 +1,4 @@
-"""Gradients of elementwise operators through integers: MXNet 1.9.1's rule, in one place for every such operator.
+"""Gradients of elementwise operators through integers: MXNet 1.9.1's rule, for all of them.
 
 The slope is computed in float64, loses its fraction when it is cast to the integer dtype, and is multiplied by the
 incoming gradient there, wrapping around. A formula is the one for floats, called with an incoming gradient of ones.

@@ -1,4 +1,4 @@
-"""_contrib_quadratic, a polynomial of degree two, and _contrib_gradientmultiplier, which is one for gradients alone.
+"""_contrib_quadratic, a quadratic polynomial, and _contrib_gradientmultiplier (scaled gradients).
 
 Kernels keep nothing, so any worker may run them; importing the module registers both operators.
 """

@@ -1,4 +1,4 @@
-"""gamma, gammaln, digamma and erfinv, with their derivatives, for array modules that have none of them.
+"""gamma, gammaln, digamma and erfinv, with derivatives, for array modules without them.
 
 The gamma functions shift their argument up to at least 8 by the recurrence and use Stirling's series there; arguments
 below 1/2 are reflected to above it. The inverse error function is two Chebyshev series, fitted when this module is

@@ -1,4 +1,4 @@
-"""Elementwise operators of one input: exp, sqrt, tanh, relu, rounding, … with their gradients.
+"""Unary elementwise operators: exp, sqrt, tanh, relu, rounding, … with their gradients.
 
 A gradient keeps the forward output alive where the formula allows it (``sqrt``, ``tanh``, …) and the input otherwise.
 """

@@ -1,1 +1,1 @@
-"""Operators that stand for several nodes of a graph: their NumPy kernels and their rules."""
+"""Fused operators: their NumPy kernels and their rules."""

@@ -1,4 +1,4 @@
-"""A depthwise convolution between two batch norms as one operator, and its gradient as another.
+"""A fused batch norm, depthwise convolution, batch norm block, and its fused gradient.
 
 Channels are independent from the first batch norm, behind which there is a relu, to the second, behind which there may
 be one. So a compiled kernel (``ops/compiled/depthwise/block.py``) takes one channel through all three while it is in

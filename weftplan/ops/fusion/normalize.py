@@ -1,4 +1,4 @@
-"""A batch norm whose statistics are known, and the relu after it: what its forward pass made, to the last bit.
+"""Batch norm with known statistics and optional relu: recomputes a forward result bit for bit.
 
 The planner makes nodes of this operator alone. Under recomputation they give the backward part the result of a batch
 norm from what the gradient of the batch norm keeps anyway: its data, the mean, and 1 / sqrt(variance + eps). That is

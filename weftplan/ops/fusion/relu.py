@@ -1,5 +1,4 @@
-"""Operators that compute nodes of a graph in one pass: a layer with the relu behind it, forward and backward, and a
-convolution with the batch norm behind it, and the relu behind that.
+"""Fused relu: a layer, or a convolution with batch norm, followed by relu, forward and backward.
 
 Only the planner makes nodes of them (``planner/symbolic/passes/fuse_relu.py``), after gradients are there, so they
 have no gradient, no name that a user can call and no place in the table of operators. What they compute has the same

@@ -1,4 +1,4 @@
-"""Gradients of several FullyConnected layers with one weight in one node: one product for the weight, not one for each.
+"""Gradients of several FullyConnected layers that share a weight: one product for the weight.
 
 Rows of few samples make many small products whose results have to be added. Side by side, the rows of several layers
 give that sum in one product, which is large enough for two cores. Nodes of this operator are made by

@@ -1,4 +1,4 @@
-"""fill_element_0index: one element of each row replaced. Its reading counterpart is ``pick``.
+"""fill_element_0index: replacement of an element in each row, the counterpart of ``pick``.
 
 The elements are found by comparing every column with the index, in declared scratch; an index outside marks none.
 """

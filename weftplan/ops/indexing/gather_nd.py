@@ -1,4 +1,4 @@
-"""gather_nd and scatter_nd: elements or slices of a tensor by the coordinates of their first axes; batch_take.
+"""gather_nd, scatter_nd and batch_take: elements or slices of a tensor by coordinates.
 
 ``indices`` of shape (m, *places) holds m coordinates for each place; the remaining axes of the tensor come along.
 Indices may have any dtype; their fraction is dropped. No gradient flows to them.

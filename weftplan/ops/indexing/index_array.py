@@ -1,4 +1,4 @@
-"""_contrib_index_array: where each element of a tensor stands.
+"""_contrib_index_array: the coordinates of each element of a tensor.
 
 The kernel writes ranges into views of its output and keeps nothing; importing the module registers the operator.
 """

@@ -1,4 +1,4 @@
-"""_contrib_index_copy: a tensor in which some rows are those of another.
+"""_contrib_index_copy: a tensor with some rows replaced by those of another tensor.
 
 Indices may have any dtype; their fraction is dropped. Of several that are alike the last wins, and the gradient goes to
 all of the new rows, as in MXNet 1.9.1; one outside of the tensor is an error, where MXNet writes beyond it.

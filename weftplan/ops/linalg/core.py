@@ -1,4 +1,4 @@
-"""Batched triangular algorithms on views, without memory of their own: what the linalg operators are made of.
+"""Batched triangular algorithms on views, without scratch: the basis of the linalg operators.
 
 All arrays have shape (batch, rows, columns) and may be any views; a transposed problem is the same call on transposed
 views. Work goes in panels of :data:`PANEL` rows, so that nearly all of it is matrix products. Scratch is given by the

@@ -1,4 +1,4 @@
-"""Diagonals and triangles of matrices as vectors: linalg_sumlogdiag, extractdiag, makediag, extracttrian, maketrian.
+"""Matrix diagonals and triangles as vectors, and back: extractdiag, maketrian and others.
 
 A packed triangle holds its rows one after the other when it lies below the diagonal, its columns when above.
 """

@@ -1,4 +1,4 @@
-"""khatri_rao: the products of Kronecker of the columns of matrices.
+"""khatri_rao: columnwise Kronecker products of matrices.
 
 Every matrix is seen with its rows along an axis of its own; the output is their broadcast product.
 """

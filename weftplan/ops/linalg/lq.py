@@ -1,4 +1,4 @@
-"""linalg_gelqf and linalg_syevd: A = L · Q with orthonormal rows of Q, and A = Uᵀ · diag(Λ) · U of symmetric matrices.
+"""linalg_gelqf (A = L · Q, orthonormal rows of Q) and linalg_syevd (symmetric A = Uᵀ · diag(Λ) · U).
 
 Q comes from Householder's reflections with LAPACK's signs, batched over the matrices. Eigenvectors come from the array
 module's ``eigh``, matrix by matrix: its temporaries, a few times one matrix, are in no plan. The sign of each makes its

@@ -1,4 +1,4 @@
-"""Inverses and determinants by LU factors with partial pivoting: linalg_inverse, linalg_det, linalg_slogdet.
+"""Inverses and determinants by LU with pivoting: linalg_inverse, linalg_det, linalg_slogdet.
 
 Where a determinant is 0, its gradients are 0, as MXNet 1.9.1 defines them.
 """

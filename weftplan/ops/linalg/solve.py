@@ -1,6 +1,7 @@
-"""Triangular systems and Cholesky factors: linalg_trsm, linalg_potrf, linalg_potri. Other triangles are never read.
+"""Triangular systems and Cholesky factors (linalg_trsm, linalg_potrf, linalg_potri).
 
-The gradient of the factor is Murray's (2016), that of the others follows from d(A⁻¹) = -A⁻¹ dA A⁻¹.
+The other triangle of a matrix is never read. The gradient of the factor is Murray's (2016); the gradients of the other
+operators follow from d(A⁻¹) = -A⁻¹ dA A⁻¹.
 """
 
 from __future__ import annotations

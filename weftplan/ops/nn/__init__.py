@@ -1,4 +1,4 @@
-"""Neural-network operators, a file for each family.
+"""Neural-network operators, one file per family.
 
 Importing this package registers all of them; nothing else is kept here.
 """

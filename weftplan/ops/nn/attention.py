@@ -1,4 +1,4 @@
-"""Multi-head attention on interleaved projections: the four products of GluonNLP's transformers, and div_sqrt_dim.
+"""Multi-head attention on interleaved projections, as in GluonNLP's transformers, and div_sqrt_dim.
 
 Of self-attention one tensor (steps, batch, heads · 3 · units) holds query, key and value of each head side by side; of
 attention between two sequences one (steps, batch, heads · units) holds the queries and another (steps, batch,

@@ -1,4 +1,4 @@
-"""BatchNorm: normalisation of each channel over batch and space; and the same with a relu behind it.
+"""BatchNorm: normalisation of each channel over batch and space, optionally fused with relu.
 
 The form with the relu is an operator that only the planner uses (``joined.py``). Its backward form is given beta, too,
 and takes as incoming what the relu's gradient would be, block by block: what the relu let pass is computed again from

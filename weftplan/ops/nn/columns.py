@@ -1,4 +1,4 @@
-"""im2col and col2im: the windows of an image as columns of a matrix, and the sum of such columns back into an image.
+"""im2col and col2im: image windows as columns of a matrix, and the sum of columns back into an image.
 
 Each is the gradient of the other. Columns are ordered by channel and position within the window; each position is one
 strided copy or sum.

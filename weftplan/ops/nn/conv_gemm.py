@@ -1,4 +1,4 @@
-"""Convolution as matrix products over bounded tiles: what Convolution and Deconvolution share.
+"""Tiled matrix products for Convolution and Deconvolution.
 
 For each tile the windows of the input are laid out as the columns of a matrix (im2col), one product does the work, and
 the buffers are used again for the next tile. float16 data is widened to float32 in the buffers and rounded when a tile

@@ -1,4 +1,4 @@
-"""Sizes of a convolution and of the tiles in which it is worked off.
+"""Sizes of a convolution and of its tiles.
 
 A *tile* is some images (whole), or some rows of the first spatial axis of one image when a single image is too large.
 Its size depends on shapes, parameters and the type of the device only, so results depend neither on the machine nor on

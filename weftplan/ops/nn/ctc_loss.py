@@ -1,4 +1,4 @@
-"""CTCLoss: minus the logarithm of the probability of a label sequence, over all its alignments (Graves et al. 2006).
+"""CTCLoss: negative log probability of a label sequence over all alignments (Graves et al. 2006).
 
 Labels are spread with blanks around them, 2 · labels + 1 places; ``alpha`` (steps, batch, places), a hidden output,
 holds the logarithm of the probability of the steps so far that end in each place. Backward carries its counterpart back

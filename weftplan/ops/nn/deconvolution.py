@@ -1,4 +1,4 @@
-"""Deconvolution: the transpose of Convolution, as a layer of its own.
+"""Deconvolution: the transpose of Convolution, as a layer.
 
 Forward is Convolution's data gradient and the other way round, so both sides use the same tiles.
 """

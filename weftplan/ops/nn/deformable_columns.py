@@ -1,4 +1,4 @@
-"""The columns of a deformable convolution: some windows at a time, each element sampled where its offset moves it.
+"""Columns of a deformable convolution: blocks of windows, each element sampled at its offset.
 
 ``deformable_convolution.py`` multiplies them. The buffers are cut to the size of each tile; float16 and bfloat16 are
 widened in them.

@@ -1,4 +1,4 @@
-"""DeformableConvolution and ModulatedDeformableConvolution: convolutions whose windows are moved, element by element.
+"""DeformableConvolution and ModulatedDeformableConvolution: convolutions with learned sample offsets.
 
 ``offset`` (batch, groups · elements · 2, height, width) holds for each window how far each of its elements moves down
 and to the right, and is learned with the weight; channels are split among the groups. Moved elements are interpolated

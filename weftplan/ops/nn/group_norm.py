@@ -1,4 +1,4 @@
-"""GroupNorm: each sample's channels in groups, every group normalised over its channels and space.
+"""GroupNorm: normalisation of groups of channels of each sample, over channels and space.
 
 As in MXNet 1.9.1, gamma and beta have one number for each group, not for each channel.
 """

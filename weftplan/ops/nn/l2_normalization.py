@@ -1,4 +1,4 @@
-"""L2Normalization: divide by the Euclidean norm of a sample, of each place or of each channel."""
+"""L2Normalization: division by the Euclidean norm of a sample, a position or a channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and what stops or starts gradients: regression outputs, MakeLoss, make_loss, BlockGrad.
+"""Losses and gradient barriers: regression outputs, MakeLoss, make_loss, BlockGrad.
 
 A loss ignores the gradient that comes in: it begins one of its own, scaled by ``grad_scale``.
 """

@@ -1,4 +1,4 @@
-"""The windows of a pooling, and what is done to them on a block of planes (planes, *spatial).
+"""Pooling windows, and their reduction on a block of planes (planes, *spatial).
 
 A *tap* is one position within the window; all windows are worked on together, tap by tap, on strided views of the
 image, so nothing is copied or padded.

@@ -1,4 +1,4 @@
-"""The kernels of LeakyReLU's prelu: a learned slope below 0, one a channel, one for all, or any that broadcast."""
+"""Kernels of LeakyReLU's prelu: a learned slope below 0, per channel, shared, or broadcast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BilinearResize2D and AdaptiveAvgPooling2D: images of another size, each pixel a weighted sum of some of the old ones.
+"""BilinearResize2D and AdaptiveAvgPooling2D: resized images, as weighted sums of pixels.
 
 Both are separable: output = R · image · Cᵀ for every plane, with one matrix for the rows and one for the columns, whose
 lines hold the weights of one output row or column. The gradient is the transposed product, so that no two threads ever

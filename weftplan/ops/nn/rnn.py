@@ -1,4 +1,4 @@
-"""RNN: several layers of a recurrent cell over a sequence, in one or both directions (lstm, gru, rnn_relu, rnn_tanh).
+"""RNN: multi-layer recurrent networks in one or both directions (lstm, gru, rnn_relu, rnn_tanh).
 
 Forward keeps the gates of every step in a hidden output, ``reserve``, and what dropout kept between layers in another,
 ``mask``; outside training nobody wants them, and the gates of a few steps at a time lie in workspace. Sequence lengths

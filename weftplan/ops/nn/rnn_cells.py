@@ -1,4 +1,4 @@
-"""One step of each recurrent cell, forwards and backwards, on the gates of one batch.
+"""One step of each recurrent cell, forward and backward, on the gates of one batch.
 
 Forwards, ``gates`` holds the input's share (bias included) and is left holding the gates after their activation.
 Backwards, ``d_gates`` gets the gradient of the gates before it. Formulas: Elman 1990 (rnn), Hochreiter and Schmidhuber

@@ -1,4 +1,4 @@
-"""What cells of LSTMs and GRUs do between their products, forwards and backwards: one launch a step.
+"""Fused elementwise CUDA kernels of LSTM and GRU cells, forward and backward: one launch a step.
 
 The formulas are those of :mod:`weftplan.ops.nn.rnn_cells`, which calls this on a GPU.
 """

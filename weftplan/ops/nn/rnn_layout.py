@@ -1,4 +1,4 @@
-"""Where everything of the RNN operator lies: its packed parameters, and what forward keeps for backward.
+"""Memory layout of the RNN operator: packed parameters, and values saved for backward.
 
 ``parameters`` is one vector, in cuDNN's order, which MXNet 1.9.1 uses on every device: for each layer and direction the
 weights of the input (gates · state_size, inputs), of the state (gates · state_size, units) and, with a projection,

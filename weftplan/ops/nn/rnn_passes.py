@@ -1,4 +1,4 @@
-"""The passes over a sequence of the RNN operator: one layer, one direction, forwards and backwards in time."""
+"""The RNN operator's passes over a sequence: one layer, one direction, forward and backward in time."""
 
 from __future__ import annotations
 

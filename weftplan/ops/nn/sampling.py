@@ -1,4 +1,4 @@
-"""Bilinear sampling of images at given points, forward and backward, and the grids of points of affine maps.
+"""Bilinear image sampling at points, forward and backward, and sampling grids of affine maps.
 
 Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last one), or count pixels from 0; outside of
 the image everything is 0. A sample is a point's four neighbours, weighted by nearness: Jaderberg et al., "Spatial

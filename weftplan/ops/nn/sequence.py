@@ -1,4 +1,4 @@
-"""SequenceMask, SequenceLast, SequenceReverse: batches of sequences of different lengths, time on axis 0 (or 1).
+"""SequenceMask, SequenceLast, SequenceReverse: batches of sequences of different lengths.
 
 Without ``use_sequence_length`` every sequence fills the whole axis. Lengths may have any dtype; their fraction is
 dropped. Lengths above the extent of the time axis count as that extent, and SequenceLast takes step 0 of a sequence

@@ -1,4 +1,4 @@
-"""SoftmaxOutput: softmax whose gradient is that of the cross entropy with its labels, whatever the incoming gradient.
+"""SoftmaxOutput: softmax with the gradient of cross entropy, regardless of the incoming gradient.
 
 Three layouts of data, as (outer, classes, inner): ``multi_output``: classes on axis 1; ``preserve_shape``: on the last
 axis; neither: all axes but the first together, of which the labels' first ``outer`` numbers are used. Labels of the

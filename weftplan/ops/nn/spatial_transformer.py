@@ -1,4 +1,4 @@
-"""GridGenerator, BilinearSampler, SpatialTransformer: points of an affine map or a flow, and images sampled at them.
+"""GridGenerator, BilinearSampler, SpatialTransformer: sampling grids, and images sampled at them.
 
 A grid is (batch, 2, height, width), x before y, in coordinates from -1 to 1 (:mod:`weftplan.ops.nn.sampling`). As in
 MXNet 1.9.1, a grid of one row or column has no coordinate along it.

@@ -1,4 +1,4 @@
-"""SVMOutput: the scores themselves, whose gradient is that of a hinge loss against the labels, whatever comes in.
+"""SVMOutput: identity with the gradient of a hinge loss, regardless of the incoming gradient.
 
 Of a row of scores s with label k, let m = margin - s[k] and m = margin + s[j] for every other class j. The gradient of
 the squared hinge loss is ``-2 m`` for the label and ``2 m`` for the others, where m > 0, and 0 elsewhere; that of the

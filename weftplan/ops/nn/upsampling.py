@@ -1,4 +1,4 @@
-"""UpSampling: images enlarged by a whole factor, by repeating pixels or by a learnt (bilinear) filter.
+"""UpSampling: enlargement by an integer factor, by repetition or a learnt (bilinear) filter.
 
 ``nearest`` takes any number of inputs, all enlarged to ``scale`` times the extents of the first one, and joins their
 channels or adds them up. ``bilinear`` is a Deconvolution with one filter for each channel, whose weight is initialised

@@ -1,4 +1,4 @@
-"""3x3 convolutions with strides of 1 by Winograd's products F(2x2, 3x3), in NumPy: 2.25 times fewer multiplications.
+"""3x3 convolutions, stride 1, by Winograd's F(2x2, 3x3) in NumPy: 2.25 times fewer multiplications.
 
 Windows of 4x4 elements overlap by 2, and each gives a tile of 2x2. With B, G and A of Winograd's algorithm, a window d
 and a kernel g: tile = Aᵀ [(G g Gᵀ) · (Bᵀ d B)] A, where · is a product of matrices (filters by channels, channels by

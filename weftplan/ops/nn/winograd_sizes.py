@@ -1,4 +1,4 @@
-"""Sizes of Winograd's way of 3x3 convolutions in NumPy: which passes are computed so, their blocks, parts and scratch.
+"""Sizes of NumPy's Winograd convolutions: eligible passes, blocks, partition, scratch.
 
 Everything follows from shapes alone. :mod:`weftplan.ops.nn.winograd` has the arithmetic and the names of the arrays,
 :mod:`weftplan.ops.nn.winograd_weights` that of the weight's gradient.

@@ -1,4 +1,4 @@
-"""The gradient of a 3x3 weight by Winograd's products: the windows as in the pass forward, summed over tiles.
+"""The gradient of a 3x3 weight by Winograd's products, summed over tiles.
 
 With the names of :mod:`weftplan.ops.nn.winograd` and a tile y of the result's gradient: Gᵀ [Σ (A y Aᵀ) · (Bᵀ d B)ᵀ] G.
 The last row of A is taken without its sign, which the matrix at the end has in its place, so that of four factors two

@@ -1,4 +1,4 @@
-"""The operators of MXNet's NumPy interface that exported Gluon networks hold: ``_np_*``, ``_npi_*`` and ``_npx_*``.
+"""MXNet's NumPy operators in exported Gluon networks: ``_np_*``, ``_npi_*`` and ``_npx_*``.
 
 Most are operators of this package under other names, with other parameters or other rules for dtypes; importing this
 package registers them. What they do where Gluon networks do not go (integers that become floats, shapes of size 0,

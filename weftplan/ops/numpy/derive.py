@@ -1,4 +1,4 @@
-"""How one operator is made from another: under a new name, with other parameters or other rules.
+"""Derivation of operators from others: a new name, other parameters or other rules.
 
 Kernel, gradient and planner facts are those of the base, which sees its own parameters: ``translate`` makes them from
 the derived operator's.

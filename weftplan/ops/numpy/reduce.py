@@ -1,4 +1,4 @@
-"""Reductions of MXNet's NumPy interface: what is reduced to one number has no dimensions, not one of size 1."""
+"""Reductions of MXNet's NumPy interface: a full reduction has no dimensions."""
 
 from __future__ import annotations
 

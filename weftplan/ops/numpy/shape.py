@@ -1,4 +1,4 @@
-"""Operators of MXNet's NumPy interface that move elements or multiply matrices, and layers by their ``_npx`` names."""
+"""Shape operators, matrix products and ``_npx`` layers of MXNet's NumPy interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One optimizer's step on many weights at once: one pass over all of them, in parts that idle cores may take.
+"""A fused optimizer step on many weights: a single pass in parts that idle cores may run.
 
 Every weight is computed as the operator computes it alone, with the same bits. Where a formula can be recorded and
 compiled, a weight is read once and written once; else NumPy's kernel works on blocks. A formula is kept for all

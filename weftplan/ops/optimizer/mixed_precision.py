@@ -1,4 +1,4 @@
-"""Optimizer steps of narrow weights that keep a float32 copy: mp_sgd_update, mp_sgd_mom_update, mp_nag_mom_update.
+"""Optimizer steps of low-precision weights with a float32 copy: mp_sgd_update and variants.
 
 All arithmetic is done on the copy, the last input; the output is the new copy, rounded.
 """

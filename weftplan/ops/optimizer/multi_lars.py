@@ -1,4 +1,4 @@
-"""What training loops ask of many arrays at once: counts over arrays, multi_lars.
+"""Batched operators on many arrays: finiteness checks, sums of squares, multi_lars.
 
 All but the last, whose vectors have an element for each weight, are operators with a number of inputs that a parameter
 says; their kernels go through the arrays one by one.

@@ -1,4 +1,4 @@
-"""Steps of descent for several weights in one call: multi_sgd_update and its seven relatives.
+"""Gradient descent steps for several weights in one call: multi_sgd_update and its seven variants.
 
 Each is ``sgd_update`` or ``sgd_mom_update``, on the weight or on a float32 copy (``mp``), for one weight after the
 other. Inputs lie weight by weight. The rates of all are two parameters, or (``preloaded``) two more inputs, vectors in

@@ -1,4 +1,4 @@
-"""random_pdf_*: densities of given samples, or their logarithms, with gradients for samples and parameters.
+"""random_pdf_*: densities of samples, or their logarithms, with gradients for samples and parameters.
 
 Each element of the parameters belongs to a block of samples, as ``_sample_*`` draws them: the shape of the parameters
 is that of the samples without its last dimensions. Of a Dirichlet distribution the last dimension of both is the

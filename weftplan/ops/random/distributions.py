@@ -1,4 +1,4 @@
-"""Random tensors of distributions that a generator cannot write in place, with numbers or arrays as parameters.
+"""Random tensors of distributions without in-place generators, with scalar or array parameters.
 
 ``_random_*`` take numbers; ``_random_*_like`` have the shape of their input; ``_sample_*`` take arrays, each element of
 which gives a block. Numbers are drawn a few thousand at a time, so that no temporary grows with the output. As in

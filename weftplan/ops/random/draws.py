@@ -1,4 +1,4 @@
-"""Random tensors. What is drawn depends on the call's random key alone.
+"""Random tensors, which depend on the call's random key alone.
 
 Whether the parameters make a distribution is judged when the kernel runs, as in MXNet: the error comes at the wait.
 """

@@ -1,4 +1,4 @@
-"""_sample_unique_zipfian: classes drawn without replacement, small ones more often, and how many draws that took.
+"""_sample_unique_zipfian: classes drawn without replacement from a Zipfian distribution.
 
 One draw is the whole part of exp(u · log(range_max + 1)) - 1, u uniform on [0, 1); what has come before is drawn again.
 That is decided on the host, a few thousand draws at a time.

@@ -1,4 +1,4 @@
-"""The operator ``_histogram``: how many numbers fall between equidistant edges, or between given ones.
+"""The operator ``_histogram``: counts of values between uniform or explicit bin edges.
 
 Counting is that of NumPy or CuPy, whose rule for a number on an edge it has. It keeps nothing between calls.
 """

@@ -1,4 +1,4 @@
-"""nansum and nanprod: reductions that pass over NaN; what is all NaN has the sum 0 and the product 1."""
+"""nansum and nanprod: reductions that ignore NaN; an all-NaN input has the sum 0 and the product 1."""
 
 from __future__ import annotations
 

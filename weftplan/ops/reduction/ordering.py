@@ -1,4 +1,4 @@
-"""Operators that put elements in order: topk, sort, argsort.
+"""Sorting operators: topk, sort, argsort.
 
 Equal elements keep their order, upwards and downwards. NaN counts as greater than all numbers. NumPy sorts through
 temporaries of its own, which no plan counts. They are those of one block of rows, whose size is :data:`_SORTED`, and

@@ -1,1 +1,1 @@
-"""Operators that rename, cut, join, reorder or broadcast the axes of tensors."""
+"""Operators that rename, slice, concatenate, reorder or broadcast the axes of tensors."""

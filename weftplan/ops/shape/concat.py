@@ -1,4 +1,4 @@
-"""Operators that join and split tensors: Concat, stack, SliceChannel.
+"""Operators that concatenate and split tensors: Concat, stack, SliceChannel.
 
 The gradient of joining is splitting and the other way round, so each pair of kernels stands together.
 """

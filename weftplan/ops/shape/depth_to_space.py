@@ -1,4 +1,4 @@
-"""depth_to_space and space_to_depth: blocks of an image become channels, and the other way round.
+"""depth_to_space and space_to_depth: blocks of pixels to channels, and back.
 
 Each is a copy between two views with six axes, and the gradient of the other.
 """

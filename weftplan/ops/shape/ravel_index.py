@@ -1,4 +1,4 @@
-"""ravel_multi_index and unravel_index: coordinates of elements to their places in memory, and back.
+"""ravel_multi_index and unravel_index: coordinates of elements to flat indices, and back.
 
 Coordinates are whole numbers in any dtype; nothing checks that they lie within the shape, and the first dimension may
 be -1, since it tells nothing. Division goes towards zero, as in MXNet 1.9.1.

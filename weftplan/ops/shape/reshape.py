@@ -1,4 +1,4 @@
-"""Operators that only rename memory: Reshape, Flatten, expand_dims, squeeze, copies and casts.
+"""Operators that reinterpret or copy memory: Reshape, Flatten, expand_dims, squeeze, casts.
 
 Their outputs may *be* their inputs (identity in-place pairs); their gradients need nothing but the incoming one.
 """

@@ -1,4 +1,4 @@
-"""Operators that select regions: slice, slice_axis, slice_like, reverse. Gradients are zero outside the region.
+"""Slicing operators: slice, slice_axis, slice_like, reverse. Gradients are zero outside the region.
 
 The first three say which region they select; their kernels, inference and gradients follow from that in one place.
 ``_slice_assign`` and ``_slice_assign_scalar`` replace a region: the rest is the input's.

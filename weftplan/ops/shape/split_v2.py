@@ -1,4 +1,4 @@
-"""_split_v2: a tensor cut along an axis into equal sections, or at given places.
+"""_split_v2: a tensor split along an axis into equal sections, or at indices.
 
 The pieces are copied out of views of the input, and the gradient is copied back into them.
 """

@@ -1,4 +1,4 @@
-"""Arrays that travel as one: joined in place where they lie side by side, cut where a range of them is wanted."""
+"""Contiguous ranges: adjacent arrays viewed as a single array, and ranges cut out of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of arrays that come again: that they are the same, and what an exchange reads, writes and moves.
+"""The exchange cache: recurring arrays, with the reads, writes and copies of their exchange.
 
 Nothing of it keeps an array of the user alive.
 """

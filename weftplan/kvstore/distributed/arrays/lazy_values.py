@@ -1,4 +1,4 @@
-"""Values of a store that are written when somebody wants them, and are until then where an exchange has made them.
+"""Lazy store values: a sum stays in the exchange's memory until its first use.
 
 In a loop that pushes and pulls, what is stored is written at every step and read at none: the exchange itself writes
 what is pulled. So where the same arrays are exchanged again and again, the stored values are *late*: a sum stays in the

@@ -1,4 +1,4 @@
-"""How arrays that travel as one are copied and added: all pieces of them in one call, where a compiled loop can do it.
+"""Batched copies and sums of all pieces of a bucket in one compiled call.
 
 A bucket of a megabyte is moved in less time than it takes to cut its arrays into pieces and to call NumPy for each of
 them. So the addresses of the pieces are worked out once, and kept for the next time that all arrays are there.

@@ -1,1 +1,1 @@
-"""Exchanges as engine operations: tickets, the operation of a bucket, and the thread that orders them."""
+"""Exchanges as engine operations: tickets, bucket operations, and the thread that orders them."""

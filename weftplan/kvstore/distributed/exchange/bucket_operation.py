@@ -1,4 +1,4 @@
-"""What is exchanged as one: the engine's operation for all arrays of a bucket."""
+"""The engine operation that exchanges all arrays of a bucket."""
 
 from __future__ import annotations
 

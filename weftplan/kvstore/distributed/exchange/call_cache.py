@@ -1,4 +1,4 @@
-"""Calls of a store whose keys, and mostly whose arrays, come again at every step of training.
+"""The call cache: store calls whose keys, and usually arrays, recur at every training step.
 
 What follows from the keys is kept in a :class:`Call`, what follows from the arrays in the objects of ``rounds.py``: the
 first time makes them, later times look only at what may have changed, with loops within the interpreter.

@@ -1,4 +1,4 @@
-"""The exchanges of a store, made one at a time in the order of the program.
+"""The sequencer: makes a store's exchanges one at a time, in program order.
 
 Engine operations become ready in an order that depends on threads and priorities, and differs between processes. If
 each process exchanged what is ready first, two could wait for each other for ever. So an exchange gets its place in a

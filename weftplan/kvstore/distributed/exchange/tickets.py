@@ -1,4 +1,4 @@
-"""What is exchanged: a ticket for each exchange, or a call that a thread waits for.
+"""Tickets of exchanges, and calls that a thread waits for.
 
 A :class:`Ticket` has one *part* for each operation that waits for it. ``Part.arrive`` is called from the engine (any
 thread) when its arrays are ready; the driver answers by calling ``on_complete`` of the operation. In which order all

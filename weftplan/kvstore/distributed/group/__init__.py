@@ -1,1 +1,1 @@
-"""The processes that share a store: membership, the messages between them, sums and broadcasts."""
+"""The processes that share a store: membership, messages, sums and broadcasts."""

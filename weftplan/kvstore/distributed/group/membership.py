@@ -1,4 +1,4 @@
-"""Who shares a store: waiting for them, noticing that one is lost, and agreeing on who is left.
+"""Group membership: waits for members, detection of lost members, agreement on the survivors.
 
 All messages go from one process to another, over one communicator that never changes. A process that dies makes MPI's
 functions over *all* processes unusable, but not messages between those that live, so nothing has to be repaired after a

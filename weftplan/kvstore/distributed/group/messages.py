@@ -1,4 +1,4 @@
-"""What the members of a store say to each other before data moves, and how they decide by it.
+"""Messages between members before data moves, and the decisions that follow from them.
 
 Every exchange begins with a message from each process to each other; as all of them see the same messages, all of them
 decide the same: to exchange the data, to fail with the same error, or to go on without those who leave. Messages go

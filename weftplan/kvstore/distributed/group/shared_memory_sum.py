@@ -1,4 +1,4 @@
-"""Sums through memory that the processes of a host share: what is shown, added and taken, and what is known of it.
+"""Sums through memory shared by the processes of a host, and their cached layout.
 
 Each process shows what it has, adds up a range of what all have shown, shows the result, and takes those of all.
 Everything here belongs to whoever drives the exchanges (``sequencer.py``).

@@ -1,1 +1,1 @@
-"""How processes reach each other: MPI, shared memory, the wire format, rendezvous and shutdown."""
+"""Transport between processes: MPI, shared memory, the wire format, rendezvous and shutdown."""

@@ -1,4 +1,4 @@
-"""The one place that imports mpi4py: the processes of this job, and the settings that Open MPI needs.
+"""The only import of mpi4py: the processes of this job, and Open MPI's settings.
 
 MPI is started when the first store of several processes is made. It then waits until all processes do so. Whoever
 imports :mod:`mpi4py.MPI` as usual waits within it, out of reach of Ctrl-C, and for ever where one never comes. So here

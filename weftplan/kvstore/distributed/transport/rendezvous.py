@@ -1,4 +1,4 @@
-"""Processes of a job on this host that have come to the same place of the program, and which of them have ended.
+"""Rendezvous of a job's processes on this host, and detection of those that have exited.
 
 MPI does not say who is missing where it waits for all. Nor does Open MPI (5.0.11) tell the others of a process that
 ends with a status other than 0 without ending MPI, as ``os._exit(1)`` or a library that calls ``exit`` does. So each

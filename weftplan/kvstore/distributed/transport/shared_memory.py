@@ -1,4 +1,4 @@
-"""Memory that the processes of one host share: their messages, and what they give to a sum, without a way through MPI.
+"""Memory shared by the processes of a host, for messages and for sums without MPI.
 
 Each process has an *area* of its own, which the others can only read: two slots for messages and, behind them, room for
 arrays. A message is written into a slot, its number last, so whoever sees the number sees the message and everything

@@ -1,4 +1,4 @@
-"""How a process of a job ends: with MPI, where all come to their end, and without it after a loss."""
+"""Process shutdown: with MPI if all processes finish, without it after a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process tells every other before data moves: a header of fixed size, with a short payload behind it.
+"""The wire format of messages between processes: a header of fixed size and a short payload.
 
 Nothing is a pickle; a header is numbers, a payload is the bytes of an array or UTF-8 text. :func:`decode` takes any
 bytes and either returns a valid message or raises.

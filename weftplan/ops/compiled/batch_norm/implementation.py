@@ -1,4 +1,4 @@
-"""Compiled implementation of BatchNorm, forward and backward, by the kernels of ``batch_norm_kernels.py``.
+"""Compiled implementation of BatchNorm, forward and backward.
 
 Channels are independent, and idle cores may take some of them. :class:`Pass` is a pass that has been settled, for who
 calls the kernels among others.

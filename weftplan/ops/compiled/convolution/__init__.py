@@ -1,1 +1,1 @@
-"""Dense convolutions as compiled products over tables of offsets."""
+"""Dense convolutions as compiled matrix products over offset tables."""

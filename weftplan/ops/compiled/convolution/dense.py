@@ -1,4 +1,4 @@
-"""Dense convolutions by compiled products: forward, gradient of the data, gradient of the weight, on given buffers.
+"""Dense convolutions by compiled products on caller-provided buffers: forward and both gradients.
 
 Each pass is cut into the parts of ``scratch.py``, with which idle cores help; a buffer holds the rooms of all parts,
 one behind the other.

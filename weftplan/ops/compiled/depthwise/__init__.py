@@ -1,1 +1,1 @@
-"""Compiled depthwise convolutions, and the fused block of one between two batch norms."""
+"""Compiled depthwise convolutions, and their fused block with two batch norms."""

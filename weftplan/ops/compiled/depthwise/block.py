@@ -1,4 +1,4 @@
-"""Compiled implementation of a depthwise convolution between two batch norms, and of its gradient.
+"""Compiled implementation of a fused depthwise convolution between two batch norms, with gradient.
 
 One function takes a channel of all images through the kernels of ``batch_norm_kernels.py`` and ``depthwise.py``, one
 after the other, and then the next channel, so that all they pass to each other is in the cache. What the first batch

@@ -1,4 +1,4 @@
-"""Words and tables of the compiled depthwise kernels, from sizes, and their calls.
+"""Argument words and tables of the compiled depthwise kernels, computed from sizes, and their calls.
 
 Tables are made once per size and kept; they are not changed afterwards, so any thread may ask for them and call.
 """

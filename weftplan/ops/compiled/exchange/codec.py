@@ -1,4 +1,4 @@
-"""Gradients as one or two bits an element, and back: compiled loops with the bits of ``kvstore/compression.py``.
+"""Gradient compression as compiled loops, bit-compatible with ``kvstore/compression.py``.
 
 A step is sixteen elements, which become whole bytes; what is left at the end is for the caller. Codes are made in the
 lanes of a vector, each shifted to its place in its byte, and the lanes of a byte are added by one multiplication. What

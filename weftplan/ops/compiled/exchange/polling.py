@@ -1,4 +1,4 @@
-"""Looks at a word of memory, again and again for a while, without the interpreter; and work that waits for looks.
+"""Polling of a memory word without the interpreter, and work handed to polling threads.
 
 A thread that sleeps until another one wakes it goes on some 40 microseconds later; who looks goes on at once. Others
 may have the core between looks, so that little is taken from a thread that has something to do.

@@ -1,4 +1,4 @@
-"""A sum over the processes of one host as one compiled call: show, see that all are here, add, see that all have, take.
+"""A sum over the processes of a host as one compiled call: publish, wait, add, wait, copy out.
 
 Every process has *slots* in memory that the others can read, at the same places: the number of a message, its length,
 and from :data:`TEXT` on the message, of which the first :data:`HEAD` bytes are compared. Message n is in slot n % 2,

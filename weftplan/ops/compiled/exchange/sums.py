@@ -1,4 +1,4 @@
-"""Sums of several arrays, and copies of one to several, as compiled loops: each byte is read once and written once.
+"""Compiled loops that sum several arrays or copy one to several in a single pass over memory.
 
 An element's additions are those of the order that is asked for, so bits are NumPy's. Results too large for the caches
 are written past them, which saves the memory one read of what is overwritten anyway. Any thread may call; nothing is

@@ -1,1 +1,1 @@
-"""Compiled convolutions with 1x1 windows, and their weights' gradients."""
+"""Compiled convolutions with 1x1 windows, and their weight gradients."""

@@ -1,4 +1,4 @@
-"""1x1 convolutions as products of their own: which are computed so, how passes are cut, their scratch.
+"""1x1 convolutions as dedicated products: eligibility, partition of passes, scratch.
 
 The kernel is that of ``pointwise_kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the
 gradient of the data. Parts are ranges of an image's pixels, or of filters where there are few pixels. Everything but

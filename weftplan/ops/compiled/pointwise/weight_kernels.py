@@ -1,4 +1,4 @@
-"""The gradient of the weight of a 1x1 convolution, a matrix times a transposed one, as LLVM IR.
+"""The weight gradient of a 1x1 convolution, a matrix times a transposed matrix, as LLVM IR.
 
 Vectors run along channels of the image.
 

@@ -1,4 +1,4 @@
-"""Gradients of the weight of 1x1 convolutions: sizes and calls of :mod:`pointwise_weight_kernels`.
+"""Weight gradients of 1x1 convolutions: sizes and calls of :mod:`pointwise_weight_kernels`.
 
 Everything follows from shapes and is the same on every machine.
 """

@@ -1,4 +1,4 @@
-"""Winograd's way of 3x3 convolutions: which are computed so, how passes are cut, and the scratch that they take.
+"""Winograd 3x3 convolutions: eligibility, partition of passes, scratch.
 
 The kernels are those of ``winograd_kernels.py``. A pass makes *u* of the weight, *v* of the image and *m*, their
 products, for one block of tiles after the other. Where all of u is small it is made once, and idle cores take ranges of

@@ -1,4 +1,4 @@
-"""Winograd's convolution F(2x2, 3x3) as LLVM IR: 16 products of matrices where 36 multiplications were.
+"""Winograd's convolution F(2x2, 3x3) as LLVM IR: 16 matrix products instead of 36 multiplications.
 
 After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). An output is cut into *tiles* of 2x2
 pixels, each of which reads 4x4 places of every channel. With d those places and g a filter's 3x3 taps ::

@@ -1,4 +1,4 @@
-"""The gradient of a 3x3 convolution's weight as LLVM IR: the products of ``winograd_kernels.py`` the other way round.
+"""The weight gradient of a Winograd 3x3 convolution, as LLVM IR.
 
 With d a tile's 4x4 places of a channel and e the 2x2 gradients of a filter's output there ::
 

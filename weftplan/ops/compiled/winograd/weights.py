@@ -1,4 +1,4 @@
-"""The gradient of a 3x3 convolution's weight in Winograd's way: how it is cut, and the scratch that it takes.
+"""Weight gradients of Winograd 3x3 convolutions: partition and scratch.
 
 The kernels are those of ``winograd_weight_kernels.py``. Idle cores take ranges of channels, each with scratch of its
 own, which follows from shapes and is the same on every machine. The blocks of tiles are part of the result's bits.
