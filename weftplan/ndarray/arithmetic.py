@@ -1,9 +1,9 @@
-"""Operators between arrays and numbers, pushed straight to NumPy or CuPy functions.
+"""Arithmetic and comparison of arrays and numbers, pushed straight to NumPy or CuPy functions.
 
-They give what the operators of the same meaning give (``elemwise_add``, ``_plus_scalar``, ``broadcast_add``, …) without
-parsing and inference, which would cost more than the work on small arrays. As in MXNet 1.9.1: both arrays must have one
-dtype; a number is converted to the array's dtype first; integers divide towards zero; a remainder by zero is 0;
-comparisons give 0 and 1 in the dtype of the operands; and a division by zero says nothing.
+The results equal those of the registered operators (``elemwise_add``, ``_plus_scalar``, ``broadcast_add``, …) without
+parsing and inference, which would cost more than the arithmetic on small arrays. As in MXNet 1.9.1: both arrays must
+have the same dtype; a number is converted to the array's dtype first; integers divide towards zero; a remainder by zero
+is 0; comparisons give 0 and 1 in the dtype of the operands; and a division by zero gives no warning.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""NDArray: an array whose every access goes through the engine.
+"""``NDArray``, the array class whose every access goes through the engine, and its methods.
 
-An operation on arrays is pushed and returns at once; whoever looks at values (``asnumpy``, ``print``, ``bool``, …)
-waits. Arrays are contiguous. Several may share a chunk, and with it the var: views made by ``reshape``, by integers and
-by slices that leave the selected bytes contiguous.
+An operation on arrays is pushed and returns immediately; reading values (``asnumpy``, ``print``, ``bool``, …) waits.
+Arrays are contiguous. Several arrays may share a chunk and its var: views made by ``reshape``, by integers, and by
+slices that leave the selected bytes contiguous.
 
-This file owns the class and the list of its methods. The methods' bodies stand in the files that it imports, which know
-:class:`NDArrayBase` only, and in a few that import this one; those fill slots (:mod:`weftplan.support.slots`). Every
-method may be called from any thread.
+This file owns the class and the list of its methods. The bodies are in the files that it imports, which know only
+:class:`NDArrayBase`. A few bodies are in files that import this file; those fill slots (:mod:`weftplan.support.slots`).
+Any thread may call any method.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What an array is: a shape and a dtype at an offset of a chunk; its facts, and how to wait for its values.
+"""``NDArrayBase``: shape, dtype and offset in a chunk, array attributes, and waiting for values.
 
-The verbs stand above this file: arithmetic, copies and indexing are functions of :class:`NDArrayBase`, and
-:class:`weftplan.ndarray.array.NDArray` offers them as methods. Where one of them makes an array, it makes one of its
-operand's class. Everything here may be called from any thread; :meth:`NDArrayBase.raw` says who may look at the bytes.
+Arithmetic, copies and indexing are implemented above this file as functions of :class:`NDArrayBase`;
+:class:`weftplan.ndarray.array.NDArray` offers them as methods. A function that makes an array uses the class of its
+operand. Any thread may call this module; :meth:`NDArrayBase.raw` defines when the bytes may be accessed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Functions of ``mx.nd.contrib`` that are more than one operator: steps of AdamW for many weights, rand_zipfian,
-boolean_mask."""
+"""``mx.nd.contrib`` functions built from several operators: AdamW steps, rand_zipfian, boolean_mask."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``mx.nd.contrib.foreach``, ``while_loop``, ``cond``: loops and branches in Python over arrays.
+"""Control flow in Python over arrays: ``mx.nd.contrib.foreach``, ``while_loop`` and ``cond``.
 
-Bodies run on the calling thread and push operations as all code does; only a condition is waited for. What a body gives
-back may be an array or lists of them, nested as it likes, in the same form at every step.
+Bodies run on the calling thread and push operations like other code; only a condition waits for its value. A body may
+return an array or nested lists of arrays, in the same structure at every step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Copies between arrays, on one context or between two.
+"""Copies between arrays, on one context or between two contexts.
 
-Which queue a copy runs in follows MXNet 1.9.1: host to device goes to the device's copy-to queue, device to host and
-device to device to the source's copy-from queue; all else is a normal operation of the source's context. A file has two
-such queues as well, so that a host computes while it writes and reads.
+The queue of a copy follows MXNet 1.9.1: host to device uses the device's copy-to queue; device to host and device to
+device use the source's copy-from queue; all other copies are normal operations of the source's context. A file has two
+such queues as well, so that the host computes during file reads and writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions that make arrays, and the few that have no operator: ``nd.array``, ``nd.zeros``, ``nd.arange``, …"""
+"""Array creation and functions without an operator: ``nd.array``, ``nd.zeros``, ``nd.arange``, …"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Lending the memory of an array to other libraries: as a NumPy or CuPy array, from which DLPack capsules are made.
+"""Export of an array's memory to other libraries, as a NumPy or CuPy array or a DLPack capsule.
 
-Memory that leaves must not go back to the pool while the other side holds it. So what is exported is an array whose
-base is a small object that keeps the chunk. :func:`export` waits for what is pending and may be called from any thread
-outside an operation.
+Exported memory must not return to the pool while the other library holds it. So the exported array's base is a small
+object that keeps the chunk alive. :func:`export` waits for pending operations; any thread may call it outside an
+operation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Reading and writing parts of an array.
+"""Reading and writing parts of an array by integers, slices, masks and index arrays.
 
-A key of integers, slices, ``...`` and None that selects contiguous bytes gives a view on the same chunk; other such
+A key of integers, slices, ``...`` and None that selects contiguous bytes gives a view of the same chunk; other such
 keys give a copy. A key with lists, NumPy arrays or NDArrays (integers, or booleans as masks) always gives a copy. As in
 MXNet 1.9.1, a key that selects one element gives an array of shape ``(1,)``.
 
-An NDArray of integers in a key is read when the operation runs, so nothing waits for it, and an index out of range is
-reported at the next wait; a boolean NDArray must be waited for, because the shape of the result depends on it.
+An integer NDArray in a key is read when the operation runs, so indexing does not wait for it, and an index out of range
+is reported at the next wait. Indexing waits for a boolean NDArray, because the shape of the result depends on it.
 """
 
 from __future__ import annotations

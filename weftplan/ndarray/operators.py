@@ -1,4 +1,4 @@
-"""``nd.<name>`` for registered operators: a function per operator, made at first use.
+"""``nd.<name>`` for registered operators: one function per operator, made on first use.
 
 ``nd.op``, ``nd.linalg``, ``nd.contrib`` and ``nd._internal`` hold the same functions under MXNet's names.
 """

@@ -1,7 +1,7 @@
-"""How work on arrays is pushed: as a *kernel* and the arrays that it gets.
+"""Pushing of kernels with their arrays to the engine.
 
-The memory of the arrays is looked up when the operation runs, because the chunk of a result takes it only then. Nothing
-here keeps state; every function may be called from any thread that may push.
+The memory of the arrays is looked up when the operation runs, because the chunk of a result allocates it only then.
+This module keeps no state; any thread that may push may call it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Random numbers that depend on the seed and the order of the calls alone: ``mx.random`` and ``mx.nd.random``.
+"""Random arrays that depend only on the seed and the order of calls: ``mx.random``, ``mx.nd.random``.
 
-Every draw takes a key ``(seed, counter)`` of its context on the calling thread, and the operation that draws makes a
+Every draw takes a key ``(seed, counter)`` of its context on the calling thread, and the drawing operation makes a
 counter-based generator (Philox) from it. So results are the same on every engine and any number of workers. They differ
-from MXNet's, whose generators are not specified. As in MXNet every function takes
-``name``, which means nothing here.
+from MXNet's, whose generators are not specified. For compatibility with MXNet every function takes ``name`` and ignores
+it.
 """
 
 from __future__ import annotations

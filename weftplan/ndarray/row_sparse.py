@@ -1,8 +1,8 @@
-"""Arrays that call themselves ``row_sparse`` and are dense: for scripts that ask for the storage type.
+"""Dense arrays with the storage type ``row_sparse``, for scripts that ask for that type.
 
-Push, pull, optimizers and operators take such an array for what it is, a dense one; results are dense. Its indices are
-those of the rows that are not all zero, found when somebody asks. Other sparse arrays, and mathematics on stored rows
-alone, are absent on purpose.
+Push, pull, optimizers and operators treat such an array as the dense array that it is; results are dense. Its indices
+are those of the rows that are not all zero, computed on first use. Other sparse arrays, and mathematics on stored rows
+only, are absent on purpose.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The Python operators of :class:`~weftplan.symbol.symbol.Symbol`: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
+"""Python operators of :class:`~weftplan.symbol.symbol.Symbol`: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
 
-Each chooses the operator for two symbols or for a symbol and a number. Nothing is kept; any thread may use them.
+Each selects the graph operator for two symbols, or for a symbol and a number. This module keeps no state; any thread
+may use it.
 """
 
 from __future__ import annotations

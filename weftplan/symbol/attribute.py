@@ -1,4 +1,4 @@
-"""Attributes of nodes: scopes that add them, and the short names that are stored as ``__name__``."""
+"""Node attributes: scopes that add them, and the short names that are stored as ``__name__``."""
 
 from __future__ import annotations
 

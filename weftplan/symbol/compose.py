@@ -1,4 +1,4 @@
-"""Making nodes: parameters parsed, inputs matched by position and name, missing inputs made into variables."""
+"""Node construction: parse parameters, match inputs by position and name, create missing variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller may want of the gradient of an argument, and what gradients take over from their forward nodes."""
+"""``grad_req`` values of arguments, and the attributes that gradient nodes inherit from forward nodes."""
 
 from __future__ import annotations
 

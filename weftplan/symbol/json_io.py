@@ -1,4 +1,4 @@
-"""Symbol files: the JSON text of MXNet 1.9.1, written and read; older forms are read through :mod:`upgrade`."""
+"""Symbol files: reading and writing of MXNet 1.9.1 JSON; older forms are read through :mod:`upgrade`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Automatic names: a stack of managers per thread, each with its own counters.
+"""Automatic node names: a stack of name managers per thread, each with its own counters.
 
-The stacks belong to their threads, so two threads that build networks at once count on their own. Automatic names
-depend on what a thread has built before.
+Two threads that build networks concurrently count separately. So automatic names depend on the nodes that the same
+thread has built before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Nodes and entries: what a symbol is made of.
+"""``Node`` and ``Entry``: the elements of a symbol's graph.
 
-A node is an operator applied to entries, or a variable (``op`` None). Nodes are shared between symbols and never change
-once they have users, except by the documented composing step; those that planning makes, which nobody else has, may.
-Identity is object identity.
+A node is an operator applied to entries, or a variable (``op`` None). Symbols share nodes. A node with users never
+changes, except in the documented composing step; the planner may change nodes that it has made and not shared. Identity
+is object identity.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python operators of symbols: which graph operator each one becomes, and under which automatic name."""
+"""The mapping from Python operators of symbols to graph operators and automatic names."""
 
 from __future__ import annotations
 

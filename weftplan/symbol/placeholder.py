@@ -1,8 +1,7 @@
-"""Nodes of files whose operator weftplan does not have: placeholders, so that the rest of the file can be used.
+"""Placeholder nodes for operators that weftplan lacks, so that the rest of a symbol file can be used.
 
-A placeholder has the inputs, outputs and attributes that the file gives it, and is written back as it came. Nothing is
-known of its shapes, and nothing computes it: whatever needs it is refused by :func:`require_known`, which names all of
-them at once.
+A placeholder has the inputs, outputs and attributes of the file, and is written back unchanged. Its shapes are unknown
+and it cannot be computed. If a caller needs it, :func:`require_known` raises an error that names all such operators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Who called: the first caller outside this package, for error messages and warnings.
+"""The first caller outside this package, for error messages and warnings.
 
-It walks the stack of the calling thread and keeps nothing.
+It is found by walking the calling thread's stack; this module keeps no state.
 """
 
 from __future__ import annotations

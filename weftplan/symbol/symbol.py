@@ -1,8 +1,8 @@
-"""``Symbol``: what users hold, a list of entries of a graph.
+"""``Symbol``, the class that users hold: a list of entries of a graph.
 
-It owns the list of its outputs and nothing else: nodes are shared between symbols and are not changed, attributes
-aside. What other layers do with symbols (bind, plan) comes through ``hooks.py``. Any thread may read a symbol; to
-change one is for one thread at a time.
+A symbol owns only the list of its outputs: nodes are shared between symbols and, attributes aside, never change. Verbs
+of higher layers (bind, plan) come through ``verbs.py``. Any thread may read a symbol; only one thread at a time may
+change it.
 """
 
 from __future__ import annotations

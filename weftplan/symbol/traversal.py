@@ -1,8 +1,8 @@
-"""Walking a graph from its heads: the one order of its nodes, and copies of it.
+"""Graph traversal from the heads: the canonical order of nodes, and graph copies.
 
-The walks do not recurse, because chains of 10^6 nodes are ordinary input. Nothing here keeps state or changes a node,
-so every function may be called from any thread. What lets a node read something else copies it, and keeps the copies in
-a dictionary *moved*: the given node, the node in its place.
+The walks do not recurse, because chains of 10^6 nodes are ordinary input. This module keeps no state and changes no
+node, so any thread may call it. A function that replaces a node's inputs copies the node and records the copy in a
+dictionary *moved*, from the original node to its copy.
 """
 
 from __future__ import annotations

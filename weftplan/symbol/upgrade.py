@@ -1,4 +1,4 @@
-"""Symbol files of old releases: what each step changes on one node. Steps run in the order of their file versions."""
+"""Upgrades of old symbol files: per-node steps, which run in the order of their file versions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Verbs of symbols that higher layers provide: bind, plan, evaluate.
+"""Symbol verbs that higher layers provide: bind, plan, evaluate.
 
-``verbs.pyi`` beside this file tells type checkers and editors what they take and give, which names higher layers.
+``verbs.pyi`` next to this file declares their types for type checkers and editors, with names of higher layers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which entries of the registry lie at which addresses.
+"""Address ranges of registry entries, for finding the entries that overlap a memory range.
 
-Relies on the registry's lock, which its caller holds. An entry whose arrays have died stays until no operation uses its
-memory any more, since a temporary array may have been all that stood for it.
+Relies on the registry's lock, which its caller holds. An entry whose arrays have died stays until no pending operation
+uses its memory, since a temporary array may have been the only object that represented it.
 """
 
 from __future__ import annotations

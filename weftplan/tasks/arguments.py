@@ -1,7 +1,7 @@
-"""Arrays and tasks among the arguments of a task, also in lists, tuples and dictionaries: found when it is submitted,
-opened when it runs.
+"""Arrays and tasks among a task's arguments, also in lists, tuples and dictionaries.
 
-Nothing here keeps state; any thread may call it.
+They are located when the task is submitted, and replaced by raw arrays and results when it runs. This module keeps no
+state; any thread may call it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From plain arrays to vars: which var orders access to the memory under an array.
+"""The map from plain arrays to the vars that order access to their memory.
 
-What is known of a buffer stands in ``registry.py``. Any thread may call anything here.
+``registry.py`` stores the vars of each buffer. Any thread may call this module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The vars of one call that is about to be pushed: those that it reads, writes, and takes failures over from.
+"""The vars of a call that is about to be pushed: reads, writes, and vars whose failures it inherits.
 
-Relies on the registry for the vars of arrays; what the arguments hold has been found before. Any thread may call this.
+Relies on the registry for the vars of arrays; the caller has located the arrays in the arguments. Any thread may call
+this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What ``submit`` returns: one call of a function that the engine runs in its turn, and its result.
+"""``Task``, the handle that ``submit`` returns: one deferred function call and its result.
 
-A handle is the function of its operation, and the operation writes the handle's own var: so whatever can be done with a
-var (waiting, awaiting, failing, being skipped because an input failed) is done by the engine. Any thread may call the
-methods. A task that nobody has begun is claimed by taking the one item of ``_claim``, which only one thread can.
+A handle is also the function of its engine operation, and the operation writes the handle's own var. So waiting,
+awaiting, failing and skipping after a failed input are the engine's behaviour for vars. Any thread may call the
+methods. To claim a task that has not begun, a thread removes the single item of ``_claim``; only one thread succeeds.
 """
 
 from __future__ import annotations

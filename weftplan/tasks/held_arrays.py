@@ -1,7 +1,7 @@
-"""Arrays that a call reaches through another object: a bound method, a partial, a buffer, a container, a data object.
+"""Arrays that a call reaches through other objects: bound methods, partials, buffers, containers, data objects.
 
-Relies on the referents that Python's collector of cyclic garbage follows, so that one rule covers every kind of object,
-and on the protocols by which libraries share memory. Keeps no state; any thread may call anything here.
+Relies on the referents that Python's cyclic garbage collector follows, so that one rule covers all kinds of objects,
+and on the protocols by which libraries share memory. This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Parts of a buffer: ranges of bytes with a var each, so that tasks on disjoint slices run side by side.
+"""Parts of a buffer: byte ranges with one var each, so that tasks on disjoint slices run concurrently.
 
-A buffer begins with one var. A task that *writes* a slice of it cuts the ranges at both ends of the slice; a task takes
-the vars of all ranges that its bytes touch. Reads cut nothing, since reads of one range never wait for each other. A
-view counts from its first byte to its last, so two slices conflict when these spans overlap: rows of an array are
-disjoint, columns are not (``tiles.py`` has those).
+A buffer begins with one var. A task that *writes* a slice cuts the ranges at both ends of the slice; a task takes the
+vars of all ranges that its bytes overlap. Reads cut nothing, since concurrent reads of one range do not conflict. A
+view counts from its first byte to its last, so two slices conflict if these spans overlap: rows of an array are
+disjoint, columns are not (``tiles.py`` handles columns).
 
-A cut leaves the var with the bytes before it, and what was pushed on that var concerns the bytes behind it, too. So
-where something may be pending, the cut names a *fence*: an operation that writes the old var and the new ones. Taking
-the var of a wider range is always right, so a cut may be left out whenever it is not convenient: at a var that holds a
-failure, which a fence would heal, and where a buffer has too many parts that are in use.
+After a cut the old var keeps the bytes before the cut, but operations already pushed on it also concern the bytes after
+it. So if operations may be pending, the cut names a *fence*: an operation that writes the old var and the new vars.
+Taking the var of a wider range is always correct, so a cut may be skipped. It is skipped at a var that holds a failure,
+because a fence would clear the failure, and in a buffer with too many busy parts.
 
-Nothing here is locked or changed in place: the registry (``registry.py``) holds its lock, and stores the result.
+Objects of this module are immutable and need no lock: the registry (``registry.py``) holds its lock and stores the
+result.
 """
 
 from __future__ import annotations

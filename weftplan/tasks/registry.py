@@ -1,21 +1,22 @@
-"""Which vars order access to the memory of a buffer: one entry for each owner of memory that tasks have touched.
+"""The registry of vars that order access to buffers: one entry per memory owner that tasks have used.
 
-Arrays are known by their *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
-whole has one var. Slices that tasks write get vars of their own (``parts.py``), and so do the tiles of an array that
-was divided (``tiles.py``); a view has the vars of all that it touches, so a slice and the whole never run into each
-other. Whoever asks for *the* var of an array gets one, and from then on the buffer is ordered as a whole. An entry
-lasts as long as an array over that owner; no array is kept alive by it. Memory that no array owns (a tensor's, a mapped
-file's) may have several owners, so entries of such *foreign* memory are linked to all entries whose addresses overlap
-(``address_ranges.py``): an access takes the vars of its own entry and of those. Two mappings of one file at different
-addresses are not recognised as the same: give such operations a common var.
+An array is identified by its *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
+whole has one var. Slices that tasks write get their own vars (``parts.py``), and so do the tiles of a divided array
+(``tiles.py``). A view has the vars of all parts that it overlaps, so a slice and the whole never race. If a caller asks
+for the single var of an array, the buffer is ordered as a whole from then on. An entry lasts as long as an array over
+its owner; it keeps no array alive. Memory that no array owns (a tensor's, a mapped file's) may have several owners, so
+entries of such *foreign* memory are linked to all entries with overlapping addresses (``address_ranges.py``): an access
+takes the vars of its own entry and of the linked entries. Two mappings of one file at different addresses are not
+recognized as the same memory: give such operations a common var.
 
-Between looking for vars and pushing on them a buffer must not be cut, or two tasks would not see each other. A task is
-therefore *in flight* meanwhile, and whoever would cut while others are in flight leaves it, which is always right.
+A buffer must not be cut between looking up its vars and pushing on them, or two tasks would miss each other's vars. A
+task is *in flight* during that time, and a thread skips its cut while other tasks are in flight, which is always
+correct.
 
-Any thread may call anything here. Lock rank: the registry's lock is above the engine's (nothing is pushed under it).
-Weak-reference callbacks run anywhere, inside this lock too, so they only append to a deque, which the next look-up
-empties. The interpreter runs them before the memory of the dead array can be used for another one, hence whoever reuses
-an ``id`` finds the obituary of its old entry in the deque.
+Any thread may call this module. Lock rank: the registry's lock is above the engine's (nothing is pushed under it).
+Weak-reference callbacks may run on any thread, also inside this lock, so they only append to a deque, which the next
+look-up empties. The interpreter runs them before it can reuse the memory of the dead array. So a thread that sees a
+reused ``id`` finds the notice of the old entry's death in the deque.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Tasks on plain arrays: functions whose vars are found from the arrays that they get.
-
+"""Submission of tasks on plain arrays: ``submit``, ``task`` and ``wait``, with vars derived from the arguments.
 >>> import numpy as np
 >>> from weftplan import engine
 >>> a, b, c = np.ones(3), np.zeros(3), np.zeros(3)
@@ -11,9 +10,9 @@ array([20., 20., 20.])
 >>> second
 <Task 'multiply': done>
 
-A function runs on a worker when no earlier task writes what it reads, or uses what it writes. Arrays are NumPy and CuPy
-arrays and NDArrays (the function gets their raw array); views of one buffer count as that buffer. An array that a
-function reaches in another way than through its arguments must be named in ``reads`` or ``writes``.
+A function runs on a worker once no earlier task still writes an array that it reads, or uses an array that it writes.
+Arrays are NumPy and CuPy arrays and NDArrays (the function gets their raw array); views of one buffer count as that
+buffer. An array that a function reaches other than through its arguments must be named in ``reads`` or ``writes``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Tiles: parts of one array that tasks use side by side.
+"""Tiles: parts of one array with a var each, so that tasks on disjoint tiles run concurrently.
 
-Without them all views of one buffer share one var, so two tasks that write disjoint halves run one after the other.
-``tiles(a, (64, 64))`` gives each tile of ``a`` a var of its own; from then on a task on a view of ``a`` is ordered by
-the tiles that the view touches. A view is taken for the smallest box of ``a`` that holds it: a plain slice touches
-exactly the tiles that share elements with it; one that cannot be read as a box of ``a`` (a reshape that runs over the
-end of rows) touches all tiles of its rows.
+Without tiles all views of a buffer share one var, so two tasks that write disjoint halves run one after the other.
+``tiles(a, (64, 64))`` gives each tile of ``a`` its own var; from then on a task on a view of ``a`` is ordered by the
+tiles that the view overlaps. A view counts as the smallest box of ``a`` that contains it: a plain slice overlaps
+exactly the tiles that share elements with it. A view that is no box of ``a`` (a reshape that runs over the end of rows)
+overlaps all tiles of its rows.
 
-Nothing here is locked: the registry of owners (``registry.py``) holds its lock around every call.
+This module takes no lock: the registry of owners (``registry.py``) holds its lock around every call.
 """
 
 from __future__ import annotations

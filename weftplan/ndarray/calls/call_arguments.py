@@ -1,6 +1,6 @@
-"""The arguments of ``nd.<Operator>(...)`` as MXNet takes them: inputs, parameters, ``out``, ``ctx`` and ``is_train``.
+"""Argument parsing of ``nd.<Operator>(...)`` as in MXNet: inputs, parameters, ``out``, ``ctx``, ``is_train``.
 
-Nothing here keeps state; any thread may call it.
+This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations

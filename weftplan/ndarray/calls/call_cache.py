@@ -1,12 +1,12 @@
-"""Calls of operators by name that repeat: ``nd.exp(a)`` for an array like one before.
+"""The call cache: resolved operator calls, reused when ``nd.exp(a)`` gets an array like an earlier one.
 
-Of a call the classes and values of its arguments, and shapes and dtypes of its arrays, decide everything but the
-numbers. So what the first such call has settled is kept by them, for every function apart, and a call that repeats only
-makes the result. What is small runs on the calling thread where that changes no order (``engine.at_once``); all else is
-pushed, and so is what writes an array that is there already: ``out=``, the state of an optimizer. Only the usual is
-kept: NumPy arrays in, one array out, no random numbers.
+The classes and values of a call's arguments, with the shapes and dtypes of its arrays, determine everything except the
+numbers. So the outcome of the first such call is cached under them, separately for every function, and a repeated call
+only makes the result. Small operations run on the calling thread if that changes no order (``engine.at_once``). All
+others are pushed, and so are calls that write an existing array: ``out=``, the state of an optimizer. Only the common
+case is cached: NumPy arrays in, one array out, no random numbers.
 
-Kept settings are dictionaries that any thread may use; two threads may settle the same call, with the same outcome.
+The caches are dictionaries that any thread may use; two threads may resolve the same call, with the same outcome.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Calling a registered operator on arrays: ``nd.FullyConnected(x, w, b, num_hidden=10)``.
+"""Invocation of registered operators on arrays, such as ``nd.FullyConnected(x, w, b, num_hidden=10)``.
 
-The call is understood (``call_arguments.py``) and settled (``settling.py``) on the calling thread. Then one engine
-operation is pushed that reads the inputs and writes the outputs and auxiliary inputs. Any thread that may push may call
-anything here.
+The calling thread parses the arguments (``call_arguments.py``) and resolves the call (``resolved_call.py``). Then it
+pushes one engine operation that reads the inputs and writes the outputs and auxiliary inputs. Any thread that may push
+may call this module.
 """
 
 from __future__ import annotations

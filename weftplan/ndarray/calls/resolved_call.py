@@ -1,7 +1,8 @@
-"""What a call of an operator depends on but the numbers: parsed parameters, shapes, dtypes, and the kernel that runs.
+"""Resolved calls: parsed parameters, shapes, dtypes and the kernel of an operator call, cached.
 
-It is settled on the calling thread, so that errors are raised at the call, and kept per (operator, parameters, shapes,
-dtypes). Any thread may call anything here: two threads may settle the same call, with the same outcome.
+A call is resolved on the calling thread, so that errors are raised at the call. The result is cached per (operator,
+parameters, shapes, dtypes). Any thread may call this module: two threads may resolve the same call, with the same
+outcome.
 """
 
 from __future__ import annotations

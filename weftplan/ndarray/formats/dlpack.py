@@ -1,6 +1,6 @@
-"""Taking in memory of other libraries, without a copy where it can be shared: DLPack and NumPy.
+"""Import of other libraries' memory through DLPack and NumPy, without a copy if it can be shared.
 
-``export.py`` is the way out. Every function may be called from any thread.
+``export.py`` is the opposite direction. Any thread may call this module.
 """
 
 from __future__ import annotations

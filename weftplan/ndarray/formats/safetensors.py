@@ -1,7 +1,7 @@
-"""Arrays and texts in a file of the safetensors format: a length, a header of JSON, and the arrays' bytes.
+"""The safetensors file format: a length, a JSON header, and the arrays' bytes.
 
-This file owns the format alone; what the names mean is the caller's. Files appear whole or not at all. Any thread may
-read and write.
+This file owns only the format; the caller defines the meaning of the names. Files are written atomically. Any thread
+may read and write.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Chunks: one allocation joined to one engine var.
+"""Chunks: one memory allocation together with one engine var.
 
-The chunk of a result takes its memory inside the operation that writes it first (``delay_alloc``), as in MXNet: what is
-pushed and not run yet needs none, so a loop that nobody waits for takes no more memory than one that waits. A refusal
-of memory is then a failure of that operation, raised at the wait.
+The chunk of a result allocates inside the operation that writes it first (``delay_alloc``), as in MXNet. A pending
+operation needs no memory for its result, so a loop that never waits takes no more memory than a loop that waits. If the
+allocation fails, that operation fails, and the error is raised at the wait.
 
-Chunks may be made and dropped on any thread. Who touches the bytes must be an operation that declared the var, or have
-waited for it. ``release.py`` says how the memory of a dead chunk goes back, ``pushing.py`` how work is pushed.
+Any thread may make and drop chunks. The bytes may be accessed only by an operation that declared the var, or by a
+thread that has waited for it. ``release.py`` returns the memory of a dead chunk, ``pushing.py`` pushes operations.
 """
 
 from __future__ import annotations

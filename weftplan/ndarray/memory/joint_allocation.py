@@ -1,17 +1,17 @@
-"""The memory of several arrays at once: an operation has that of all its arrays, or none while others go first.
+"""Joint allocation: an operation gets the memory of all its arrays, or none while it yields to others.
 
-Where arrays may wait elsewhere, an operation may have to bring several of them back. If each waited for memory with
-what it has already, two could have one half of their arrays each, and nobody would ever go on. So
+If arrays may be offloaded, an operation may have to bring several of them back. If each operation held its first arrays
+while it waited for memory, two operations could each hold half of their arrays, a deadlock. Hence:
 
-1. one operation at a time takes the memory of its arrays (:func:`run`). Who finds none lets go what it has, gives what
-   was new back to storage, and waits with empty hands: for operations that are ready or at work, as
-   ``Engine.others_first`` says;
-2. when those can help no more, it keeps others from beginning, waits for the *looks* that have begun, and tries after
-   each. Its request is refused when it finds no room while nobody looks.
+1. One operation at a time takes the memory of its arrays (:func:`run`). If an allocation fails, the operation releases
+   the memory that it holds, returns new allocations to storage, and waits holding nothing: for operations that are
+   ready or running, as ``Engine.others_first`` defines.
+2. If those cannot free enough, it keeps other operations from beginning, waits for the open *looks* and retries after
+   each. Its allocation fails if there is no room when no look is open.
 
-A look is the time in which somebody has views of arrays: an operation while it computes, a copy on its way to a home or
-back, a thread that reads. It ends by itself, and waits for nobody, unless it lacks memory itself: nobody waits for that
-one. Any thread may call anything here.
+A look is the time during which views of arrays exist: while an operation computes, while a copy moves an array to its
+offload target or back, while a thread reads. A look ends without waiting for other threads, unless its own thread is
+starved of memory; such a look is not waited for. Any thread may call this module.
 """
 
 from __future__ import annotations

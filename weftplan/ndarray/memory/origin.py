@@ -1,4 +1,4 @@
-"""Where memory comes from: an operator or function, and the user's line; text only when somebody reads it."""
+"""The origin of an allocation: an operator or function and the user's line, formatted on first read."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What becomes of memory that no array needs any more: the way of a dead chunk's bytes back to storage.
+"""The release of dead chunks: from the finalizer through the engine back to storage.
 
-A chunk's memory may go back only when every operation that was pushed on its var has run. So the engine frees it
-(``delete_variable(var, free)``), or :func:`drain` does so at once where nobody else has the var, since no operation
-can be pending then. A chunk is collected at moments that nobody chooses, possibly inside a lock of the engine or of
-storage; its finalizer therefore only appends to :data:`dead`, which a later push or new chunk empties.
+A chunk's memory may be returned only when every operation pushed on its var has run. So the engine frees it
+(``delete_variable(var, free)``). If no other object has the var, no operation can be pending, and :func:`drain` frees
+the memory immediately. The garbage collector may run a finalizer at any moment, possibly inside a lock of the engine or
+of storage. So a finalizer only appends to :data:`dead`, which a later push or new chunk empties.
 
-This file owns the three deques, and the rungs that storage climbs when memory runs out. All of it may be used from any
-thread. Finalizers may only append.
+This file owns the three deques, and the steps that storage tries when memory runs out. Any thread may use it, except
+that finalizers may only append.
 """
 
 from __future__ import annotations

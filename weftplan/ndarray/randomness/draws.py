@@ -1,8 +1,8 @@
-"""How a random draw is pushed: what it fills, the parameters that it is given, and the key that it takes.
+"""Pushing of random draws: output array, distribution parameters, and key.
 
-The functions here keep nothing. They take a key on the calling thread, so the order of the calls decides what each one
-draws; the draw itself runs on a worker. A parameter of the wrong kind is told at the call, and a value out of bounds at
-the next wait.
+This module keeps no state. It takes a key on the calling thread, so the order of the calls determines the numbers of
+each draw; the draw itself runs on a worker. A parameter of a wrong type is reported at the call, and a value out of
+bounds at the next wait.
 """
 
 from __future__ import annotations

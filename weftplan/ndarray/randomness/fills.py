@@ -1,8 +1,8 @@
-"""How each distribution fills an array.
+"""Fill functions: one per random distribution.
 
 ``draw(generator, target, xp, *parameters)`` writes every element of ``target``. Parameters are numbers, or float64
-arrays that broadcast to the shape of ``target``; ``generator`` is NumPy's or CuPy's. What a distribution cannot take
-(a negative mean, for example) raises ValueError there.
+arrays that broadcast to the shape of ``target``; ``generator`` is NumPy's or CuPy's. A parameter outside the
+distribution's domain (a negative mean, for example) raises ValueError there.
 """
 
 from __future__ import annotations

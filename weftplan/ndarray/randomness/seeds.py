@@ -1,7 +1,7 @@
-"""Keys of random draws: who draws what depends on the seed and the order of the calls alone.
+"""Keys of random draws, determined by the seed and the order of calls.
 
-Each context has a stream of keys (seed, counter); a key is taken on the calling thread. A thread whose draws come at no
-certain time between those of others has a sequence of its own: :class:`Draws`.
+Each context has a stream of keys (seed, counter); a key is taken on the calling thread. A thread whose draws interleave
+with others in no fixed order has its own sequence: :class:`Draws`.
 """
 
 from __future__ import annotations

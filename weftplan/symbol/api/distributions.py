@@ -1,6 +1,6 @@
-"""``mx.sym.random``: one function per distribution, whose parameters are numbers or symbols.
+"""``mx.sym.random``: one function per distribution, with numbers or symbols as parameters.
 
-Symbols as parameters give a block of ``shape`` for each of their elements.
+With symbols as parameters, each of their elements gives a block of ``shape``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``mx.sym.<Operator>``: one function per registered operator and alias, made when first asked for.
+"""``mx.sym.<Operator>``: one function per registered operator and alias, made on first use.
 
-This file owns the table of the functions made so far. It relies on the registry of operators for everything that a
-function has to know. Any thread may ask; two that ask at once for the same new function may get two equal ones.
+This file owns the table of functions made so far. It relies on the operator registry for signatures and documentation.
+Any thread may use it; two threads that look up the same new function concurrently may get two equal functions.
 """
 
 from __future__ import annotations

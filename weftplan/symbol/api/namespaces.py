@@ -1,6 +1,6 @@
-"""``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``: operators under shorter names.
+"""Operator namespaces with short names: ``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``.
 
-A namespace looks its operators up when they are asked for, and keeps none. Any thread may ask.
+A namespace looks up its operators on access and stores none. Any thread may use it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Variables: the leaves of a graph.
 
-It relies on the scope of attributes that is open in the calling thread, and keeps nothing itself.
+Relies on the attribute scope that is open in the calling thread; keeps no state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Shapes and dtypes of a backward part, which follow from those of its forward part in one walk.
+"""Shapes and dtypes of backward nodes, derived from the forward nodes in one walk.
 
-Nothing is kept; any thread may ask.
+This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations

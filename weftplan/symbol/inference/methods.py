@@ -1,7 +1,7 @@
 """Shape and dtype inference as methods of :class:`~weftplan.symbol.symbol.Symbol`.
 
-They order results by the symbol's name lists and say what stayed unknown; ``infer.py`` does the work. Nothing is
-kept; any thread may call them.
+They order results by the symbol's name lists and report unknown shapes; ``solver.py`` does the inference. This module
+keeps no state; any thread may call it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The dtypes of a graph in which whatever is read has one, as in most networks but for masks: no walk is needed.
+"""Dtype inference without a walk, for graphs whose inputs all have one dtype.
 
-Nothing is kept; any thread may ask.
+Most networks are such graphs, except those with masks. This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations

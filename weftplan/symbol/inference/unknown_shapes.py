@@ -1,6 +1,6 @@
-"""How unknown dimensions are written: 0, as in MXNet before NumPy's semantics, or -1, inside ``with mx.np_shape():``.
+"""The encoding of unknown dimensions: 0, as in MXNet before NumPy semantics, or -1 in ``mx.np_shape()``.
 
--1 is always read as unknown. The switch decides what partial inference answers, and is of the calling thread.
+-1 is always read as unknown. The switch selects the value that partial inference returns; it is per thread.
 """
 
 from __future__ import annotations
