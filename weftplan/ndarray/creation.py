@@ -118,23 +118,23 @@ def _small_fill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> SmallWork | Non
 
 
 def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """An array of zeros; ``stype`` may be ``default`` or ``row_sparse``."""
+    """Return an array of zeros; ``stype`` may be ``default`` or ``row_sparse``."""
     stype = kwargs.pop("stype", None) or "default"
     return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype)
 
 
 def ones(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """An array of ones."""
+    """Return an array filled with 1."""
     return full(shape, 1, ctx, dtype, _only_out("ones", kwargs))
 
 
 def zeros_like(data: NDArray, **kwargs: Any) -> NDArray:
-    """Zeros with the shape, dtype and context of ``data``."""
+    """Return zeros with the shape, dtype and context of ``data``."""
     return full(data.shape, 0, data.context, data.dtype, _only_out("zeros_like", kwargs))
 
 
 def ones_like(data: NDArray, **kwargs: Any) -> NDArray:
-    """Ones with the shape, dtype and context of ``data``."""
+    """Return an array filled with 1, with the shape, dtype and context of ``data``."""
     return full(data.shape, 1, data.context, data.dtype, _only_out("ones_like", kwargs))
 
 
@@ -177,7 +177,7 @@ def linspace(
 
 
 def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """Ones on diagonal ``k`` of an ``N`` by ``M`` (0: ``N``) matrix of zeros."""
+    """Return an ``N`` by ``M`` (0: ``N``) matrix with 1 on diagonal ``k`` and 0 elsewhere."""
     return array(np.eye(N, M or N, k), ctx, check_dtype(dtype))
 
 
@@ -255,9 +255,9 @@ def reset_arrays(*data: NDArray, num_arrays: int) -> list[NDArray]:
 def split_v2(
     ary: NDArray, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
 ) -> NDArray | list[NDArray]:
-    """Pieces of ``ary`` along ``axis``: so many equal ones, or, given places, those between neighbouring places.
+    """Split ``ary`` along ``axis`` into a number of equal sections, or at the given indices.
 
-    One piece comes alone, several as a list; ``squeeze_axis`` drops the axis of pieces of size 1.
+    A single section is returned as an array, several as a list; ``squeeze_axis`` drops the axis of sections of size 1.
 
     Raises:
         ParameterError: neither a number nor places.
@@ -280,9 +280,9 @@ slots.ARRAY_SPLIT.fill(split_v2)
 
 
 def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | None = None) -> list[NDArray]:
-    """[counts, edges]: how many numbers fall into each of ``bins``, equidistant over ``range`` or with these edges.
+    """Return [counts, edges] of a histogram; ``bins`` is a number of equal bins over ``range``, or the edges.
 
-    Without a range it is that of the numbers, for which the call waits.
+    The default range is from the smallest to the largest number; the call waits for the numbers then.
 
     >>> counts, edges = histogram(array([0, 1, 1, 4]), bins=2)
     >>> counts.asnumpy().tolist(), edges.asnumpy().tolist()
@@ -296,7 +296,7 @@ def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | Non
 
 
 def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:
-    """A copy with axes moved to new positions, the others in their old order."""
+    """Return a copy with axes moved to new positions; the other axes keep their order."""
     order = np.moveaxis(np.empty((1,) * tensor.ndim), source, destination)  # checks the arguments
     del order
     sources = [source] if isinstance(source, int) else list(source)

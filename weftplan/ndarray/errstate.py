@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 QUIET = contextvars.Context()
-"""Invariant: only its copies are entered from here on, so that any number of threads may copy it."""
+"""Invariant: after the next line only copies of it are entered, so that any number of threads may copy it."""
 QUIET.run(np.seterr, all="ignore")
 
 
 def quietly(fn: Callable[..., object], *args: Any, **out: Any) -> None:
-    """``fn(*args, **out)`` as within ``numpy.errstate(all="ignore")``, whatever the thread has set.
+    """Call ``fn(*args, **out)`` as within ``numpy.errstate(all="ignore")``, whatever the thread has set.
 
-    Context variables of the caller have their defaults in it.
+    Context variables of the caller have their default values inside.
     """
     QUIET.copy().run(fn, *args, **out)

@@ -15,7 +15,7 @@ from weftplan.symbol.node import Entry
 
 
 class Arithmetic:
-    """Mixin; operators make new nodes, comparisons give 0 or 1, and what would need data raises."""
+    """A mixin of Python operators: they make new nodes, comparisons give 0 or 1, and those that need data raise."""
 
     __slots__ = ()
     entries: list[Entry]
@@ -26,7 +26,7 @@ class Arithmetic:
         raise NotImplementedError
 
     def _single(self) -> Entry:
-        """The one entry; raises ParameterError for a group."""
+        """Return the only entry; raise ParameterError for a group."""
         if len(self.entries) != 1:
             raise ParameterError(
                 f"an arithmetic operator expects one output, {self!r} has {len(self.entries)}; pick one by index"

@@ -22,14 +22,14 @@ from collections.abc import Callable, Sequence
 from weftplan.engine.var import Var
 
 MOST_PARTS = 256
-"""Of one buffer. A task on the whole buffer takes the vars of all of them."""
+"""Maximum parts of a buffer; a task on the whole buffer takes the vars of all of them."""
 
 
 class Parts:
-    """The ranges of a buffer.
+    """The byte ranges of a buffer.
 
-    Invariant: ``vars[i]`` orders the bytes from ``starts[i]`` up to ``starts[i + 1]``, the last one all that follow;
-    ``starts`` rises from 0, the lowest address.
+    Invariant: ``vars[i]`` orders the bytes from ``starts[i]`` up to ``starts[i + 1]``; the last var orders all bytes
+    after its start. ``starts`` rises from 0, the lowest address.
     """
 
     __slots__ = ("starts", "vars")
@@ -39,19 +39,19 @@ class Parts:
         self.vars = variables
 
     def touched(self, low: int, high: int) -> Sequence[Var]:
-        """The vars of the bytes from ``low`` up to ``high``; at least one."""
+        """Return the vars of the bytes from ``low`` up to ``high``; at least one."""
         first = bisect_right(self.starts, low) - 1
         return self.vars[first : max(bisect_left(self.starts, high), first + 1)]
 
     def cut(
         self, low: int, high: int, new: Callable[[], Var], idle: Callable[[Var], bool]
     ) -> tuple[Parts, list[list[Var]]]:
-        """Parts in which ``low`` and ``high`` are borders, and the fences that this needs; itself where it cannot be.
+        """Return parts with borders at ``low`` and ``high``, and the necessary fences; the same parts if it cannot cut.
 
         Args:
             low, high: addresses.
             new: makes a var.
-            idle: whether nothing is pending on a var.
+            idle: returns whether no operation is pending on a var.
         """
         ends = [end for end in (low, high) if self.starts[bisect_right(self.starts, end) - 1] != end]
         if not ends:
@@ -79,7 +79,7 @@ class Parts:
         return Parts(starts, variables), [group for var, group in cut.items() if not idle(var)]
 
     def _merged(self, idle: Callable[[Var], bool]) -> Parts:
-        """The same with neighbours joined that nobody uses."""
+        """Return the parts with idle neighbours merged."""
         starts: list[int] = []
         variables: list[Var] = []
         joins = False

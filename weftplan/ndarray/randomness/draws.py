@@ -36,12 +36,12 @@ def _dims(shape: Any) -> tuple[int, ...]:
 
 
 def block_shape(shape: Any) -> tuple[int, ...]:
-    """The shape that one element of an array parameter gives."""
+    """Return the shape of the block for each element of an array parameter."""
     return () if shape is None or shape == UNSET else _dims(shape)
 
 
 def target_of(shape: Any, wanted: np.dtype[Any], ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
-    """``out``, whose shape must be ``shape`` where that is given, or a new array."""
+    """Return ``out``, whose shape must equal ``shape`` if given, or a new array."""
     if out is None:
         dims = _dims(shape)
         context = check_context(ctx)
@@ -77,7 +77,7 @@ def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
     given = dict(zip(bounds, values, strict=True))
     for key, value in given.items():
         if not isinstance(value, float):
-            continue  # an array, whose values the distribution judges
+            continue  # an array, whose values the distribution checks
         fits = {"any": True, "positive": value > 0, "not negative": value >= 0, "probability": 0 < value <= 1}
         if not fits[bounds[key]]:
             raise ParameterError(f"{name}: {key} must be {_LEAST[bounds[key]]}, got {value}")
@@ -87,7 +87,7 @@ def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
 
 
 def wanted_dtype(dtype: Any) -> Any:
-    """A dtype as given, None where it is left open: ``np.dtype("float64")`` equals None, so identity decides."""
+    """Return the dtype, or None if unspecified; test by identity, since ``np.dtype("float64")`` equals None."""
     return None if dtype is None or (isinstance(dtype, str) and dtype == "None") else dtype
 
 

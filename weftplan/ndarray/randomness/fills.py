@@ -57,7 +57,7 @@ def negative_binomial(generator: Any, target: Any, xp: Any, k: Any, p: Any) -> N
 
 
 def generalized_negative_binomial(generator: Any, target: Any, xp: Any, mu: Any, alpha: Any) -> None:
-    """Mean ``mu`` and variance mu + alpha mu²: Poisson with gamma distributed mean; plain Poisson where alpha is 0."""
-    spread = xp.maximum(alpha, 1e-300)  # 1 / alpha must be finite; the result is not used where alpha is 0
+    """Mean ``mu`` and variance mu + alpha mu²: Poisson with gamma distributed mean; plain Poisson if alpha is 0."""
+    spread = xp.maximum(alpha, 1e-300)  # 1 / alpha must be finite; the result is unused at elements with alpha 0
     means = generator.standard_gamma(1 / spread, target.shape) * (mu * alpha)
     target[...] = generator.poisson(xp.where(xp.asarray(alpha) == 0, mu, means))

@@ -1,8 +1,8 @@
 """Chunks that can be offloaded while memory is short, and compacted while it is fragmented.
 
-If ``WEFTPLAN_SPILL`` lists offload targets, every array has a :class:`SpillableChunk`. A step of storage's ladder copies
-the least recently used chunks to a target and frees their memory. A reader of such a chunk first brings the bytes back,
-which may offload others.
+If ``WEFTPLAN_SPILL`` lists offload targets, every array has a :class:`SpillableChunk`. A step of storage's ladder
+copies the least recently used chunks to a target and frees their memory. A reader of such a chunk first brings the
+bytes back, which may offload others.
 
 A chunk may be offloaded only while it has no views. Its bytes are handed out as an array to which every view refers, so
 the reference count tells whether an operation, a prepared call or an exported array still uses them. The offloading

@@ -29,7 +29,7 @@ def Variable(
     stype: str | None = None,
     **kwargs: str,
 ) -> Symbol:
-    """A symbol that stands for an array given later.
+    """Make a symbol for an array that is provided later.
 
     Args:
         shape: known dimensions, 0 for an unknown one.

@@ -23,12 +23,13 @@ def of_one_dtype(
     inputs: Sequence[Sequence[int]],
     sorts: Mapping[Sort, int],
 ) -> list[DType] | None:
-    """The dtypes of all entries, where whatever is read is the default: nothing else is known of variables, and each
-    rule, told so of all inputs, says nothing else of them, and of outputs only where nobody reads these. None for
-    others.
+    """Return the dtypes of all entries if every entry that a node reads has the default dtype, else None.
+
+    This holds if no variable has another known dtype, and if each rule, given the default for all inputs, keeps it for
+    them and deviates only for outputs that no node reads.
 
     Args:
-        values: what is known of each entry before any rule is asked.
+        values: the known dtype of each entry before any rule is called, or None.
         rows, inputs: as for :func:`weftplan.symbol.inference.solver.infer_dtypes`.
         sorts: of each sort of node one.
     """
