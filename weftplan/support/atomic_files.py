@@ -36,6 +36,7 @@ def other_kind(start: bytes) -> str:
     """Return a description and a remedy for a file of a commonly mistaken kind; empty if the kind is not recognized.
 
     Call this with the first bytes of a file that could not be read in the expected format.
+
     >>> other_kind(b"version https://git-lfs.github.com/spec/v1").partition(",")[0]
     'it is a pointer of Git LFS'
     >>> other_kind(b"{")
@@ -175,6 +176,7 @@ def put(path: str, content: bytes) -> None:
     """Replace ``path`` atomically by a file with permissions for this user only.
 
     It makes few system calls and does not call ``fsync``: a power loss soon after may damage the file.
+
     Raises:
         OSError: the folder does not exist or cannot be written, or the disk is full.
     """

@@ -2,9 +2,9 @@
 
 The first engine of a process limits BLAS to WEFTPLAN_BLAS_NTHREADS threads, 1 by default. If the user has set a
 variable that concerns BLAS alone (OPENBLAS_NUM_THREADS, …) and has not set ours, BLAS stays unchanged. OMP_NUM_THREADS
-does not count as such a variable: containers and MXNet scripts set it for all OpenMP code, and users who did not mean
-BLAS would get the contention of point 2. Parallelism then comes from operations that run concurrently. The limit is 1
-rather than "CPUs divided by workers" for two reasons:
+does not count as such a variable: containers and MXNet scripts set it for all OpenMP code, often without BLAS in mind,
+and would cause the contention of point 2. With the limit, parallelism comes from operations that run concurrently. The
+limit is 1 rather than "CPUs divided by workers" for two reasons:
 
 1. Bits. A BLAS may sum in a different order with another thread count, and results must not depend on the workers.
 2. Time. BLAS threads spin and compete with workers. With all cores busy, two BLAS threads made the layers of a LeNet 2

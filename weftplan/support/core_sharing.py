@@ -61,7 +61,7 @@ def sit(undisturbed: AbstractContextManager[None] | None) -> AbstractContextMana
     """Let the calling thread, which stands in for a sleeping worker, split its operations; None ends this.
 
     Args:
-        undisturbed: a context in which no signal handler raises on this thread. An interrupted split would leave
+        undisturbed: a context that keeps signal handlers from raising on this thread. An interrupted split would leave
             helpers writing to arrays that have lost their last reference.
 
     Returns:

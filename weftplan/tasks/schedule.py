@@ -1,4 +1,7 @@
-"""Submission of tasks on plain arrays: ``submit``, ``task`` and ``wait``, with vars derived from the arguments.
+"""Submission of tasks on plain arrays: ``submit``, ``task`` and ``wait``.
+
+The vars of a task are derived from its array arguments.
+
 >>> import numpy as np
 >>> from weftplan import engine
 >>> a, b, c = np.ones(3), np.zeros(3), np.zeros(3)
