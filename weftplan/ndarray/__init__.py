@@ -1,7 +1,7 @@
-"""Arrays whose every access goes through the engine: ``mx.nd``.
+"""The imperative array interface ``mx.nd``: NDArray, operators and creation functions.
 
 ``nd.<Operator>(...)`` exists for every registered operator; :func:`weftplan.ndarray.calls.call_arguments.understood`
-says how arguments are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined
+defines how arguments are read. Functions without an operator (``array``, ``zeros``, ``concatenate``, …) are defined
 here by name.
 """
 

@@ -1,9 +1,9 @@
-"""Operators between arrays and numbers, pushed straight to NumPy or CuPy functions.
+"""Arithmetic and comparison of arrays and numbers, pushed straight to NumPy or CuPy functions.
 
-They give what the operators of the same meaning give (``elemwise_add``, ``_plus_scalar``, ``broadcast_add``, …) without
-parsing and inference, which would cost more than the work on small arrays. As in MXNet 1.9.1: both arrays must have one
-dtype; a number is converted to the array's dtype first; integers divide towards zero; a remainder by zero is 0;
-comparisons give 0 and 1 in the dtype of the operands; and a division by zero says nothing.
+The results equal those of the registered operators (``elemwise_add``, ``_plus_scalar``, ``broadcast_add``, …) without
+parsing and inference, which would cost more than the arithmetic on small arrays. As in MXNet 1.9.1: both arrays must
+have the same dtype; a number is converted to the array's dtype first; integers divide towards zero; a remainder by zero
+is 0; comparisons give 0 and 1 in the dtype of the operands; and a division by zero gives no warning.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Kernel = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One operator: the array module's function, and one for integers or for floats where that differs.
+    """An arithmetic operator: the array module's function, and special functions for integers or floats if needed.
 
     Attributes:
-        arrays, scalar, swapped: the operators of the same meaning, after which operations are named: of two arrays, of
-            an array and a number, of a number and an array.
+        arrays, scalar, swapped: the equivalent registered operators, which name the operations: for two arrays, for an
+            array and a number, for a number and an array.
     """
 
     name: str
@@ -51,20 +51,20 @@ class Binary:
 
 
 def _int_divide(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """Towards zero, unlike ``//``; 0 where the divisor is 0."""
+    """Divide towards zero, unlike ``//``; a division by 0 gives 0."""
     quotient = xp.floor_divide(a, b)
     negative = (xp.less(a, 0) != xp.less(b, 0)) & (quotient * b != a) & xp.not_equal(b, 0)
     out[...] = quotient + negative
 
 
 def _int_power(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """Through float64, because the exponent may be negative; cut towards zero."""
+    """Compute the power through float64, because the exponent may be negative; truncate towards zero."""
     out[...] = xp.power(xp.asarray(a, np.float64), b)
 
 
 def _float_mod(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """With the sign of ``b``; 0 where that is 0, as for integers."""
-    zero = xp.equal(b, 0)  # before the result, which may take the place of b
+    """Compute the remainder with the sign of ``b``; a remainder by 0 is 0, as for integers."""
+    zero = xp.equal(b, 0)  # before the result, which may overwrite b
     xp.remainder(a, b, out=out)
     xp.copyto(out, 0, where=zero)
 
@@ -93,17 +93,17 @@ XOR = Binary("logical_xor", "logical_xor", "broadcast_logical_xor", "_logical_xo
 _COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
 _NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
-"""Integers of smaller size become floats without an error."""
+"""The bound below which integers convert to floats exactly."""
 _MOST_KEPT = 1024
 _small: dict[Any, SmallWork | None] = {}
-"""The work of operators whose result has few numbers, by (operator, name, dtype kind of operands, shape and dtype of
-the result); None: it has many."""
+"""Inline operations by (operator, name, dtype kind of operands, shape and dtype of the result); None: the result is
+too large."""
 _kernels: dict[tuple[str, str, str], Kernel] = {}
 """(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""
 
 
 def kernel_for(op: Binary, kind: str, xp: Any) -> Kernel:
-    """The function for operands of a dtype kind on an array module."""
+    """Return the function for operands of a dtype kind on an array module."""
     kernel = _kernels.get((op.name, kind, xp.__name__))
     if kernel is None:
         kernel = _make_kernel(op, kind, xp)
@@ -119,17 +119,17 @@ def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
 
 
 def _bare(op: Binary, kind: str, xp: Any) -> Kernel:
-    """The function of an array module that does it, or one of this file."""
+    """Return the array module's function, or a function of this file."""
     special = op.floating if kind == "f" else op.integer
     return getattr(xp, op.ufunc) if special is None else partial(special, xp)
 
 
 def _named(run: Callable[..., object], a: Any, b: Any, out: Any) -> None:
-    run(a, b, out=out)  # NumPy does not take it third everywhere
+    run(a, b, out=out)  # not every NumPy function accepts it as the third argument
 
 
 def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
-    """``lhs op= rhs``: pushed as one operation that writes ``lhs``; returns ``lhs``.
+    """Push ``lhs op= rhs`` as one operation that writes ``lhs``; return ``lhs``.
 
     Raises:
         ShapeError: ``rhs`` does not broadcast to the shape of ``lhs``.
@@ -163,7 +163,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
 
 
 def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
-    """``lhs op rhs`` (``rhs op lhs`` when swapped) as a new array; raises as :func:`inplace` does."""
+    """Return ``lhs op rhs`` (``rhs op lhs`` if swapped) as a new array; raises as :func:`inplace` does."""
     shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
     context = chunk.context
     kind = dtype.kind
@@ -202,7 +202,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
 
 
 def _small_work(op: Binary, form: tuple[str, str, str, tuple[int, ...], np.dtype[Any]]) -> SmallWork | None:
-    """The work of an operator whose result has a shape and dtype, if it is small."""
+    """Make the inline operation for a result of this shape and dtype, or None if it is too large."""
     _, name, kind, shape, dtype = form
     nbytes = math.prod(shape) * dtype.itemsize
     small = None
@@ -216,7 +216,7 @@ def _small_work(op: Binary, form: tuple[str, str, str, tuple[int, ...], np.dtype
 
 
 def unary(name: str, array: Array) -> Array:
-    """``xp.<name>`` of every element, as a new array."""
+    """Apply ``xp.<name>`` to every element; return a new array."""
     context = array.context
     out = pending(array.__class__, context, array.shape, array.dtype, name)
     run = getattr(device.get(context).xp, name)
@@ -239,7 +239,7 @@ def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[An
 
 
 def _operand(op: Binary, lhs: Array, rhs: Any) -> Any:
-    """``rhs`` as an array that fits ``lhs``, or as a number of its dtype."""
+    """Convert ``rhs`` to an array that fits ``lhs``, or to a number of its dtype."""
     cls = lhs.__class__
     if isinstance(rhs, cls) and rhs.__class__ is not cls:
         rhs = cls(rhs.chunk, rhs.shape, rhs.dtype, rhs.offset)
@@ -265,7 +265,7 @@ def _operand(op: Binary, lhs: Array, rhs: Any) -> Any:
 
 
 def scalar_as(dtype: np.dtype[Any], value: Any) -> Any:
-    """``value`` as a Python number that ``dtype`` holds: cut towards zero, wrapped around, as a C cast does.
+    """Convert ``value`` to a Python number of ``dtype``: truncated towards zero and wrapped around, as a C cast does.
 
     >>> scalar_as(np.dtype("int32"), 1.5), scalar_as(np.dtype("uint8"), 300), scalar_as(np.dtype("float32"), 1)
     (1, 44, 1.0)

@@ -1,12 +1,12 @@
-"""NDArray: an array whose every access goes through the engine.
+"""``NDArray``, the array class whose every access goes through the engine, and its methods.
 
-An operation on arrays is pushed and returns at once; whoever looks at values (``asnumpy``, ``print``, ``bool``, …)
-waits. Arrays are contiguous. Several may share a chunk, and with it the var: views made by ``reshape``, by integers and
-by slices that leave the selected bytes contiguous.
+An operation on arrays is pushed and returns immediately; reading values (``asnumpy``, ``print``, ``bool``, …) waits.
+Arrays are contiguous. Several arrays may share a chunk and its var: views made by ``reshape``, by integers, and by
+slices that leave the selected bytes contiguous.
 
-This file owns the class and the list of its methods. The methods' bodies stand in the files that it imports, which know
-:class:`NDArrayBase` only, and in a few that import this one; those fill slots (:mod:`weftplan.support.slots`). Every
-method may be called from any thread.
+This file owns the class and the list of its methods. The bodies are in the files that it imports, which know only
+:class:`NDArrayBase`. A few bodies are in files that import this file; those fill slots (:mod:`weftplan.support.slots`).
+Any thread may call any method.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPERATOR_METHODS = frozenset(
     slice_axis slice_like softmax softmin sort space_to_depth split sqrt square sum swapaxes take tan tanh
     tile topk trunc zeros_like""".split()  # noqa: SIM905
 )
-"""Operators that are methods too: ``x.sum(axis=1)`` is ``nd.sum(x, axis=1)``."""
+"""Operators that are also methods: ``x.sum(axis=1)`` is ``nd.sum(x, axis=1)``."""
 
 
 class NDArray(NDArrayBase, Methods):
@@ -68,7 +68,7 @@ class NDArray(NDArrayBase, Methods):
     # -- copies ---------------------------------------------------------------------------------------------------
 
     def copyto(self, other: NDArray | Context, *, priority: int = 0) -> NDArray:
-        """Copy into an array of equal shape (cast to its dtype) or to a new array on a context; returns the target.
+        """Copy into an array of equal shape (cast to its dtype) or to a new array on a context; return the target.
 
         Raises:
             ShapeError: the shapes differ.
@@ -82,17 +82,17 @@ class NDArray(NDArrayBase, Methods):
         return other
 
     def copy(self) -> NDArray:
-        """A new array on the same context."""
+        """Copy to a new array on the same context."""
         return self.copyto(self.context)
 
     def as_in_context(self, context: Context) -> NDArray:
-        """This array if it is on ``context``, else a copy there."""
+        """Return this array if it is on ``context``, else a copy there."""
         return self if context == self.context else self.copyto(check_context(context))
 
     as_in_ctx = as_in_context
 
     def astype(self, dtype: Any, copy: bool = True) -> NDArray:
-        """A copy with another dtype; with ``copy=False`` this array when it has that dtype."""
+        """Return a copy with another dtype; with ``copy=False`` this array if it has that dtype."""
         wanted = check_dtype(dtype)
         if not copy and wanted == self.dtype:
             return self
@@ -101,15 +101,15 @@ class NDArray(NDArrayBase, Methods):
         return out
 
     def detach(self) -> NDArray:
-        """A view of the same memory."""
+        """Return a view of the same memory."""
         return NDArray(self.chunk, self.shape, self.dtype, self.offset)
 
     def as_nd_ndarray(self) -> NDArray:
-        """This array."""
+        """Return this array."""
         return self
 
     def tostype(self, stype: str) -> NDArray:
-        """This array for ``"default"``; for ``"row_sparse"`` its memory under that name (see :mod:`row_sparse`).
+        """Return this array for ``"default"``, or a ``row_sparse`` array over its memory (see :mod:`row_sparse`).
 
         Raises:
             MXNetError: any other storage type.
@@ -124,7 +124,7 @@ class NDArray(NDArrayBase, Methods):
     # -- views ----------------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any, **kwargs: Any) -> NDArray:
-        """A view with another shape: ``x.reshape(2, 3)``, ``x.reshape((2, 3))`` or ``x.reshape(shape=(2, 3))``.
+        """Return a view with another shape: ``x.reshape(2, 3)``, ``x.reshape((2, 3))`` or ``x.reshape(shape=(2, 3))``.
 
         The codes 0, -1, -2, -3, -4 and ``reverse=True`` mean what they mean for the operator ``Reshape``.
 
@@ -149,34 +149,34 @@ class NDArray(NDArrayBase, Methods):
 
     @property
     def T(self) -> NDArray:
-        """A copy with the axes reversed (this array when it has fewer than two)."""
+        """Return a copy with the axes reversed (this array if it has fewer than two)."""
         return self if self.ndim < 2 else self.transpose()
 
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
-        """A copy with the axes permuted: ``x.transpose()``, ``x.transpose(1, 0)`` or ``x.transpose(axes=(1, 0))``."""
+        """Permute the axes into a copy: ``x.transpose()``, ``x.transpose(1, 0)`` or ``x.transpose(axes=(1, 0))``."""
         if len(axes) == 1 and not isinstance(axes[0], int):
             axes = tuple(axes[0] or ())
         given = {"axes": axes} if axes or "axes" not in kwargs else {}
         return self._operator("transpose", (), {**kwargs, **given})  # type: ignore[no-any-return]
 
     def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
-        """``nd.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
+        """Split into equal sections along ``axis``, or at the given indices, as ``nd.split_v2(x, …)``."""
         return slots.ARRAY_SPLIT.get()(self, indices_or_sections, axis, squeeze_axis)
 
     def flatten(self, inplace: bool = False) -> NDArray:
-        """All dimensions after the first joined into one: a copy, or with ``inplace`` a view."""
+        """Merge all dimensions after the first; return a copy, or with ``inplace`` a view."""
         return self._renamed("Flatten", {}, inplace=inplace)
 
     def expand_dims(self, axis: int, inplace: bool = False) -> NDArray:
-        """A dimension of size 1 inserted at ``axis``: a copy, or with ``inplace`` a view."""
+        """Insert a dimension of size 1 at ``axis``; return a copy, or with ``inplace`` a view."""
         return self._renamed("expand_dims", {"axis": axis}, inplace=inplace)
 
     def squeeze(self, axis: int | Shape | None = None, inplace: bool = False) -> NDArray:
-        """Dimensions of size 1 removed, those of ``axis`` or all: a copy, or with ``inplace`` a view."""
+        """Remove dimensions of size 1, those of ``axis`` or all; return a copy, or with ``inplace`` a view."""
         return self._renamed("squeeze", {"axis": axis}, inplace=inplace)
 
     def _renamed(self, name: str, params: dict[str, Any], *, inplace: bool) -> NDArray:
-        """The result of an operator that keeps the elements in order."""
+        """Return the result of an operator that keeps the elements in order."""
         if not inplace:
             return self._operator(name, (), params)  # type: ignore[no-any-return]
         op = registry.get(name)
@@ -297,9 +297,9 @@ class NDArray(NDArrayBase, Methods):
     # -- exchange -------------------------------------------------------------------------------------------------
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """A DLPack capsule that shares the memory, once nothing pending uses it.
+        """Wait for pending operations and return a DLPack capsule that shares the memory.
 
-        What the other side does with the memory the engine cannot see: finish there before using the array here again.
+        The engine cannot see accesses by the other library: finish there before using the array here again.
         """
         return export(self).__dlpack__(**kwargs)
 
@@ -318,10 +318,10 @@ class NDArray(NDArrayBase, Methods):
         return _rebuild, (self.asnumpy(), self.context)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Become the array that MXNet 1.9.1 has pickled: its state is one record of a parameter file.
+        """Load the state of an array that MXNet 1.9.1 has pickled: one record of a parameter file.
 
         Raises:
-            FormatError: it is no such record.
+            FormatError: the state is no such record.
         """
         found = slots.ARRAY_RECORD.get()(bytes(state["handle"]), "the state of a pickled array")
         NDArrayBase.__init__(self, found.chunk, found.shape, found.dtype, found.offset)
@@ -341,12 +341,12 @@ for _name in OPERATOR_METHODS:
 
 
 def fresh(context: Context, shape: Shape, dtype: np.dtype[Any], name: str | None) -> NDArray:
-    """A new array for the operation that is about to be pushed and writes it: its memory is taken there."""
+    """Make a new array for an operation that will write it; that operation allocates the memory."""
     return pending(NDArray, context, shape, dtype, name)
 
 
 def from_host(values: np.ndarray[Any, Any], context: Context) -> NDArray:
-    """A new array on ``context`` with a copy of ``values``; returns when they have been read."""
+    """Make a new array on ``context`` with a copy of ``values``; return when they have been read."""
     return copying.from_host(NDArray, values, context)
 
 

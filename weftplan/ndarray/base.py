@@ -1,8 +1,8 @@
-"""What an array is: a shape and a dtype at an offset of a chunk; its facts, and how to wait for its values.
+"""``NDArrayBase``: shape, dtype and offset in a chunk, array attributes, and waiting for values.
 
-The verbs stand above this file: arithmetic, copies and indexing are functions of :class:`NDArrayBase`, and
-:class:`weftplan.ndarray.array.NDArray` offers them as methods. Where one of them makes an array, it makes one of its
-operand's class. Everything here may be called from any thread; :meth:`NDArrayBase.raw` says who may look at the bytes.
+Arithmetic, copies and indexing are implemented above this file as functions of :class:`NDArrayBase`;
+:class:`weftplan.ndarray.array.NDArray` offers them as methods. A function that makes an array uses the class of its
+operand. Any thread may call this module; :meth:`NDArrayBase.raw` defines when the bytes may be accessed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NDArrayBase:
 
     __slots__ = ("__weakref__", "chunk", "dtype", "offset", "ready", "shape")
     __array_ufunc__ = None
-    """NumPy operators leave the work to ours."""
+    """NumPy operators defer to the operators of this class."""
 
     def __init__(self, chunk: Chunk, shape: Shape, dtype: Any, offset: int = 0) -> None:
         self.chunk = chunk
@@ -50,13 +50,13 @@ class NDArrayBase:
         self.dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
         self.offset = offset
         self.ready: Any = None
-        """What :meth:`raw` gives, once it is known and stays so; for hot paths that save the call."""
+        """The cached result of :meth:`raw`, if it cannot change; hot paths use it to save the call."""
         if offset < 0 or offset + math.prod(shape) * self.dtype.itemsize > chunk.nbytes:
             raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
 
     @classmethod
     def over(cls, chunk: Chunk, shape: Shape, dtype: np.dtype[Any]) -> Self:
-        """An array of all bytes of ``chunk``, made for it: nothing is checked."""
+        """Make an array of all bytes of a chunk made for it, without checks."""
         array = cls.__new__(cls)
         array.chunk = chunk
         array.shape = shape
@@ -89,7 +89,7 @@ class NDArrayBase:
 
     @property
     def context(self) -> Context:
-        """Where the memory is."""
+        """The context of the memory."""
         return self.chunk.context
 
     @property
@@ -103,10 +103,10 @@ class NDArrayBase:
         return "default"
 
     def raw(self) -> Any:
-        """The bytes as a typed array of the device's array module.
+        """Return the bytes as a typed array of the device's array module.
 
-        Only for an engine operation that declared :attr:`var`, or after :meth:`wait_to_read`. Not kept alive by the
-        caller: the bytes go back to storage when the NDArray is collected.
+        Only for an engine operation that declared :attr:`var`, or after :meth:`wait_to_read`. The result does not keep
+        the memory alive: the bytes go back to storage when the NDArray is collected.
         """
         view = self.ready
         if view is None:
@@ -118,14 +118,14 @@ class NDArrayBase:
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def slice_at(self, begin: int, end: int) -> Self:
-        """A view of rows ``begin`` to ``end`` (exclusive); cheaper than ``x[begin:end]``."""
+        """Return a view of rows ``begin`` to ``end`` (exclusive); cheaper than ``x[begin:end]``."""
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
         return self.__class__(self.chunk, (end - begin, *self.shape[1:]), self.dtype, self.offset + begin * row)
 
     # -- waiting and looking --------------------------------------------------------------------------------------
 
     def wait_to_read(self) -> None:
-        """Block until every operation pushed so far that writes this array has run; raises what they raised."""
+        """Block until every operation pushed so far that writes this array has run; raise their errors."""
         self.chunk.engine.wait_for_var(self.chunk.var)
 
     def wait_to_write(self) -> None:
@@ -135,7 +135,7 @@ class NDArrayBase:
         self.wait_to_read()
 
     def asnumpy(self) -> np.ndarray[Any, Any]:
-        """A NumPy copy of the values, waiting for them."""
+        """Wait for the values and return a NumPy copy."""
         self.wait_to_read()
         out = np.empty(self.shape, self.dtype)
         if self.size:
@@ -150,11 +150,11 @@ class NDArrayBase:
         return self.asnumpy().reshape(())[()]
 
     def all(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        """What ``numpy.all(array)`` asks for: whether no element is 0, as NumPy's value; waits."""
+        """Return whether no element is 0, as ``numpy.all(array)`` needs it; waits."""
         return np.all(self.asnumpy(), axis, out, **kwargs)
 
     def any(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        """What ``numpy.any(array)`` asks for: whether an element is not 0, as NumPy's value; waits."""
+        """Return whether any element is not 0, as ``numpy.any(array)`` needs it; waits."""
         return np.any(self.asnumpy(), axis, out, **kwargs)
 
     def item(self) -> Any:
@@ -206,7 +206,7 @@ class NDArrayBase:
 
 
 def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """The bytes of flat ``raw`` from ``offset`` as an array of ``shape`` and ``dtype``."""
+    """Return the bytes of flat ``raw`` from ``offset`` as an array of ``shape`` and ``dtype``."""
     if raw.__class__ is np.ndarray and 0 not in shape:
         return np.ndarray(shape, dtype, raw, offset)  # a quarter of the time of the general way
     return raw[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
@@ -215,13 +215,13 @@ def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 def pending(
     kind: type[Array], context: Context, shape: Shape, dtype: np.dtype[Any], name: str | None, *, prompt: bool = True
 ) -> Array:
-    """A new array for the operation that is about to be pushed and writes it: its memory is taken there."""
+    """Make a new array for an operation that will write it; that operation allocates the memory."""
     nbytes = math.prod(shape) * dtype.itemsize
     return kind(ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=name, prompt=prompt), shape, dtype)
 
 
 def check_context(ctx: Any) -> Context:
-    """``ctx``, or the current context for None; raises DeviceError for what is no context."""
+    """Return ``ctx``, or the current context for None; raise DeviceError for other objects."""
     if ctx is None:
         return current_context()
     if not isinstance(ctx, Context):
@@ -230,7 +230,7 @@ def check_context(ctx: Any) -> Context:
 
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
-    """``dtype`` as a NumPy dtype of booleans, integers or floats (None: float32); raises DTypeError for others."""
+    """Return ``dtype`` as a NumPy dtype of booleans, integers or floats (None: float32); else raise DTypeError."""
     if dtype is None:
         return np.dtype(np.float32)
     try:

@@ -1,5 +1,4 @@
-"""Functions of ``mx.nd.contrib`` that are more than one operator: steps of AdamW for many weights, rand_zipfian,
-boolean_mask."""
+"""``mx.nd.contrib`` functions built from several operators: AdamW steps, rand_zipfian, boolean_mask."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from weftplan.ndarray.operators import NAMESPACES, function
 
 
 def _factor(rescale_grad: Any, context: Context) -> NDArray:
-    """``rescale_grad``, a number or an array of one, on a device."""
+    """Return ``rescale_grad``, a number or an array of one element, as an array on a device."""
     if isinstance(rescale_grad, NDArray):
         return rescale_grad.as_in_context(context)
     made: NDArray = full((1,), rescale_grad, ctx=context)
@@ -24,14 +23,14 @@ def _factor(rescale_grad: Any, context: Context) -> NDArray:
 
 
 def adamw_update(weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: Any, **options: Any) -> Any:
-    """One step of AdamW (operator ``_adamw_update``); ``rescale_grad`` is a number or an array of one."""
+    """Do one step of AdamW (operator ``_adamw_update``); ``rescale_grad`` is a number or an array of one element."""
     return function("_adamw_update")(weight, grad, mean, var, _factor(rescale_grad, weight.context), **options)
 
 
 def mp_adamw_update(
     weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, weight32: NDArray, rescale_grad: Any, **options: Any
 ) -> Any:
-    """:func:`adamw_update` on a float32 copy of the weight."""
+    """Do :func:`adamw_update` on a float32 copy of the weight."""
     factor = _factor(rescale_grad, weight.context)
     return function("_mp_adamw_update")(weight, grad, mean, var, weight32, factor, **options)
 
@@ -40,7 +39,7 @@ def _each(
     name: str, arrays: Sequence[Sequence[NDArray]], rescale_grad: Any, out: Any, size: int,
     rates: dict[str, Sequence[float]], options: dict[str, Any],
 ) -> list[Any]:  # fmt: skip
-    """The step ``name`` for each weight, with its own rates."""
+    """Do the step ``name`` for each weight, with its own rates."""
     count = size or len(arrays[0])
     targets = [None] * count if out is None else [out] if isinstance(out, NDArray) else list(out)
     lengths = [len(one) for one in (*arrays, *rates.values(), targets)]
@@ -62,10 +61,10 @@ def multi_adamw_update(
     rescale_grad: Any, lrs: Sequence[float], wds: Sequence[float], etas: Sequence[float], out: Any = None,
     size: int = 0, **options: Any,
 ) -> list[Any]:  # fmt: skip
-    """:func:`adamw_update` of several weights, each with its rates: one operation each here.
+    """Do :func:`adamw_update` for several weights, each with its own rates and as its own operation.
 
     Raises:
-        ParameterError: lists of different lengths. Nothing is updated then.
+        ParameterError: the lists have different lengths. No weight is updated then.
     """
     rates = {"lr": lrs, "wd": wds, "eta": etas}
     return _each("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
@@ -76,7 +75,7 @@ def multi_mp_adamw_update(
     weights32: Sequence[NDArray], rescale_grad: Any, lrs: Sequence[float], wds: Sequence[float],
     etas: Sequence[float], out: Any = None, size: int = 0, **options: Any,
 ) -> list[Any]:  # fmt: skip
-    """:func:`mp_adamw_update` of several weights; raises as :func:`multi_adamw_update`."""
+    """Do :func:`mp_adamw_update` for several weights; raises as :func:`multi_adamw_update`."""
     rates = {"lr": lrs, "wd": wds, "eta": etas}
     arrays = (weights, grads, mean, var, weights32)
     return _each("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
@@ -105,9 +104,9 @@ def rand_zipfian(
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
-    """The rows of ``data`` where ``index`` is not 0. It waits for ``index``, which the shape of the result depends on.
+    """Return the rows of ``data`` whose ``index`` is not 0; wait for ``index``, since the result's shape depends on it.
 
-    Symbols have none, since shapes of a graph are known before it runs; ``mx.sym.where`` clears rows and keeps them.
+    There is no symbol version, since shapes of a graph are known before it runs; ``mx.sym.where`` zeroes rows instead.
 
     Raises:
         ParameterError: an axis other than 0, as in MXNet.

@@ -1,7 +1,7 @@
-"""``mx.nd.contrib.foreach``, ``while_loop``, ``cond``: loops and branches in Python over arrays.
+"""Control flow in Python over arrays: ``mx.nd.contrib.foreach``, ``while_loop`` and ``cond``.
 
-Bodies run on the calling thread and push operations as all code does; only a condition is waited for. What a body gives
-back may be an array or lists of them, nested as it likes, in the same form at every step.
+Bodies run on the calling thread and push operations like other code; only a condition waits for its value. A body may
+return an array or nested lists of arrays, in the same structure at every step.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from weftplan.ndarray.creation import concatenate, stack, zeros
 from weftplan.ndarray.operators import NAMESPACES
 
 _Form = list[Any] | None
-"""How arrays were nested: None for an array, a list for a list or tuple."""
+"""The nesting of arrays: None for an array, a list for a list or tuple."""
 
 
 def _flat(value: Any, what: str) -> tuple[list[NDArray], _Form]:
-    """The arrays in ``value``, and how they were nested."""
+    """Flatten ``value``; return its arrays and their nesting."""
     if isinstance(value, NDArray):
         return [value], None
     if not isinstance(value, list | tuple):
@@ -34,7 +34,7 @@ def _flat(value: Any, what: str) -> tuple[list[NDArray], _Form]:
 
 
 def _nested(arrays: Sequence[NDArray], form: _Form) -> Any:
-    """``arrays`` nested as ``form`` says."""
+    """Nest ``arrays`` as ``form`` defines."""
     following = iter(arrays)
 
     def build(form: _Form) -> Any:
@@ -44,7 +44,7 @@ def _nested(arrays: Sequence[NDArray], form: _Form) -> Any:
 
 
 class _Steps:
-    """What a body gave at each step, to be stacked."""
+    """The outputs of a body at each step, to be stacked."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -52,11 +52,11 @@ class _Steps:
         self._form: _Form = []
 
     def add(self, output: Any) -> None:
-        """Keep the output of one more step.
+        """Append the output of a step.
 
         Raises:
-            DTypeError: something that is no array.
-            ParameterError: not as the steps before.
+            DTypeError: the output contains an object that is no array.
+            ParameterError: its structure differs from that of earlier steps.
         """
         row, form = _flat(output, f"{self._what}: the output of step {len(self._rows)}")
         if self._rows and form != self._form:
@@ -68,7 +68,7 @@ class _Steps:
         self._form = form
 
     def stacked(self, length: int) -> Any:
-        """The outputs joined along a new first axis of ``length``: zeros follow where there were fewer steps."""
+        """Stack the outputs along a new first axis of ``length``, padded with zeros if there were fewer steps."""
         results = []
         for number, column in enumerate(zip(*self._rows, strict=True)):
             if any(one.shape != column[0].shape for one in column):
@@ -83,7 +83,7 @@ class _Steps:
 
 
 def _number(value: Any, kind: Callable[[Any], Any], what: str) -> Any:
-    """``value``, a number or an array of one, as a Python number; waits for an array."""
+    """Convert ``value``, a number or an array of one element, to a Python number; wait for an array."""
     if hasattr(value, "asscalar"):
         value = value.asscalar()
     try:
@@ -93,7 +93,7 @@ def _number(value: Any, kind: Callable[[Any], Any], what: str) -> Any:
 
 
 def foreach(body: Callable[[Any, Any], tuple[Any, Any]], data: Any, init_states: Any) -> tuple[Any, Any]:
-    """``output, states = body(row, states)`` for each row of ``data`` in turn.
+    """Run ``output, states = body(row, states)`` for each row of ``data`` in order.
 
     Args:
         body: gets a row, or a list of one row of each array, and the states that it gave last.
@@ -134,17 +134,17 @@ def foreach(body: Callable[[Any, Any], tuple[Any, Any]], data: Any, init_states:
 def while_loop(
     cond: Callable[..., Any], func: Callable[..., tuple[Any, Any]], loop_vars: Any, max_iterations: Any = None
 ) -> tuple[Any, Any]:
-    """``output, loop_vars = func(*loop_vars)`` while ``cond(*loop_vars)``, at most ``max_iterations`` times.
+    """Run ``output, loop_vars = func(*loop_vars)`` while ``cond(*loop_vars)``, at most ``max_iterations`` times.
 
     Args:
-        cond: gives a number or an array of one; it is waited for.
-        func: gives (an array, nested lists of them, or None; as many new variables as it got).
-        loop_vars: an array, or a list of at least one.
-        max_iterations: a number, or an array of one.
+        cond: returns a number or an array of one element; each step waits for it.
+        func: returns (an array, nested lists of arrays, or None; the same number of new variables as it got).
+        loop_vars: an array, or a list of at least one array.
+        max_iterations: a number, or an array of one element.
 
     Returns:
-        (the outputs joined along a new first axis of ``max_iterations``, the last variables). Behind the last step are
-        zeros; MXNet leaves whatever is in memory there. Without a step there are no outputs: an empty list.
+        (the outputs stacked along a new first axis of ``max_iterations``, the last variables). Rows after the last step
+        are zeros; MXNet leaves them uninitialized. Without a step the outputs are an empty list.
 
     Raises:
         ParameterError: no variables, no or no proper ``max_iterations``, a condition that is no number, another number
@@ -182,7 +182,9 @@ def while_loop(
 
 
 def cond(pred: Any, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
-    """``then_func()`` where ``pred``, a number or an array of one that is waited for, is not 0; else ``else_func()``.
+    """Call ``then_func()`` if ``pred``, a number or an array of one element, is not 0, else ``else_func()``.
+
+    It waits for the value of ``pred``.
 
     Raises:
         ParameterError, ShapeError: a condition that is no number, or has several elements.

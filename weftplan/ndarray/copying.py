@@ -1,8 +1,8 @@
-"""Copies between arrays, on one context or between two.
+"""Copies between arrays, on one context or between two contexts.
 
-Which queue a copy runs in follows MXNet 1.9.1: host to device goes to the device's copy-to queue, device to host and
-device to device to the source's copy-from queue; all else is a normal operation of the source's context. A file has two
-such queues as well, so that a host computes while it writes and reads.
+The queue of a copy follows MXNet 1.9.1: host to device uses the device's copy-to queue; device to host and device to
+device use the source's copy-from queue; all other copies are normal operations of the source's context. A file has two
+such queues as well, so that the host computes during file reads and writes.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
 
 
 def passing(source: NDArrayBase, target: NDArrayBase) -> str:
-    """What a trace adds to the name of a copy between two GPUs: whether it is direct."""
+    """Return the suffix of a copy's name in traces, which tells whether a copy between two GPUs is direct."""
     found = way(source.context, target.context)
     return "" if not found else " (peer access)" if found == PEER else " (through the host)"
 
 
 def on_context(array: Array, context: Context) -> Array:
-    """``array`` if it is on ``context``, else a copy there."""
+    """Return ``array`` if it is on ``context``, else a copy there."""
     if array.context == context:
         return array
     out = pending(array.__class__, context, array.shape, array.dtype, "copy")
@@ -69,7 +69,7 @@ def on_context(array: Array, context: Context) -> Array:
 
 
 def from_host(kind: type[Array], values: np.ndarray[Any, Any], context: Context) -> Array:
-    """A new array on ``context`` with a copy of ``values``; returns when they have been read."""
+    """Make a new array on ``context`` with a copy of ``values``; return when they have been read."""
     out = kind(ARRAY_CHUNK.get()(context, values.nbytes), values.shape, values.dtype)
     if values.size:
         if is_device(context):
@@ -77,13 +77,13 @@ def from_host(kind: type[Array], values: np.ndarray[Any, Any], context: Context)
             fill = computing(device.get(context).copy, [out, Value(np.array(values, order="C"))])
             engine.get().push(fill, (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array")
         else:
-            # Nobody else knows the new array: filling it here is seen by every operation pushed later.
+            # No other code has the new array yet: every operation pushed later sees the values that are filled in here.
             np.copyto(out.raw(), values)
     return out
 
 
 def route(source: Context, target: Context, *, same_dtype: bool = True) -> tuple[FnProperty, Context]:
-    """(queue, context to run on) of a copy from ``source`` to ``target``."""
+    """Return (queue, context to run on) of a copy from ``source`` to ``target``."""
     from_device, to_device = is_device(source), is_device(target)
     if from_device:
         if to_device and source == target and not same_dtype:
@@ -95,12 +95,12 @@ def route(source: Context, target: Context, *, same_dtype: bool = True) -> tuple
 
 
 def is_device(context: Context) -> bool:
-    """True for contexts with streams of their own: ``gpu`` and ``sim``."""
+    """Return whether a context has its own streams: ``gpu`` and ``sim``."""
     return context.device_type in ("gpu", "sim")
 
 
 def device_end(source: Context, target: Context) -> Context:
-    """The end whose device makes the copy."""
+    """Return the end whose device makes the copy."""
     return source if is_device(source) else target
 
 
@@ -114,7 +114,7 @@ def _cast(target: Any, source: Any) -> None:
 
 
 def _transfer(place: Any, target: Any, source: Any) -> None:
-    """Copy between contexts; a cast happens where the source is, through a temporary."""
+    """Copy between contexts; a cast happens on the source's context, through a temporary."""
     if source.dtype == target.dtype:
         place.copy(target, source)
     elif isinstance(source, np.ndarray) and isinstance(target, np.ndarray):

@@ -1,4 +1,4 @@
-"""Functions that make arrays, and the few that have no operator: ``nd.array``, ``nd.zeros``, ``nd.arange``, …"""
+"""Array creation and functions without an operator: ``nd.array``, ``nd.zeros``, ``nd.arange``, …"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weftplan.support.slots import ARRAY_CHUNK
 
 @known_keywords()
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """An array with a copy of ``source_array``: numbers, nested lists, NumPy arrays or NDArrays.
+    """Return an array with a copy of ``source_array``: numbers, nested lists, NumPy arrays or NDArrays.
 
     Text of numbers and arrays of objects, such as columns of a file or of a table, are converted as NumPy does.
 
@@ -61,7 +61,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
 
 
 def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
-    """An array of undefined values, float32 unless told otherwise.
+    """Return an array of undefined values, float32 by default.
 
     Raises:
         ShapeError: a dimension is negative or not an integer.
@@ -77,7 +77,7 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str 
 
 @known_keywords()
 def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
-    """An array filled with a number, or with values that broadcast to ``shape``.
+    """Return an array filled with a number, or with values that broadcast to ``shape``.
 
     Raises:
         DTypeError: a number that is not finite for an integer dtype.
@@ -118,23 +118,23 @@ def _small_fill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> SmallWork | Non
 
 
 def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """An array of zeros; ``stype`` may be ``default`` or ``row_sparse``."""
+    """Return an array of zeros; ``stype`` may be ``default`` or ``row_sparse``."""
     stype = kwargs.pop("stype", None) or "default"
     return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype)
 
 
 def ones(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """An array of ones."""
+    """Return an array filled with 1."""
     return full(shape, 1, ctx, dtype, _only_out("ones", kwargs))
 
 
 def zeros_like(data: NDArray, **kwargs: Any) -> NDArray:
-    """Zeros with the shape, dtype and context of ``data``."""
+    """Return zeros with the shape, dtype and context of ``data``."""
     return full(data.shape, 0, data.context, data.dtype, _only_out("zeros_like", kwargs))
 
 
 def ones_like(data: NDArray, **kwargs: Any) -> NDArray:
-    """Ones with the shape, dtype and context of ``data``."""
+    """Return an array filled with 1, with the shape, dtype and context of ``data``."""
     return full(data.shape, 1, data.context, data.dtype, _only_out("ones_like", kwargs))
 
 
@@ -147,7 +147,7 @@ def arange(
     ctx: Context | None = None,
     dtype: Any = None,
 ) -> NDArray:
-    """Numbers from ``start`` (0 when only one bound is given) below ``stop``, each ``repeat`` times.
+    """Return numbers from ``start`` (0 if only one bound is given) to below ``stop``, each ``repeat`` times.
 
     Of integers, ``start`` and ``step`` lose their fractions, and the length stays, as in MXNet.
 
@@ -172,17 +172,17 @@ def arange(
 def linspace(
     start: float, stop: float, num: int, endpoint: bool = True, ctx: Context | None = None, dtype: Any = None
 ) -> NDArray:
-    """``num`` evenly spaced numbers from ``start`` to ``stop``."""
+    """Return ``num`` evenly spaced numbers from ``start`` to ``stop``."""
     return array(np.linspace(start, stop, num, endpoint=endpoint), ctx, check_dtype(dtype))
 
 
 def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """Ones on diagonal ``k`` of an ``N`` by ``M`` (0: ``N``) matrix of zeros."""
+    """Return an ``N`` by ``M`` (0: ``N``) matrix with 1 on diagonal ``k`` and 0 elsewhere."""
     return array(np.eye(N, M or N, k), ctx, check_dtype(dtype))
 
 
 def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
-    """Arrays joined along ``axis``; a single one is returned itself with ``always_copy=False``.
+    """Concatenate arrays along ``axis``; with ``always_copy=False`` a single array is returned itself.
 
     Raises:
         ShapeError: shapes that differ in another axis.
@@ -216,7 +216,7 @@ def _join(xp: Any, axis: int, target: Any, *parts: Any) -> None:
 
 
 def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
-    """Arrays of one shape joined along a new axis.
+    """Stack arrays of equal shape along a new axis.
 
     Raises:
         ShapeError: shapes that differ.
@@ -255,9 +255,9 @@ def reset_arrays(*data: NDArray, num_arrays: int) -> list[NDArray]:
 def split_v2(
     ary: NDArray, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
 ) -> NDArray | list[NDArray]:
-    """Pieces of ``ary`` along ``axis``: so many equal ones, or, given places, those between neighbouring places.
+    """Split ``ary`` along ``axis`` into a number of equal sections, or at the given indices.
 
-    One piece comes alone, several as a list; ``squeeze_axis`` drops the axis of pieces of size 1.
+    A single section is returned as an array, several as a list; ``squeeze_axis`` drops the axis of sections of size 1.
 
     Raises:
         ParameterError: neither a number nor places.
@@ -280,9 +280,9 @@ slots.ARRAY_SPLIT.fill(split_v2)
 
 
 def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | None = None) -> list[NDArray]:
-    """[counts, edges]: how many numbers fall into each of ``bins``, equidistant over ``range`` or with these edges.
+    """Return [counts, edges] of a histogram; ``bins`` is a number of equal bins over ``range``, or the edges.
 
-    Without a range it is that of the numbers, for which the call waits.
+    The default range is from the smallest to the largest number; the call waits for the numbers then.
 
     >>> counts, edges = histogram(array([0, 1, 1, 4]), bins=2)
     >>> counts.asnumpy().tolist(), edges.asnumpy().tolist()
@@ -296,7 +296,7 @@ def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | Non
 
 
 def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:
-    """A copy with axes moved to new positions, the others in their old order."""
+    """Return a copy with axes moved to new positions; the other axes keep their order."""
     order = np.moveaxis(np.empty((1,) * tensor.ndim), source, destination)  # checks the arguments
     del order
     sources = [source] if isinstance(source, int) else list(source)
@@ -326,7 +326,7 @@ def _operator_function(op: arithmetic.Binary, scalar: Callable[[Any, Any], Any])
 
 
 def _truth(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], int]:
-    """1 or 0, as comparisons of arrays give, instead of a boolean."""
+    """Wrap a function to return 1 or 0, as array comparisons do, instead of a boolean."""
     return lambda lhs, rhs: int(bool(compare(lhs, rhs)))
 
 
@@ -340,7 +340,7 @@ _power = _operator_function(arithmetic.POW, operator.pow)
 
 
 def power(base: Any, exp: Any) -> Any:
-    """``base`` to the power of ``exp``, element by element, with broadcasting; of two numbers a number."""
+    """Return ``base`` to the power of ``exp``, elementwise with broadcasting; for two numbers, a number."""
     return _power(base, exp)
 
 
@@ -358,14 +358,14 @@ logical_xor = _operator_function(arithmetic.XOR, _truth(lambda lhs, rhs: bool(lh
 
 
 def waitall() -> None:
-    """Block until everything pushed so far has run; raises what operations raised and nobody was told yet."""
+    """Block until all operations pushed so far have run; raise their errors that were not reported yet."""
     drain()
     engine.get().wait_for_all()
     drain()  # what has died while the work ran
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
-    """``shape`` (an integer or a sequence) as a tuple of ints >= 0; raises ShapeError."""
+    """Return ``shape`` (an integer or a sequence) as a tuple of ints >= 0; raise ShapeError otherwise."""
     dims = (shape,) if isinstance(shape, int | np.integer) else shape
     try:
         checked = tuple(int(dim) if isinstance(dim, int | np.integer) else _refuse(dim) for dim in dims)
@@ -390,7 +390,7 @@ _KEYWORDS = ("shape", "ctx", "dtype", "out")
 
 
 def _only_out(name: str, kwargs: dict[str, Any]) -> NDArray | None:
-    """``out`` from keyword arguments (``stype="default"`` is accepted too)."""
+    """Return ``out`` from keyword arguments (``stype="default"`` is also accepted)."""
     out: NDArray | None = kwargs.pop("out", None)
     if kwargs.pop("stype", "default") not in (None, "default"):
         raise ParameterError(f"{name}: only dense arrays (stype='default') are supported")

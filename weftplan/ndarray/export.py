@@ -1,8 +1,8 @@
-"""Lending the memory of an array to other libraries: as a NumPy or CuPy array, from which DLPack capsules are made.
+"""Export of an array's memory to other libraries, as a NumPy or CuPy array or a DLPack capsule.
 
-Memory that leaves must not go back to the pool while the other side holds it. So what is exported is an array whose
-base is a small object that keeps the chunk. :func:`export` waits for what is pending and may be called from any thread
-outside an operation.
+Exported memory must not return to the pool while the other library holds it. So the exported array's base is a small
+object that keeps the chunk alive. :func:`export` waits for pending operations; any thread may call it outside an
+operation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weftplan.ndarray.base import NDArrayBase
 
 
 class _HostKeeper:
-    """Looks like the bytes to NumPy, and keeps the chunk."""
+    """The array interface of the bytes for NumPy; keeps the chunk alive."""
 
     __slots__ = ("__array_interface__", "kept")
 
@@ -26,7 +26,7 @@ class _HostKeeper:
 
 
 class _CudaKeeper:
-    """Looks like the bytes to CuPy, and keeps the chunk."""
+    """The array interface of the bytes for CuPy; keeps the chunk alive."""
 
     __slots__ = ("__cuda_array_interface__", "kept")
 
@@ -36,9 +36,9 @@ class _CudaKeeper:
 
 
 def export(array: NDArrayBase) -> Any:
-    """A NumPy or CuPy array on the same memory, which keeps that memory; waits for everything pending.
+    """Return a NumPy or CuPy array that shares the memory and keeps it alive; wait for pending operations first.
 
-    Planned memory of an executor moves when a larger executor joins its pool; what was exported before stays as it was.
+    Planned memory of an executor moves when a larger executor joins its pool; earlier exports keep the old memory.
     """
     array.wait_to_write()
     if array.context.device_type == "gpu":

@@ -1,11 +1,11 @@
-"""Reading and writing parts of an array.
+"""Reading and writing parts of an array by integers, slices, masks and index arrays.
 
-A key of integers, slices, ``...`` and None that selects contiguous bytes gives a view on the same chunk; other such
+A key of integers, slices, ``...`` and None that selects contiguous bytes gives a view of the same chunk; other such
 keys give a copy. A key with lists, NumPy arrays or NDArrays (integers, or booleans as masks) always gives a copy. As in
 MXNet 1.9.1, a key that selects one element gives an array of shape ``(1,)``.
 
-An NDArray of integers in a key is read when the operation runs, so nothing waits for it, and an index out of range is
-reported at the next wait; a boolean NDArray must be waited for, because the shape of the result depends on it.
+An integer NDArray in a key is read when the operation runs, so indexing does not wait for it, and an index out of range
+is reported at the next wait. Indexing waits for a boolean NDArray, because the shape of the result depends on it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
 def getitem(array: Array, key: Any) -> Array:
-    """``array[key]``: a view where the bytes are contiguous, else a new array.
+    """Return ``array[key]``: a view if the bytes are contiguous, else a new array.
 
     Raises:
-        IndexError: out of range, or too many indices.
-        ParameterError: the key holds something that is no index.
+        IndexError: an index is out of range, or there are too many indices.
+        ParameterError: the key contains an object that is no index.
     """
     cls = array.__class__
     if key.__class__ is int and array.shape:  # the commonest key: one row
@@ -72,7 +72,7 @@ def getitem(array: Array, key: Any) -> Array:
 
 
 def _rows(array: NDArrayBase, key: Any) -> tuple[int, int] | None:
-    """The rows that a slice selects, one or more and one after the other; None for other keys."""
+    """Return the bounds of the consecutive rows that a slice selects, at least one; None for other keys."""
     if key.__class__ is slice and array.shape and (key.step is None or key.step.__class__ is int):
         begin, end, step = key.indices(array.shape[0])
         if step == 1 and begin < end:
@@ -85,7 +85,7 @@ def _result(array: Array, shape: tuple[int, ...], name: str) -> Array:
 
 
 def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
-    """``array[key] = value``: one operation that writes the array; ``value`` is a number, an array or nested lists.
+    """Push ``array[key] = value`` as one operation; ``value`` is a number, an array or nested lists.
 
     Raises:
         IndexError, ParameterError: as :func:`getitem`.
@@ -142,7 +142,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
         _assign(target, indices(given), _trimmed(_on(target, source), ndim))
 
     if advanced or math.prod(shape) < array.size:
-        reads.append(array.var)  # what is not assigned stays, and with it a failure
+        reads.append(array.var)  # elements outside the key keep their values, so an earlier failure stays
     name = "scatter" if advanced else "assign"
     operands = [array, operand, *moved]
     if array.context.device_type == "gpu" and isinstance(operand, Value) and not moved:
@@ -154,7 +154,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
 
 
 def route_from_host(array: NDArrayBase) -> tuple[Any, Any]:
-    """Queue and context of an operation that brings host values to ``array``."""
+    """Return queue and context of an operation that copies host values to ``array``."""
     from weftplan.device.context import cpu
 
     return route(cpu(), array.context)
@@ -170,7 +170,7 @@ def _assign(target: Any, key: Any, value: Any) -> None:
 
 
 def _on(target: Any, value: Any) -> Any:
-    """``value`` in the array module of ``target``."""
+    """Convert ``value`` to the array module of ``target``."""
     if isinstance(value, np.ndarray) and not isinstance(target, np.ndarray):
         import cupy
 
@@ -179,7 +179,7 @@ def _on(target: Any, value: Any) -> Any:
 
 
 def _trimmed(value: Any, ndim: int) -> Any:
-    """Without the leading dimensions of size 1 that exceed ``ndim``; numbers as they are."""
+    """Drop leading dimensions of size 1 in excess of ``ndim``; return numbers unchanged."""
     extra = getattr(value, "ndim", 0) - ndim
     return value.reshape(value.shape[extra:]) if extra > 0 else value
 
@@ -196,7 +196,7 @@ def _check_fits(array: NDArrayBase, shape: tuple[int, ...], given: tuple[int, ..
 
 
 def _parse(array: NDArrayBase, key: Any) -> tuple[tuple[Any, ...], bool]:
-    """The key as a tuple that NumPy understands, NDArrays of integers left in it; and whether it has arrays."""
+    """Return the key as a tuple for NumPy, still with integer NDArrays, and whether it contains arrays."""
     advanced = False
     parts: list[Any] = []
     for part in key if isinstance(key, tuple) else (key,):
@@ -218,7 +218,7 @@ def _parse(array: NDArrayBase, key: Any) -> tuple[tuple[Any, ...], bool]:
 
 
 def _host_index(array: NDArrayBase, part: Any) -> np.ndarray[Any, Any]:
-    """A list or array in a key as integers or booleans."""
+    """Convert a list or array in a key to integers or booleans."""
     if not isinstance(part, np.ndarray | range) and any(isinstance(item, array.__class__) for item in part):
         part = [item.item() if isinstance(item, array.__class__) else item for item in part]
     index = np.asarray(part)
@@ -232,13 +232,16 @@ def _host_index(array: NDArrayBase, part: Any) -> np.ndarray[Any, Any]:
 
 
 def _basic(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A key without arrays, so that NumPy gives an array even for one element."""
+    """Append ``...`` to a key without arrays, so that NumPy returns an array even for one element."""
     return parts if Ellipsis in parts else (*parts, Ellipsis)
 
 
 def _outline(array: NDArrayBase) -> np.ndarray[Any, Any]:
-    """An array of NumPy with the shape and the strides of ``array``, to see which part of it a key selects. Its values
-    must not be looked at: it has no memory, and that of ``array`` may be taken only when what writes it runs."""
+    """Return a NumPy array with the shape and strides of ``array``, to compute the part that a key selects.
+
+    Its values must not be read: it has no memory of its own, and the memory of ``array`` may not be allocated until the
+    operation that writes it runs.
+    """
     return np.lib.stride_tricks.as_strided(np.empty(1, array.dtype), array.shape, _strides(array))
 
 
@@ -255,14 +258,14 @@ def _address(view: np.ndarray[Any, Any]) -> int:
 
 
 def _advanced_shape(array: NDArrayBase, parts: tuple[Any, ...]) -> tuple[int, ...]:
-    """Shape of the selected part; raises IndexError for what can be known now."""
+    """Return the shape of the selected part; raise IndexError for errors that can be detected now."""
     known = tuple(np.zeros(part.shape, np.int64) if isinstance(part, array.__class__) else part for part in parts)
     shape = np.broadcast_to(np.int8(0), array.shape)[known].shape
     return tuple(shape) or (1,)
 
 
 def _indices(array: NDArrayBase, parts: tuple[Any, ...]) -> tuple[Callable[[Sequence[Any]], Any], list[NDArrayBase]]:
-    """(function that gives the key, from the raw arrays of those that it reads; these arrays)."""
+    """Return (a function from raw arrays to the key, the arrays that it reads)."""
     xp = device.get(array.context).xp
     cls = array.__class__
     moved = [on_context(part, array.context) for part in parts if isinstance(part, cls)]

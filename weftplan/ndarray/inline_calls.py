@@ -1,15 +1,16 @@
-"""Small work on new arrays of a host: where it repeats, it runs on the calling thread, in arrays that are used again.
+"""Inline execution of small operations on host arrays, with reuse of dead arrays' memory.
 
-Of an operation on a few hundred numbers the numbers are the least. So whoever knows that work repeats (a call by name
-in ``repeated.py``, an operator between arrays in ``arithmetic.py``) keeps a :class:`SmallWork`, and :func:`at_once`
-makes the result out of what a dead array of its kind has left (``release.Shelf``), where the engine sees that no order
-is changed by that (``engine/edges/at_once.py``). An engine that somebody watches refuses; where arrays may wait
-elsewhere nothing is made here.
+For a few hundred elements, dispatch costs more than arithmetic. So a repeated operation (a call by name in
+``calls/call_cache.py``, an operator between arrays in ``arithmetic.py``) keeps a :class:`SmallWork`. :func:`at_once`
+runs it on the calling thread, in memory from the free list of dead arrays of the same kind (``release.Shelf``), if the
+engine sees that this changes no order (``engine/edges/at_once.py``). An engine under observation refuses, and nothing
+is run inline while arrays may be offloaded.
 
-What writes arrays that are there already is done inside the engine's region (:func:`write_at_once`), where nobody can
-begin to use them: only elementwise work and copies, which take no longer than a few requests do there.
+Operations that write existing arrays run inside the engine's region (:func:`write_at_once`), in which no other
+operation can begin to use the arrays. Only elementwise operations and copies qualify, since they take no longer than a
+few calls of the engine in that region.
 
-Any thread may call anything here, also with one :class:`SmallWork`.
+Any thread may call this module, also concurrently with the same :class:`SmallWork`.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from weftplan.storage import recording, registry
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 MOST_BYTES = 32 * 1024
-"""Operands and result together, up to which work is small."""
+"""Bytes of operands and result together, up to which an operation is small."""
 MOST_COPIED = 1 << 20
-"""Source and target together, up to which a whole copy is made at once: to push it and to wake a worker takes the
-caller as long as to copy 512 KiB, and the worker would then wait for the interpreter until the caller lets go of it. A
-training step of an MLP whose batch has 400 KB takes 0.977 of what it takes with the other bound, on two cores."""
+"""Bytes of source and target together, up to which a whole copy runs inline. Pushing and waking a worker takes the
+caller as long as copying 512 KiB, and the worker would then wait until the caller releases the interpreter lock. A
+training step of an MLP with a batch of 400 KB takes 0.977 of its time with :data:`MOST_BYTES` as the bound, on two
+cores."""
 new = object.__new__
 _UINT8 = np.dtype(np.uint8)
 
 
 class SmallWork:
-    """A kernel, and what its result is.
+    """A small operation: a kernel and the shape, dtype and size of its result.
 
     Args:
         kernel: a function of the raw operands, the raw result, and the workspace unless that is 0; calls no user code.
@@ -75,12 +77,12 @@ class SmallWork:
 def at_once(
     work: SmallWork, operands: Sequence[Any], kind: type[Array], context: Context, reads: Sequence[Var]
 ) -> Array | None:
-    """The result of ``work`` as a new array; None: it is to be pushed.
+    """Return the result of ``work`` as a new array; None if it must be pushed.
 
     Args:
-        operands: each with a method ``raw`` and an attribute ``ready``: what ``raw`` gives, or None.
+        operands: each with a method ``raw`` and an attribute ``ready``: the result of ``raw``, or None.
         kind: the class of the result.
-        context: a host, where all arrays are.
+        context: the host context of all arrays.
         reads: the vars of ``operands``.
     """
     if ARRAY_CHUNK.value is not Chunk:
@@ -99,25 +101,25 @@ def write_at_once(
     states: Sequence[int] = (),
     workspace: int = 0,
 ) -> bool:
-    """Write arrays that are there now; False: nothing is done, and it is to be pushed.
+    """Write existing arrays inline; return False, with nothing done, if the operation must be pushed.
 
     Args:
         kernel: elementwise, a function of the raw operands, the raw result, and the workspace unless that is 0.
         operands: arrays and values.
         written: the array that gets the result, then the operands that the kernel changes.
-        states: where these are among the operands.
+        states: the positions of the changed operands among ``operands``.
         workspace: bytes.
     """
     return _within(Computed(kernel, operands, written, states, workspace), operands, written)
 
 
 def copy_at_once(source: Any, target: Any, key: Any = ...) -> bool:
-    """``target[key] = source``, as NumPy casts; False: nothing is done, and it is to be pushed.
+    """Run ``target[key] = source`` inline, with NumPy's casts; return False, with nothing done, if it must be pushed.
 
     Args:
         source: a value, or an array with another chunk than ``target``.
     """
-    # Nothing but the whole: what is picked or spread by a key takes longer than its bytes tell.
+    # Only whole arrays get the larger bound: a gather or scatter by a key takes longer than its bytes suggest.
     most = MOST_COPIED if key is ... and getattr(source, "shape", None) == target.shape else MOST_BYTES
     return _within(partial(_copy, source, target, key), (source,), (target,), most)
 
@@ -129,8 +131,10 @@ def _copy(source: Any, target: Any, key: Any) -> None:
 def _within(
     work: Callable[[], object], operands: Sequence[Any], written: Sequence[Any], most: int = MOST_BYTES
 ) -> bool:
-    """Have ``work``, which may be called again after an interrupt, done inside if all is in a host's memory and takes
-    no more than ``most`` bytes."""
+    """Run ``work`` in the engine's region if all arrays are in host memory and take at most ``most`` bytes.
+
+    ``work`` may be called a second time after an interrupt.
+    """
     if MAKE_ROOM.value is not None:
         return False
     writes: list[Any] = []
@@ -156,7 +160,7 @@ def _within(
 
 
 class Computed:
-    """Work that may be called twice: it computes once, elsewhere, and copies what it has found to where it belongs."""
+    """An operation that may be called twice: it computes once, into temporaries, and copies these to the targets."""
 
     __slots__ = ("found", "kernel", "operands", "states", "workspace", "written")
 
@@ -200,13 +204,13 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
     if shelf.engine is not current or shelf.changes != registry.changes or shelf.context is not context:
         shelf = work.shelf = shelf_for(context, work.shape, work.dtype)
     if shelf.entries and recording.recorder is None:
-        var, release, raw, view = shelf.entries.pop()  # raises where another thread was quicker: then it is pushed
+        var, release, raw, view = shelf.entries.pop()  # raises if another thread was faster: then it is pushed
     else:
         var, release, raw, view = _entry(shelf, work.shape, work.dtype, work.nbytes, name)
     if var.name is not name:
         var.name = release.args[0].name = name
     var.version = 1
-    chunk = new(Chunk)  # what its constructor does, where the memory is there already
+    chunk = new(Chunk)  # as its constructor does, with existing memory
     chunk.context = context
     chunk.nbytes = work.nbytes
     chunk.name = name
@@ -230,7 +234,7 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
 
 
 def _entry(shelf: Shelf, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, name: str) -> Any:
-    """What lies on a shelf, or the same made anew."""
+    """Take an entry from the free list, or make a new entry."""
     if shelf.entries:
         entry = shelf.entries.pop()
         if (recorder := recording.recorder) is not None:
@@ -243,7 +247,7 @@ def _entry(shelf: Shelf, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: i
 
 
 def _with_scratch(work: SmallWork, raws: list[Any], view: Any, context: Context) -> None:
-    """Run the kernel with a workspace that is lent by a shelf."""
+    """Run the kernel with a workspace from a free list."""
     shelf = work.scratch
     own = work.shelf
     if shelf.engine is not own.engine or shelf.changes != own.changes or shelf.context is not context:

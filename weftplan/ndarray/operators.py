@@ -1,4 +1,4 @@
-"""``nd.<name>`` for registered operators: a function per operator, made at first use.
+"""``nd.<name>`` for registered operators: one function per operator, made on first use.
 
 ``nd.op``, ``nd.linalg``, ``nd.contrib`` and ``nd._internal`` hold the same functions under MXNet's names.
 """
@@ -13,11 +13,11 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.signatures import document, signature
 
 EXTRA = ("out", "ctx", "is_train", "name")
-"""Keywords that every operator of arrays understands."""
+"""Keywords that every array operator accepts."""
 
 
 def function(name: str) -> Any:
-    """The function that calls operator ``name``, or None when there is no such operator."""
+    """Return the function that calls operator ``name``, or None if there is no such operator."""
     if name.startswith("__") or not registry.contains(name):
         return None
     op = registry.get(name)
@@ -33,12 +33,12 @@ def function(name: str) -> Any:
 
 
 def names() -> list[str]:
-    """Names of all operators that do not begin with an underscore."""
+    """Return the names of all operators that do not begin with an underscore."""
     return [name for name in registry.names() if not name.startswith("_")]
 
 
 class Namespace:
-    """Operators whose registered names are one of ``prefixes`` and the name asked for."""
+    """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name."""
 
     def __init__(self, name: str, *prefixes: str) -> None:
         self._name = name

@@ -1,7 +1,7 @@
-"""How work on arrays is pushed: as a *kernel* and the arrays that it gets.
+"""Pushing of kernels with their arrays to the engine.
 
-The memory of the arrays is looked up when the operation runs, because the chunk of a result takes it only then. Nothing
-here keeps state; every function may be called from any thread that may push.
+The memory of the arrays is looked up when the operation runs, because the chunk of a result allocates it only then.
+This module keeps no state; any thread that may push may call it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weftplan.support.slots import MAKE_ROOM
 
 
 class Value:
-    """Something that a kernel gets as it is, among arrays: a number, an array of NumPy."""
+    """An operand that a kernel gets unchanged, among arrays: a number or a NumPy array."""
 
     __slots__ = ("ready",)
 
@@ -33,8 +33,11 @@ class Value:
 
 
 def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
-    """The function of an operation on ``ctx``: ``kernel`` of the raw arrays of ``operands``; it empties the list if it
-    fails. Each operand has a method ``raw`` and an attribute ``ready``: what ``raw`` gives, or None."""
+    """Return an operation's function on ``ctx``, which calls ``kernel`` with the raw arrays of ``operands``.
+
+    It empties the list if it fails. Each operand has a method ``raw`` and an attribute ``ready``: the result of
+    ``raw``, or None.
+    """
     if ctx.device_type != "cpu":
         place = device.get(ctx)
         if place.asynchronous:
@@ -43,17 +46,19 @@ def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Ca
 
 
 def computing(kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
-    """The function of an operation: ``kernel`` of the raw arrays of ``operands``, of which it has all or none while
-    arrays may wait elsewhere."""
+    """Return an operation's function, which calls ``kernel`` with the raw arrays of ``operands``.
+
+    While arrays may be offloaded, it allocates their memory jointly.
+    """
     if MAKE_ROOM.value is None:
         return partial(compute, kernel, operands)
     return partial(compute, partial(_together, kernel), [Value(operands)])
 
 
 def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
-    """``kernel`` of the raw arrays of ``operands``; empties the list when it fails."""
-    # The error is kept by the var, and by its frames keeps what they have: without the arrays, or each would keep
-    # itself, its memory and that of the others.
+    """Call ``kernel`` with the raw arrays of ``operands``; empty the list if it fails."""
+    # The var holds the error, whose traceback holds the frames. So drop the arrays from them, or each array would keep
+    # itself and the other arrays alive.
     try:
         kernel(*[operand.raw() if (ready := operand.ready) is None else ready for operand in operands])
     except OutOfMemoryError as error:
@@ -65,8 +70,7 @@ def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
 
 
 def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
-    """``kernel`` of the raw arrays of all ``operands``, or of none while others go first; empties the list when it
-    fails, as :func:`compute` does with its own."""
+    """Call ``kernel`` with the raw arrays of ``operands``, allocated jointly; empty the list if it fails."""
     try:
         joint_allocation.run(partial(_raws, operands), partial(_call, kernel))
     except BaseException:
@@ -75,8 +79,10 @@ def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
 
 
 def holding(arrays: Sequence[Any], fn: Callable[..., object]) -> Callable[..., object]:
-    """``fn`` for an operation that looks up the raw arrays of ``arrays`` itself: while arrays may wait elsewhere it is
-    called when all of them are in memory, and they stay there until it returns."""
+    """Wrap ``fn`` for an operation that looks up the raw arrays of ``arrays`` itself.
+
+    While arrays may be offloaded, ``fn`` is called with all of them in memory, and they stay there until it returns.
+    """
     return fn if MAKE_ROOM.value is None else partial(_holding, list(arrays), fn)
 
 
@@ -101,12 +107,12 @@ def _call(kernel: Callable[..., object], raws: list[Any]) -> None:
 
 
 def _launch(place: Any, kernel: Callable[..., object], *raws: Any) -> None:
-    """Enqueue the kernel on a device whose memory has been taken on the host's time."""
+    """Enqueue the kernel on a device; the host has already allocated its memory."""
     place.launch(partial(kernel, *raws))
 
 
 class _Inheriting:
-    """The function of an operation that reads old values, or overwrites them in part, of vars that hold a failure."""
+    """The function of an operation that reads or partly overwrites vars that hold a failure, and inherits it."""
 
     __slots__ = ("fn", "inherits")
 
@@ -119,7 +125,7 @@ class _Inheriting:
 
 
 def keep_failures(fn: Callable[..., object], variables: Sequence[Any]) -> Callable[..., object]:
-    """``fn`` for an operation that writes ``variables`` without overwriting all of them: it heals none."""
+    """Wrap ``fn`` for an operation that overwrites ``variables`` only in part, so that it clears no failure."""
     failed = [var for var in variables if var.failure is not None]
     return _Inheriting(fn, failed) if failed else fn
 
@@ -135,10 +141,10 @@ def push_kernel(
     priority: int = 0,
     name: str | None = None,
 ) -> None:
-    """Push :func:`work`, with duplicates among the vars settled.
+    """Push :func:`work` after removing duplicates among the vars.
 
     Args:
-        reads, writes: vars; one in both counts as written.
+        reads, writes: vars; a var in both counts as written.
     """
     if engine.get().has_failed:
         reads = (*reads, *(array.var for array in operands if _is_part(array) and array.var in writes))
@@ -148,7 +154,7 @@ def push_kernel(
 
 
 def _is_part(operand: Any) -> bool:
-    """True for an array that is a part of its chunk, which one var orders as a whole."""
+    """Return whether an array is only a part of its chunk, whose single var orders all of it."""
     chunk = getattr(operand, "chunk", None)
     return chunk is not None and operand.size * operand.dtype.itemsize < chunk.nbytes
 
@@ -163,8 +169,7 @@ def push(
     priority: int = 0,
     name: str | None = None,
 ) -> None:
-    """Push ``fn``, which touches memory that is there already, launched on the device of ``ctx``; as
-    :func:`push_kernel`."""
+    """Push ``fn``, which uses only allocated memory, and launch it on the device of ``ctx``; as :func:`push_kernel`."""
     place = device.get(ctx)
     if place.asynchronous:
         fn = partial(place.launch, fn)

@@ -1,9 +1,9 @@
-"""Random numbers that depend on the seed and the order of the calls alone: ``mx.random`` and ``mx.nd.random``.
+"""Random arrays that depend only on the seed and the order of calls: ``mx.random``, ``mx.nd.random``.
 
-Every draw takes a key ``(seed, counter)`` of its context on the calling thread, and the operation that draws makes a
+Every draw takes a key ``(seed, counter)`` of its context on the calling thread, and the drawing operation makes a
 counter-based generator (Philox) from it. So results are the same on every engine and any number of workers. They differ
-from MXNet's, whose generators are not specified. As in MXNet every function takes
-``name``, which means nothing here.
+from MXNet's, whose generators are not specified. For compatibility with MXNet every function takes ``name`` and ignores
+it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _operators = Namespace("random", "_random_", "_sample_")
 
 
 def _attribute(name: str) -> Any:
-    """What has no function here is the operator itself: ``normal_like``, ``pdf_normal`` and their kind."""
+    """Return the operator for names without a function in this module, such as ``normal_like`` and ``pdf_normal``."""
     return getattr(_operators, name)
 
 
@@ -265,7 +265,7 @@ def multinomial(
     With ``get_prob`` a list: the indices, and the logarithm of the probability of each, in the dtype of ``data``.
 
     Raises:
-        ShapeError: ``data`` has no dimension, or no element in the last one; ``out`` has another shape.
+        ShapeError: ``data`` has no dimension, or its last dimension is empty; ``out`` has another shape.
         ParameterError: ``out`` is not one array, with ``get_prob`` not two.
     """
     if not data.shape or not data.shape[-1]:

@@ -1,8 +1,8 @@
-"""Arrays that call themselves ``row_sparse`` and are dense: for scripts that ask for the storage type.
+"""Dense arrays with the storage type ``row_sparse``, for scripts that ask for that type.
 
-Push, pull, optimizers and operators take such an array for what it is, a dense one; results are dense. Its indices are
-those of the rows that are not all zero, found when somebody asks. Other sparse arrays, and mathematics on stored rows
-alone, are absent on purpose.
+Push, pull, optimizers and operators treat such an array as the dense array that it is; results are dense. Its indices
+are those of the rows that are not all zero, computed on first use. Other sparse arrays, and mathematics on stored rows
+only, are absent on purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BaseSparseNDArray", "RowSparseNDArray", "array", "empty", "row_spars
 
 
 class BaseSparseNDArray(NDArray):
-    """Base of arrays whose storage type is not ``default``."""
+    """A base class of arrays whose storage type is not ``default``."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class RowSparseNDArray(BaseSparseNDArray):
 
     @property
     def data(self) -> NDArray:
-        """Those rows; waits for the values."""
+        """The rows that are not all zero; waits for the values."""
         return from_host(self.asnumpy()[self._rows()], self.context)
 
     def _rows(self) -> np.ndarray[Any, Any]:
@@ -54,11 +54,11 @@ class RowSparseNDArray(BaseSparseNDArray):
         return np.flatnonzero((values != 0).any(axis=1)).astype(np.int64)
 
     def tostype(self, stype: str) -> NDArray:
-        """This array; for ``"default"`` the same memory as a dense array."""
+        """Return this array, or for ``"default"`` a dense array over the same memory."""
         return self if stype == self.stype else NDArray.tostype(self.detach(), stype)
 
     def copyto(self, other: NDArray | Context, *, priority: int = 0) -> NDArray:
-        """As :meth:`NDArray.copyto`; a copy on a context is ``row_sparse``, too."""
+        """Copy as :meth:`NDArray.copyto`; a copy on a context is also ``row_sparse``."""
         if isinstance(other, Context):
             other = as_row_sparse(fresh(other, self.shape, self.dtype, "copy"))
         return super().copyto(other, priority=priority)
@@ -84,7 +84,7 @@ for _name in (*(way + one for one in _BINARY for way in ("", "r", "i")), *_OTHER
 
 
 def as_row_sparse(array: NDArray) -> RowSparseNDArray:
-    """The memory of ``array`` under the storage type ``row_sparse``."""
+    """Return an array over the memory of ``array`` with the storage type ``row_sparse``."""
     if not array.shape:
         raise ShapeError("a row_sparse array has at least one dimension, this one has none")
     return RowSparseNDArray(array.chunk, array.shape, array.dtype, array.offset)

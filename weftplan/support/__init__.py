@@ -1,1 +1,1 @@
-"""Helpers below every layer: atomic files, the user cache, lazy imports, shared cores, BLAS threads."""
+"""Helpers below every layer: atomic files, the user cache, lazy imports, core sharing, BLAS threads."""

@@ -1,8 +1,8 @@
-"""Files: written whole or not at all, read without believing their sizes, and recognized when given for another.
+"""Atomic file writes, size checks on packed files, and detection of mistaken file kinds.
 
-A writer gets a temporary file next to the target, which takes the target's name at the end or not at all. Nothing is
-kept; any thread may write, and of two that write one file the later one wins whole. A packed file may unpack to
-:data:`FREE` bytes, or to :data:`RATIO` times its own size.
+A writer gets a temporary file next to the target. The temporary file is renamed to the target at the end, or removed.
+This module keeps no state. Any thread may write; of two concurrent writers the later one wins with its whole file. A
+packed file may unpack to :data:`FREE` bytes, or to :data:`RATIO` times its own size.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ RATIO = 100
 
 _GZIP = b"\x1f\x8b"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""A new file, which is no text on Windows either."""
+"""Flags that create a new file, in binary mode on Windows too."""
 
 
 def other_kind(start: bytes) -> str:
-    """What a file is that begins so, and what to do, where it could not be read as what it was given for; empty where
-    it is nothing that often lies in such a place.
+    """Return a description and a remedy for a file of a commonly mistaken kind; empty if the kind is not recognized.
+
+    Call this with the first bytes of a file that could not be read in the expected format.
 
     >>> other_kind(b"version https://git-lfs.github.com/spec/v1").partition(",")[0]
     'it is a pointer of Git LFS'
@@ -76,7 +77,7 @@ def check_unpacked(nbytes: int, packed: int, where: str) -> None:
 
 
 def unpack_gzip(content: bytes, where: str) -> bytes:
-    """The bytes packed in a gzip file; bytes that are no gzip file are returned as they are.
+    """Return the unpacked bytes of a gzip file; return any other bytes unchanged.
 
     Raises:
         FormatError: the file is damaged, or unpacks to more than its size justifies.
@@ -96,7 +97,7 @@ def check_zip(file: BinaryIO, where: str, *, stored: bool = False) -> None:
     """Raise FormatError if the members of a zip archive take more memory than its size justifies, or than it holds.
 
     Args:
-        stored: whether no member may be compressed, nor two share their bytes.
+        stored: require that no member is compressed and that no two members share bytes.
     """
     packed = file.seek(0, os.SEEK_END)
     try:
@@ -112,11 +113,11 @@ def check_zip(file: BinaryIO, where: str, *, stored: bool = False) -> None:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A binary file to write in a ``with`` block; it takes the place of ``path`` when the block ends.
+    """Open a temporary binary file for a ``with`` block; it replaces ``path`` when the block ends.
 
-    When the block raises, or the process ends in it, what was at ``path`` is still there. As with a plain ``open``, a
-    link leads on to its file, an existing file keeps its permissions and a new one has those that the umask allows, and
-    what is no regular file (a pipe, ``/dev/null``) is written directly.
+    If the block raises, or the process ends inside it, the old content of ``path`` stays. As with a plain ``open``,
+    links are followed, an existing file keeps its permissions, and a new file gets the permissions that the umask
+    allows. A target that is not a regular file (a pipe, ``/dev/null``) is written directly.
 
     Raises:
         OSError: the folder does not exist, or it or the file cannot be written; names ``path``.
@@ -155,14 +156,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text, whole or not at all, as :func:`replacing` says."""
+    """Write a text atomically, with :func:`replacing`."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file in errors of the system that name none, such as that of a full disk."""
+    """Add the file name to system errors that lack it, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -172,8 +173,9 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def put(path: str, content: bytes) -> None:
-    """Let a file for this user alone take the place of ``path``, whatever is there, in few calls of the system; a loss
-    of power soon after may damage it.
+    """Replace ``path`` atomically by a file with permissions for this user only.
+
+    It makes few system calls and does not call ``fsync``: a power loss soon after may damage the file.
 
     Raises:
         OSError: the folder does not exist or cannot be written, or the disk is full.
@@ -196,14 +198,14 @@ def put(path: str, content: bytes) -> None:
 
 
 def _beside(target: str) -> str:
-    """A name for a temporary file in the same folder."""
+    """Return a name for a temporary file in the same folder."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
 
 
 def _keep_name(folder: str) -> None:
-    """Let a new name in ``folder`` outlast a loss of power, where the system can be asked to."""
-    with contextlib.suppress(OSError):  # no file system, and no system, has to allow it
+    """Make a new name in ``folder`` survive a power loss, if the system supports this."""
+    with contextlib.suppress(OSError):  # file systems and operating systems may refuse it
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

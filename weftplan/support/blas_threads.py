@@ -1,18 +1,18 @@
-"""How many threads one BLAS call uses: a number that does not depend on the number of workers.
+"""The number of threads that one BLAS call uses, independent of the number of workers.
 
-The rule: making the first engine of a process limits BLAS to WEFTPLAN_BLAS_NTHREADS threads, 1 by default; where a user
-has set a variable of a BLAS (OPENBLAS_NUM_THREADS, …) and not ours, BLAS stays as it is. OMP_NUM_THREADS is none of
-them: containers and scripts for MXNet set it for everything that counts by OpenMP, and who meant no BLAS would get the
-contention of 2. below. Parallelism then comes from operations that run side by side. Why 1 and not "CPUs divided by
-workers":
+The first engine of a process limits BLAS to WEFTPLAN_BLAS_NTHREADS threads, 1 by default. If the user has set a
+variable that concerns BLAS alone (OPENBLAS_NUM_THREADS, …) and has not set ours, BLAS stays unchanged. OMP_NUM_THREADS
+does not count as such a variable: containers and MXNet scripts set it for all OpenMP code, often without BLAS in mind,
+and would cause the contention of point 2. With the limit, parallelism comes from operations that run concurrently. The
+limit is 1 rather than "CPUs divided by workers" for two reasons:
 
-1. Bits. A BLAS may add in another order with another thread count, and results must not depend on the workers.
-2. Time. Threads of BLAS that compete with workers spin: where all cores were busy, two BLAS threads made the layers of
-   a LeNet 2 to 20 times slower than one, and no product of 1024 x 1024 faster.
+1. Bits. A BLAS may sum in a different order with another thread count, and results must not depend on the workers.
+2. Time. BLAS threads spin and compete with workers. With all cores busy, two BLAS threads made the layers of a LeNet 2
+   to 20 times slower than one thread, and made no product of 1024 x 1024 faster.
 
-The limit holds for the process, hence outside the engine too, since that is how OpenBLAS with its own threads (NumPy's
-wheels) and MKL count. A BLAS that is loaded after the first engine is not limited. A BLAS on OpenMP counts per thread,
-so each worker sets it again.
+The limit holds for the whole process, also outside the engine, because OpenBLAS with its own threads (NumPy's wheels)
+and MKL have one process-wide count. A BLAS that is loaded after the first engine is not limited. An OpenMP BLAS has one
+count per thread, so each worker sets it again.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ VARIABLE = "WEFTPLAN_BLAS_NTHREADS"
 NATIVE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Variables that BLAS libraries read."""
 DECIDING = tuple(name for name in NATIVE if name != "OMP_NUM_THREADS")
-"""Those that speak of BLAS alone; a user who sets one has decided."""
+"""Variables that concern BLAS alone; if one is set, the user has decided."""
 
 _lock = free_in_children(Lock())
 _applied = False
 _per_thread: list[Any] = []
-"""Libraries that count per thread, once limited."""
+"""Limited libraries that keep one thread count per thread."""
 _limit = 0
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use (its affinity), which may be fewer than the machine has."""
+    """Return the number of CPUs in this process's affinity mask, which may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def planned() -> tuple[int | None, str]:
-    """The limit that the first engine sets (None: BLAS stays as it is), and the variable that decides.
+    """Return the limit that the first engine sets (None: BLAS stays unchanged), and the variable that decides.
 
     Raises:
         ConfigError: WEFTPLAN_BLAS_NTHREADS is no thread count.
@@ -63,7 +63,7 @@ def limit() -> None:
     """Apply the rule, once per process; later calls do nothing.
 
     Raises:
-        ConfigError: WEFTPLAN_BLAS_NTHREADS is no thread count; nothing has been limited then.
+        ConfigError: WEFTPLAN_BLAS_NTHREADS is no thread count; no library has been limited then.
     """
     global _applied, _limit
     if _applied:
@@ -82,6 +82,6 @@ def limit() -> None:
 
 
 def enter_worker() -> None:
-    """Called once by each new worker thread: repeats the limit for libraries that count per thread."""
+    """Repeat the limit for libraries that count per thread; each new worker thread calls this once."""
     for library in _per_thread:
         library.set_num_threads(_limit)

@@ -1,21 +1,21 @@
-"""Work in parts on several cores: how many are idle, and who does which part.
+"""Splitting one operation over idle cores with a pool of helper threads.
 
-An operation runs on one worker. While other cores have nothing to do, a large one may hand parts of itself to helper
-threads (:func:`split`). **Bits**: the number of parts depends on the work alone, never on how many cores are idle, and
-a part computes the same on any thread; so a result is the same on every engine, with any number of cores.
+An operation runs on one worker. While other cores are idle, a large operation may hand parts of itself to helper
+threads (:func:`split`). **Bits**: the number of parts depends on the operation alone, never on the number of idle
+cores, and a part computes the same bits on any thread. So a result is the same on every engine and core count.
 
-Nobody waits for a helper that has not begun: whoever splits takes parts until none is left, so a part that no helper
-takes is done by its owner, and the worst case is what happens without helpers. Helpers run parts only, so they wait for
-nobody. They are threads of this module's own and not workers: an engine has one worker a device by default, and a
-worker that helps could not take what becomes ready meanwhile.
+The owner never waits for a helper that has not begun: it takes parts itself until none is left. In the worst case it
+does all parts, as without helpers. Helpers only run parts, so they never wait for another thread. They are threads of
+this module and not workers: an engine has one worker per device by default, and a worker that helps could not take
+operations that become ready meanwhile.
 
-Only workers of engines split, and who takes the place of one (:func:`sit`), since other threads are the user's: Naive
-and the simulator promise to run everything on one thread, and so does an engine that was made with ``cpu_workers=1``.
-A core counts as idle when no worker and no helper is at work on it (:func:`idle_cores`).
+Only engine workers split, and threads that stand in for a worker (:func:`sit`). All other threads belong to the user:
+Naive and the simulator promise to run everything on one thread, and so does an engine with ``cpu_workers=1``. A core
+counts as idle if neither a worker nor a helper is running on it (:func:`idle_cores`).
 
-A thread that sleeps takes long to wake beside a part of a small network, so helpers with nothing to do, and owners that
-wait for a helper, first look at a word of memory for a while (:class:`_Word`), where something compiled can. Whoever
-looks can be handed parts without the interpreter (:func:`with_lookers`), so that even short ones are worth it.
+Waking a sleeping thread takes long compared with one part of a small network. So idle helpers, and owners that wait for
+a helper, first spin on a word of memory (:class:`_Word`) if compiled code for that is available. A spinning helper can
+be handed parts without the interpreter (:func:`with_lookers`), which makes even short parts worthwhile.
 """
 
 from __future__ import annotations
@@ -45,47 +45,50 @@ class _Thread(threading.local):
 _thread = _Thread()
 _NOTHING = contextlib.nullcontext()
 _lent = 0
-"""Helpers that splits have asked for and not got back; under ``_pool_lock``."""
+"""Helpers that running splits have reserved; under ``_pool_lock``."""
 
 
 def enter_worker(*, alone: bool = False) -> None:
-    """Called once by each new worker thread of an engine; unless it is to work ``alone``, it may split what it runs."""
+    """Register the calling thread as an engine's worker; unless ``alone``, it may split the operations that it runs.
+
+    Each new worker thread calls this once.
+    """
     blas_threads.enter_worker()
     _thread.worker = not alone
 
 
 def sit(undisturbed: AbstractContextManager[None] | None) -> AbstractContextManager[None] | None:
-    """Let the calling thread, which takes the place of a worker that sleeps, split what it runs; None: no more.
+    """Let the calling thread, which stands in for a sleeping worker, split its operations; None ends this.
 
     Args:
-        undisturbed: in it no signal handler raises on this thread. A split that was broken off would leave helpers at
-            work on arrays that nobody holds any more.
+        undisturbed: a context that keeps signal handlers from raising on this thread. An interrupted split would leave
+            helpers writing to arrays that have lost their last reference.
 
     Returns:
-        What was so before.
+        The previous context.
     """
     before, _thread.seat = _thread.seat, undisturbed
     return before
 
 
 def usable_cores() -> int:
-    """Cores that one operation may use: WEFTPLAN_KERNEL_CORES, else OMP_NUM_THREADS, but no more than there are.
+    """Return how many cores one operation may use: WEFTPLAN_KERNEL_CORES, else OMP_NUM_THREADS, else all.
 
     Raises:
         ConfigError: WEFTPLAN_KERNEL_CORES is no number of cores.
     """
     there = blas_threads.usable_cpus()
     most = int(config.process(VARIABLE))
-    if not most:  # containers and scripts for MXNet say with this how many threads an operator may use
+    if not most:  # containers and scripts for MXNet limit the threads of an operator with this variable
         words = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
         most = int(words) if words.isdecimal() else 0
     return min(there, most) if most else there
 
 
 def idle_cores() -> int:
-    """How many cores could help the calling thread now; 0 on a thread that neither is a worker nor sits for one.
+    """Return how many cores could help the calling thread now; 0 unless it is a worker or stands in for a worker.
 
-    A guess, since others come and go: it may decide who computes something, never what is computed.
+    This is an estimate, since other threads come and go. It may choose the thread of a computation, never its result.
     """
     if not _thread.worker and _thread.seat is None:
         return 0
@@ -93,14 +96,14 @@ def idle_cores() -> int:
 
 
 def split(work: Callable[[int], object], parts: int) -> None:
-    """``work(0)`` to ``work(parts - 1)``, each once, in any order, on this thread and on idle cores.
+    """Run ``work(0)`` to ``work(parts - 1)``, each once, in any order, on this thread and on idle cores.
 
     Args:
-        work: one part; parts write different memory, and do not push, wait or split.
-        parts: how many there are; must not depend on how many cores are idle, or results would.
+        work: computes one part; parts write disjoint memory, and do not push, wait or split.
+        parts: the number of parts; must not depend on the number of idle cores, or results would depend on it too.
 
-    Returns when all parts are done, and when none of them runs any more. What a part raises is raised here; others may
-    be left out then.
+    Returns when all parts are done and none is running. An exception of a part is raised here; other parts may be
+    skipped then.
     """
     helpers = min(idle_cores(), parts - 1) if parts > 1 else 0
     if helpers <= 0:
@@ -119,9 +122,9 @@ def split(work: Callable[[int], object], parts: int) -> None:
 
 
 def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
-    """``work(part, room)`` for all parts, each in one of as many rooms of scratch, which it has for itself.
+    """Run ``work(part, room)`` for all parts, each with exclusive use of one of ``parts`` scratch rooms.
 
-    A thread that does several parts has the same room for each, which stays in its cache.
+    A thread that does several parts reuses the same room, which stays in its cache.
     """
     free = list(range(parts))
 
@@ -134,16 +137,16 @@ def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
 
 
 def with_lookers(run: Callable[[Sequence[int]], object], most: int, *, all_or_none: bool) -> bool:
-    """Call ``run`` with the addresses of the words of helpers who look at them, and do nothing else meanwhile.
+    """Reserve spinning helpers and call ``run`` with the addresses of the words that they poll.
 
-    The words' meaning is agreed between ``run`` and the provider of :data:`slots.POLLING`.
+    ``run`` and the provider of :data:`slots.POLLING` agree on the meaning of the words.
 
     Args:
-        most: helpers; no more than are idle cores.
-        all_or_none: whether fewer are not enough.
+        most: the largest number of helpers; at most the number of idle cores.
+        all_or_none: require ``most`` helpers instead of at least one.
 
     Returns:
-        False where too few look; then nothing is called.
+        False if too few helpers are spinning; ``run`` is not called then.
     """
     global _lent
     with _thread.seat or _NOTHING:
@@ -168,16 +171,16 @@ _AGAIN_S = 5e-3
 
 
 class _Calls:
-    """When something last found no helper who looked, and when one was last woken for that alone."""
+    """The last time that no helper was spinning, and the last time that a helper was woken just to spin."""
 
     missed = woken = 0.0
 
 
 def call_looker() -> None:
-    """Wake a helper who sleeps, to look for a while, if that is asked for twice within a millisecond.
+    """Wake a sleeping helper so that it spins for a while, if this is called twice within a millisecond.
 
-    For who has many short parts, for one of which waking takes too long: that costs the caller some 100 microseconds on
-    a virtual machine.
+    This serves callers with many short parts. Waking a helper costs the caller about 100 microseconds on a virtual
+    machine, which is too long for a single short part.
     """
     now = time.monotonic()
     soon, _Calls.missed = now - _Calls.missed < _SOON_S, now
@@ -199,10 +202,10 @@ def _no_work(at_work: _Word) -> None: ...
 
 
 def share_out(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
-    """``work(lo, hi)`` for ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads.
+    """Run ``work(lo, hi)`` on ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads.
 
-    Unlike :func:`split` it may be called from any thread, uses as many threads as it is told to, idle or not, and cuts
-    ranges by their number: it is for work in which each block is computed alike in any range.
+    Unlike :func:`split`, any thread may call this. It uses ``threads`` threads whether cores are idle or not, and the
+    ranges depend on that number. So a block must compute the same bits in any range.
     """
     blocks = -(-size // block)
     workers = min(threads, blocks)
@@ -214,14 +217,16 @@ def share_out(work: Callable[[int, int], None], size: int, block: int, threads: 
 
 
 _TURNS = 4
-"""Ranges for each thread: one that other work holds up leaves its later ones to the rest."""
+"""Ranges per thread: a thread that is delayed leaves its later ranges to the other threads."""
 
 
 class _Job:
-    """Ranges that several threads take one by one, the last of the list first; whoever waits for all takes some, too.
+    """A list of ranges that several threads take from its end, including the thread that waits for all of them.
 
-    A thread that comes late, or never, takes nothing, and only threads that have begun are waited for: each puts its
-    lock down before it takes a range, so whoever finds no range left sees the locks of all who took one.
+    A helper that starts late, or never, takes no range, and the owner waits only for helpers that have begun.
+
+    Invariant: a helper publishes its lock before it takes a range. So when the owner finds no range left, it sees the
+    locks of all helpers that have taken a range.
     """
 
     def __init__(self, work: Callable[[int, int], object], ranges: list[tuple[int, int]]) -> None:
@@ -231,23 +236,23 @@ class _Job:
         self._errors: list[BaseException] = []
 
     def run(self, helpers: int) -> None:
-        """Do all ranges with at most so many helpers."""
+        """Do all ranges, with at most ``helpers`` helpers."""
         taken: list[_Helper] = []
         try:
-            # Without a thread to be had (the interpreter ends, or the system's limit is reached) this one does all.
+            # If no thread can start (at exit of the interpreter, or at the system's limit) the owner does all ranges.
             with contextlib.suppress(RuntimeError):
                 for helper in _helpers(helpers):
                     taken.append(helper)
-                    # In a copy of the variables, as NumPy keeps there what it does about overflow.
+                    # In a copy of the context variables, because NumPy keeps its error state (overflow, …) there.
                     helper.give(copy_context().run, self._help)
             self._finish()
         finally:
-            # Not they themselves: they would need the interpreter for that, and the next job would not find them.
+            # Helpers do not return themselves: they would need the interpreter, and the next job would miss them.
             with _pool_lock:
                 _free.extend(taken)
 
     def _help(self, at_work: _Word) -> None:
-        """Do ranges until none is left; what they raise is for :meth:`_finish`."""
+        """Do ranges until none is left; :meth:`_finish` raises their errors."""
         busy = Lock()
         busy.acquire()
         at_work.begin()
@@ -269,7 +274,10 @@ class _Job:
             self._work(lo, hi)
 
     def _finish(self) -> None:
-        """Help, and return when nobody works any more: then the arrays may go. Raises what a range raised."""
+        """Do ranges, wait until all helpers are idle, and raise the first error.
+
+        After this no helper uses the arrays, so they may be freed.
+        """
         try:
             self._do()
         finally:
@@ -277,7 +285,7 @@ class _Job:
             for busy, at_work in list(self._busy):
                 at_work.look()
                 busy.acquire()
-            self._work = _nothing  # a helper that comes late holds no array
+            self._work = _nothing  # a helper that starts late holds no array
         if self._errors:
             raise self._errors[0]
 
@@ -286,21 +294,23 @@ def _nothing(lo: int, hi: int) -> None: ...
 
 
 _TURNS_OF_LOOKS = 300
-"""How long a thread looks before it sleeps: about 450 microseconds, longer than what lies between products of a small
-network. An MLP's training step takes 0.98 of its time without looks where 100 turns are made, with 300 0.91 to 0.95."""
+"""Polls before a thread sleeps: about 450 microseconds, longer than the gap between products of a small network. An
+MLP's training step takes 0.98 of its time without polling at 100 polls, and 0.91 to 0.95 of it at 300."""
 _PAUSES = 300
-"""Between a change and the end of a look: about 10 microseconds, in which who made it lets go of the interpreter. Who
-asks for that earlier sleeps after all: without pauses a helper begins 60 microseconds after it was called, not 35."""
+"""Pauses between a seen change and the end of polling: about 10 microseconds, in which the notifying thread releases
+the interpreter lock. A thread that asks for this lock earlier sleeps after all: without pauses a helper begins 60
+microseconds after its call instead of 35."""
 
 
 _BOX = 3
-"""Words of a box, behind the others, in which whoever looks can be told something; the first is 1 while it looks."""
+"""Words of the box after the other words, through which a spinning thread gets a message; its first is 1 while the
+thread spins."""
 
 
 class _Word:
-    """What one thread changes, and another one looks at for a while before it sleeps until a lock is free.
+    """A counter that one thread changes and another polls for a while before it sleeps on a lock.
 
-    It is a hint: a change that comes too early, or never, costs time alone, since the lock decides.
+    It is a hint: a change that comes too early, or never, costs only time, since the lock decides.
     """
 
     __slots__ = ("_words", "start")
@@ -311,19 +321,19 @@ class _Word:
 
     @property
     def is_seen(self) -> bool:
-        """Whether somebody looks at it now, who can be told something there."""
+        """Whether a thread is polling the word now and can get a message through the box."""
         return self._words[4] == 1
 
     def begin(self) -> None:
-        """Changes count from here on."""
+        """Poll for changes from now on; ignore earlier changes."""
         self._words[1] = self._words[0]
 
     def change(self) -> None:
-        """The lock is free."""
+        """Notify the polling thread that the lock is free."""
         self._words[0] += 1
 
     def look(self) -> None:
-        """Return soon after a change, or after a while; at once where nothing can look without the interpreter."""
+        """Poll until shortly after a change, or for a limited time; return immediately without compiled polling."""
         look = None if slots.POLLING.value is None else slots.POLLING.value()
         if look is not None:
             look(self.start)
@@ -331,14 +341,14 @@ class _Word:
 
 _pool_lock = whole_in_children(Lock())
 _free: list[_Helper] = []
-"""Helpers whom no job has; like ``_started``, under ``_pool_lock``."""
+"""Helpers that no job has reserved; like ``_started``, under ``_pool_lock``."""
 _started = 0
 
 
 class _Helper:
-    """A thread that sleeps until it is given something to do.
+    """A thread that sleeps until it gets a task.
 
-    Invariant: what it is given of a job that is over does nothing, so the last thing given is all that counts.
+    Invariant: a task of a finished job does nothing, so only the last task matters.
     """
 
     __slots__ = ("_at_work", "_given", "_park", "_task")
@@ -352,19 +362,21 @@ class _Helper:
 
     @property
     def looks(self) -> bool:
-        """Whether it looks for something to do."""
+        """Whether the helper is spinning, waiting for a task."""
         return self._given.is_seen
 
     @property
     def words(self) -> int:
-        """The address of the words that it looks at."""
+        """The address of the words that the helper polls."""
         return self._given.start
 
     def give(self, run: Callable[..., object], work: Callable[[_Word], None]) -> None:
-        """``run(work, at_work)``, which raises nothing and changes the word when it has ended. For whoever has taken it
-        out of ``_free``."""
+        """Hand the helper the task ``run(work, at_work)``, which raises nothing and changes the word at its end.
+
+        The caller must have taken the helper out of ``_free``.
+        """
         self._task.append((run, work))
-        with contextlib.suppress(RuntimeError):  # it has not come yet to what it was given last
+        with contextlib.suppress(RuntimeError):  # the helper has not reached its previous task yet
             self._park.release()
         self._given.change()
 
@@ -374,14 +386,14 @@ class _Helper:
             self._given.look()
             self._park.acquire()
             self._given.begin()
-            with contextlib.suppress(IndexError):  # it has been done already
+            with contextlib.suppress(IndexError):  # the task is done already
                 run, work = self._task.popleft()
                 run(work, self._at_work)
-                del run, work  # nothing is held in sleep
+                del run, work  # hold no reference while asleep
 
 
 def _helpers(wanted: int) -> list[_Helper]:
-    """As many helpers as are free, started where there are fewer than ``wanted`` in all.
+    """Take up to ``wanted`` free helpers; start new threads while the pool has fewer than ``wanted`` in all.
 
     Raises:
         RuntimeError: no thread can be started.
@@ -397,7 +409,7 @@ def _helpers(wanted: int) -> list[_Helper]:
 
 
 def _forget_helpers() -> None:
-    """After a fork the child has none of the threads; new ones are started at need."""
+    """Clear the pool in a forked child, which has none of the threads; new helpers start on demand."""
     global _lent, _started
     _free.clear()
     _lent = _started = 0

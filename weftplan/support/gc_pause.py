@@ -1,9 +1,10 @@
-"""Python's collector of cyclic garbage rests while a graph is read or bound.
+"""A pause of Python's cyclic garbage collector while a graph is loaded or bound.
 
-Both make many objects that stay and no garbage in cycles, and the collector would look through them again and again as
-their number grows: at 20,000 nodes for two fifths of the time. The collector belongs to the process, so it rests for
-all threads, and each thread that has let it rest wakes it when it is done: at worst too early for another, which then
-takes longer. Where the collector is off anyway it stays off. Any thread may call what :func:`resting` makes.
+Loading and binding create many long-lived objects and no cyclic garbage. The collector would scan them repeatedly as
+their number grows: at 20,000 nodes this took two fifths of the time. The collector belongs to the process, so the pause
+holds for all threads. Each thread that has paused the collector enables it when done; if another thread is still
+pausing, that thread only takes longer. A collector that the user has disabled stays disabled. Any thread may call
+functions decorated with :func:`resting`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _calls: list[None] = []
-"""One item for each call that has let the collector rest: a child that a fork makes meanwhile has to wake it."""
+"""One item per call that has paused the collector; a child forked meanwhile has to enable it."""
 
 
 def resting(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, during whose calls the collector rests.
+    """Decorate ``function`` so that the collector is paused during its calls.
 
     >>> @resting
     ... def awake():
@@ -40,7 +41,7 @@ def resting(function: Callable[P, R]) -> Callable[P, R]:
             gc.disable()
             return function(*args, **kwargs)
         finally:
-            # Ctrl-C cannot come before the first call of a `finally` block where that is one of C.
+            # Ctrl-C cannot interrupt before the first call of a `finally` block if that is a C function.
             try:
                 gc.enable()
             finally:
@@ -50,7 +51,7 @@ def resting(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _wake_in_child() -> None:
-    """In a child there is only the thread that forked: nobody else would wake the collector."""
+    """Enable the collector in a forked child, whose only thread is the forking thread."""
     if _calls:
         gc.enable()
 

@@ -1,7 +1,7 @@
-"""Keyword arguments that a function does not have: an error that names the one that was meant.
+"""Better errors for misspelt keyword arguments.
 
-Python's own message names neither the nearest argument nor all of them. A function that is called thousands of times a
-second stays without this check, which costs a call. Any thread may call it.
+Python's own message names neither the nearest argument nor all of them. The check costs one call, so functions that are
+called thousands of times a second go without it. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function raise KeywordError for a keyword that it does not have.
+    """Decorate a function so that it raises KeywordError for an unknown keyword.
 
     Args:
-        elsewhere: what to do instead, by names of arguments that belong to another function.
+        elsewhere: advice for arguments that belong to another function, by argument name.
 
     >>> @known_keywords(momentum="give it to the optimizer")
     ... def fit(train_data, num_epoch=1):
@@ -36,7 +36,7 @@ def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         parameters = list(inspect.signature(function).parameters.values())
         if any(one.kind is one.VAR_KEYWORD for one in parameters):
-            return function  # what it does not know goes on to another function, which checks it
+            return function  # unknown keywords are passed on to another function, which checks them
         known = frozenset(one.name for one in parameters if one.kind in _NAMED)
         constructs = function.__name__ == "__init__"
 
@@ -52,7 +52,7 @@ def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T
             try:
                 return function(*args, **kwargs)
             finally:
-                del args, kwargs  # the traceback of an error must not hold them
+                del args, kwargs  # the traceback of an error must not keep them alive
 
         return checked
 
@@ -60,7 +60,7 @@ def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T
 
 
 class Constructed:
-    """A base of classes whose constructors know their settings: theirs, and those of classes that derive from them."""
+    """A base class whose subclasses have constructors that refuse unknown settings and name the known settings."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class Constructed:
 
 
 def settings_of(kind: type) -> list[str]:
-    """Names of the settings that the constructor of a class takes, with those that it hands on to its bases."""
+    """Return the settings that a class's constructor takes, including those that it passes on to its bases."""
     known: list[str] = []
     for base in kind.__mro__:
         if base is object or "__init__" not in vars(base):

@@ -1,9 +1,8 @@
-"""Importing a part of the package when it is first used: wholly, whatever signals come and whoever forks.
+"""Lazy imports of parts of the package, safe against signals and forks.
 
-``import weftplan`` imports little, so a first call such as ``symbol.bind`` may import ten layers. An interrupt in the
-middle of an import leaves some of them half done for good: a module that has run, but which its package does not know
-as an attribute. What a user wrote as a call must not behave like that, so Ctrl-C is raised when the import has ended.
-Any thread may call it.
+``import weftplan`` imports little, so a first call such as ``symbol.bind`` may import ten layers. An interrupt during
+an import would leave some layers half imported for good: a module has run, but its package lacks the attribute. A call
+must not behave like that, so Ctrl-C is raised after the import has ended. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import weftplan.locks  # noqa: F401  # registers its hooks of forks before those
 
 _FORK_PATIENCE_S = 10.0
 _importing: list[int] = []
-"""Threads that import a part of the package, once for each import."""
+"""Identifiers of the threads that are importing, one item per import."""
 
 
 def late_import(module: str) -> ModuleType:
@@ -51,28 +50,28 @@ def _import_without_interrupt(module: str) -> ModuleType:
     def hold(_: int, frame: Any) -> None:
         held.append(frame)
 
-    with suppress(ValueError):  # the main thread of a subinterpreter gets no signals
+    with suppress(ValueError):  # the main thread of a subinterpreter receives no signals
         signal.signal(signal.SIGINT, hold)
     try:
         return importlib.import_module(module)
     finally:
-        if signal.getsignal(signal.SIGINT) is hold:  # else what was imported has installed a handler of its own
+        if signal.getsignal(signal.SIGINT) is hold:  # else the imported module has installed its own handler
             signal.signal(signal.SIGINT, handler)
         if held:
             handler(signal.SIGINT, held[-1])
 
 
 class Aliases:
-    """Modules of a package that have other names, too: ``import package.name`` gives the module behind the name.
+    """Alias names for modules of a package: ``import package.name`` returns the aliased module.
 
-    One finder comes first in ``sys.meta_path``, so that a file is never loaded twice under two names; another one comes
-    last, for names that no file has.
+    One finder comes first in ``sys.meta_path``, so that a file is never loaded twice under two names. A second finder
+    comes last, for names without a file.
 
     Args:
         package: the full name of the package, which is imported already.
         names: attributes of it that are modules.
-        deeper: further names, with dots -> the full name of the module; both below ``package``.
-        absent: names of modules that are not there on purpose, with dots or without -> what to use instead.
+        deeper: dotted names -> the name of the module; both relative to ``package``.
+        absent: names of modules that are absent on purpose, dotted or plain -> the module or function to use instead.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class Aliases:
         self._package, self._names, self._deeper, self._absent = package, names, deeper, absent
 
     def install(self) -> None:
-        """Let ``import`` ask both finders."""
+        """Add both finders to ``sys.meta_path``."""
         sys.meta_path.insert(0, _Finder(self._package, self.alias))
         sys.meta_path.append(_Finder(self._package, self.other))
 
     def alias(self, name: str) -> Callable[[], ModuleType] | None:
-        """How to get the module that has another name than the one asked for, or that is a part of such a module."""
+        """Return a function that gets the module whose alias ``name`` is, or a submodule of an aliased module."""
         if name in self._deeper:
             return partial(late_import, f"{self._package}.{self._deeper[name]}")
         parent, _, last = name.rpartition(".")
@@ -98,7 +97,7 @@ class Aliases:
         return partial(late_import, own) if found else None
 
     def other(self, name: str) -> Callable[[], ModuleType] | None:
-        """How to get the module that an attribute is.
+        """Return a function that gets the module stored as an attribute called ``name``.
 
         Raises:
             ModuleNotFoundError: it is absent on purpose.
@@ -108,7 +107,7 @@ class Aliases:
             return partial(getattr, sys.modules[self._package], name)
         reason = self._absent.get(name)
         if reason is not None:
-            # without its name, of which ``from package import name`` would hear as "cannot import name"
+            # Without `name=`: with it, ``from package import name`` would replace the text by "cannot import name".
             raise ModuleNotFoundError(f"{self._package} has no {name} on purpose: {reason}")
         holder = sys.modules.get(f"{self._package}.{parent}") if parent else None
         if holder is None or last.startswith("_"):
@@ -123,18 +122,18 @@ class Aliases:
 
 
 class _Finder:
-    """A finder and loader of modules that have run already, or that are imported under their own name."""
+    """A finder and loader for modules that have run already, or that are imported under their own name."""
 
     def __init__(self, package: str, find: Callable[[str], Callable[[], ModuleType] | None]) -> None:
         self._prefix, self._find = f"{package}.", find
         self._asked = threading.local()
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """A spec for a name that this finder knows."""
+        """Return a spec for a name that this finder knows."""
         asked = vars(self._asked).setdefault("names", set())
         if not fullname.startswith(self._prefix) or fullname in asked:
             return None
-        asked.add(fullname)  # what is asked below may import the same name
+        asked.add(fullname)  # the look-up below may import the same name
         try:
             get = self._find(fullname.removeprefix(self._prefix))
         finally:
@@ -143,13 +142,13 @@ class _Finder:
         return None if get is None else ModuleSpec(fullname, cast(Any, self), loader_state=get, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module, which has run already."""
+        """Return the module, which has run already."""
         module: ModuleType = spec.loader_state()
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back, in whose place the interpreter has put the one of its other name."""
+        """Restore the module's own spec, which the interpreter has replaced by the spec of the alias."""
         spec = module.__spec__
         assert spec is not None
         module.__spec__ = spec.loader_state
@@ -157,12 +156,12 @@ class _Finder:
 
 @contextmanager
 def _no_fork_meanwhile() -> Iterator[None]:
-    """A fork of another thread waits for the end of the block: a child could never get the lock of an import."""
+    """Delay forks of other threads until the block ends; a child could never acquire an import lock held here."""
     _importing.append(threading.get_ident())
     try:
         yield
     finally:
-        with suppress(ValueError):  # in a child that it has forked itself
+        with suppress(ValueError):  # in a child that this thread has forked
             _importing.remove(threading.get_ident())
 
 

@@ -1,8 +1,8 @@
-"""The log of the package: the logger ``weftplan``, which shows its messages also in a program that sets up no handler.
+"""The package's logger ``weftplan``, whose messages appear even if the program sets up no handler.
 
 MXNet logs through ``logging.info``, which installs a handler on first use, so its scripts only set a level:
-``logging.getLogger().setLevel(logging.INFO)``. A handler of the logger here does the same as ``logging.basicConfig``
-when a level lets messages below a warning through and no other handler would get them.
+``logging.getLogger().setLevel(logging.INFO)``. The handler installed here imitates this: it calls
+``logging.basicConfig`` if the level admits messages below a warning and no other handler would get them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterator
 
 log = logging.getLogger("weftplan")
-"""The one logger of the package."""
+"""The package's only logger."""
 
 
 def handlers() -> Iterator[logging.Handler]:
-    """The handlers that get the messages of the package, but for the one here."""
+    """Yield the handlers that get the package's messages, except the handler of this module."""
     logger: logging.Logger | None = log
     while logger is not None:
         yield from (handler for handler in logger.handlers if not isinstance(handler, _Setup))
@@ -23,7 +23,7 @@ def handlers() -> Iterator[logging.Handler]:
 
 
 def is_on_screen() -> bool:
-    """Whether messages that are no warnings are shown on a screen, or will be when the first one comes."""
+    """Return whether messages below a warning are shown on a screen, or will be when the first message comes."""
     if not log.isEnabledFor(logging.INFO):
         return False
     reached = list(handlers())
@@ -36,11 +36,14 @@ def is_on_screen() -> bool:
 
 
 class _Setup(logging.Handler):
-    """Set up logging for the first message that no other handler would get; the logger's parents are asked afterwards,
-    so that message reaches the new handler, too."""
+    """A handler that sets up logging at the first message that no other handler would get.
+
+    The logger calls its parents' handlers afterwards, so this message reaches the new handler too.
+    """
 
     def createLock(self) -> None:
-        """Have no lock: :func:`logging.basicConfig` takes that of the module, under which others take a handler's."""
+        """Create no lock: other threads acquire a handler's lock while they hold the lock of the logging module, and
+        :func:`logging.basicConfig`, which :meth:`emit` calls, acquires that lock."""
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -1,10 +1,9 @@
-"""Depth-first order in which the input that lies deepest comes first.
+"""Depth-first post-order of a graph, deepest input first.
 
-Depth-first order by the number of the input may put a branch far in front of its only reader: of the steps of an
-unrolled recurrent network, written as "project the input, then add the projected state", it runs all projections
-before the first step. When a node's deepest input is computed first, every other input follows just before it is
-needed. Orders made so visit an unrolled network step by step, which recomputation in segments depends on, and so do
-the sums of the gradients of shared weights.
+Depth-first order by input number may place a branch far before its only reader. In an unrolled recurrent network,
+written as "project the input, then add the projected state", it runs all projections before the first step. If a node's
+deepest input is computed first, every other input follows just before it is needed. Such an order visits an unrolled
+network step by step. Recomputation in segments depends on this, and so do the sums of the gradients of shared weights.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 
 def deepest_first(nodes: Sequence[int], before: Mapping[int, Sequence[int]] | Sequence[Sequence[int]]) -> list[int]:
-    """``nodes`` in depth-first post-order; of what a node needs, the deepest comes first, then the given order counts.
+    """Return ``nodes`` in depth-first post-order, deepest input first; ties keep the order of the inputs.
 
     Args:
-        nodes: numbers of nodes, each after those that it needs.
-        before: by number, what each node needs; numbers that are not in ``nodes`` are passed over.
+        nodes: node numbers in topological order.
+        before: inputs of each node, by node number; inputs that are not in ``nodes`` are ignored.
     """
     depth: dict[int, int] = {}
     needs: dict[int, list[int]] = {}
@@ -40,7 +39,7 @@ def deepest_first(nodes: Sequence[int], before: Mapping[int, Sequence[int]] | Se
 
 
 def post_order(roots: Sequence[int], needs: Mapping[int, Sequence[int]] | Sequence[Sequence[int]]) -> list[int]:
-    """``roots`` and all that they need, each node after what it ``needs``, in that order."""
+    """Return ``roots`` and their transitive inputs, each node after its inputs, which keep the order in ``needs``."""
     order: list[int] = []
     placed: set[int] = set()
     opened: set[int] = set()

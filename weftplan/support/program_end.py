@@ -1,8 +1,8 @@
-"""How the program of this process ends: in good order, or by an exception or a status that says that it failed.
+"""The outcome of this process's main program: success, an exception, or a non-zero exit status.
 
 The interpreter keeps an exception (``sys.last_value``), but not a ``sys.exit(3)``: functions that run at exit cannot
-tell it from an end in good order. ``weftplan launch`` therefore runs programs in :mod:`weftplan.cli.launch.rank`, which
-notes their end here.
+distinguish it from success. ``weftplan launch`` therefore runs programs in :mod:`weftplan.cli.launch.rank`, which
+records their outcome here.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import sys
 from dataclasses import dataclass
 
 MOST = 200
-"""Letters of a reason at most."""
+"""Maximum length of a reason, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a program: its exit status, and in one line why it is not 0."""
+    """The outcome of a program: its exit status, and in one line why it is not 0."""
 
     status: int
     why: str = ""
 
     @classmethod
     def of(cls, error: BaseException | None) -> End:
-        """The end of a program whose main module raised ``error``, or nothing."""
+        """Return the outcome of a program whose main module raised ``error`` (None: it raised nothing)."""
         if error is None:
             return cls(0)
         if isinstance(error, SystemExit):
@@ -38,21 +38,21 @@ class End:
 
 
 _noted: list[End] = []
-"""The end that :func:`note` was told."""
+"""The recorded outcome; empty until :func:`note` is called."""
 status_is_told: list[bool] = []
-"""Not empty if whatever has started this process reads its status elsewhere, so that it may exit with 0."""
+"""Not empty if the parent process reads the status elsewhere, so that this process may exit with 0."""
 
 
 def note(end: End) -> None:
-    """Note how the main program has ended; called before whatever runs at exit."""
+    """Record how the main program has ended; called before the functions that run at exit."""
     _noted[:] = [end]
 
 
 def failure() -> str | None:
-    """Why this program fails, in one line; None while it runs, and for one that has ended in good order.
+    """Return why this program fails, in one line; None while it runs and after success.
 
-    An exception that is being handled counts: a ``finally`` that closes a store is run by what ends the program.
-    ``StopIteration`` does not, which says that there are no more batches.
+    An exception that is being handled counts, because the exception that ends the program also runs a ``finally`` that
+    closes a store. ``StopIteration`` does not count: it only means that there are no more batches.
     """
     if _noted:
         return _noted[0].why or None

@@ -1,8 +1,8 @@
 """Progress of long loops: a live line on a terminal or in a notebook, a line every few seconds in a pipe.
 
-A loop that a person has started says how far it is once it has taken a second. The line goes to stderr and is wiped at
-the end, so output is as if it had not been there. ``WEFTPLAN_PROGRESS=0``, :func:`turn_off` or ``progress=False`` of a
-call turns it off, and so does a log that shows messages of training, which would cut through the line.
+A loop shows its progress once it has run for a second. The line goes to stderr and is erased at the end.
+``WEFTPLAN_PROGRESS=0``, :func:`turn_off` or ``progress=False`` of a call turns it off. A log that shows training
+messages turns it off too, because they would cut through the line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.support.package_log import is_on_screen
 PATIENCE = 1.0
 """Seconds after which a live line appears."""
 PERIOD = 0.1
-"""Seconds between two changes of a live line."""
+"""Seconds between two updates of a live line."""
 LINE_PERIOD = 10.0
 """Seconds between two lines in a pipe."""
 WIDTH = 80
@@ -48,8 +48,8 @@ def turn_on() -> None:
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Let loops of this thread show nothing in the block, since what called them has a line of its own."""
-    mine = vars(_hidden)  # of this thread, also if another one collects a generator that was left in the block
+    """Hide the progress of this thread's loops in the block, because their caller shows a line of its own."""
+    mine = vars(_hidden)  # of this thread, even if another thread closes a generator suspended in the block
     mine["count"] = mine.get("count", 0) + 1
     try:
         yield
@@ -58,20 +58,20 @@ def hidden() -> Iterator[None]:
 
 
 def is_shown(wish: bool | None = None) -> bool:
-    """Whether a loop shows its progress; ``wish`` is what its caller has asked for, None if nothing."""
+    """Return whether a loop shows its progress; ``wish`` is the caller's choice, None for the default."""
     if _off or vars(_hidden).get("count", 0):
         return False
     if wish is not None:
         return wish
-    if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":  # of several processes one speaks for all
+    if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":  # only rank 0 of several processes shows progress
         return False
     return bool(config.get("WEFTPLAN_PROGRESS")) and not is_on_screen()
 
 
 def width_of(stream: Any) -> int | None:
-    """Columns of the terminal behind a stream; None for a pipe, a file, or a terminal that writes nothing twice.
+    """Return a stream's terminal width in columns; None for a pipe, a file, or a terminal that cannot rewrite a line.
 
-    ``COLUMNS`` wins, as it does elsewhere. ``TERM=dumb`` says that a line cannot be written again.
+    ``COLUMNS`` takes precedence, as in other programs. ``TERM=dumb`` means that a line cannot be rewritten.
     """
     try:
         if not stream.isatty() or os.environ.get("TERM") == "dumb":
@@ -83,7 +83,7 @@ def width_of(stream: Any) -> int | None:
 
 
 def live_width(stream: Any) -> int | None:
-    """Columns in which a line can be written again and again: of a terminal, or of a cell of a notebook."""
+    """Return the width of a rewritable line: the columns of a terminal or of a notebook cell, else None."""
     width = width_of(stream)
     if width is None and type(stream).__module__.partition(".")[0] == "ipykernel":
         return WIDTH
@@ -91,12 +91,12 @@ def live_width(stream: Any) -> int | None:
 
 
 class LiveLine:
-    """A line that says how far something is. One thread uses it at a time.
+    """A progress line that is rewritten in place. One thread uses it at a time.
 
     Args:
         stream: default: stderr.
         patience: seconds before the line appears.
-        lines: write a line every :data:`LINE_PERIOD` seconds where none can be written again.
+        lines: write a new line every :data:`LINE_PERIOD` seconds if the stream cannot rewrite a line.
     """
 
     def __init__(self, stream: Any = None, *, patience: float = 0.0, lines: bool = False) -> None:
@@ -105,10 +105,10 @@ class LiveLine:
         now = time.perf_counter()
         self._live_at, self._line_at = now + patience, now + LINE_PERIOD
         self._shown = 0
-        """Characters on the line."""
+        """Characters now on the line."""
 
     def update(self, text: Callable[[int], str]) -> None:
-        """Show ``text(columns)`` if it is time to."""
+        """Show ``text(columns)`` if the next update is due."""
         now = time.perf_counter()
         if now < self._live_at:
             return
@@ -126,22 +126,22 @@ class LiveLine:
             self._live_at = min(now + PERIOD, self._line_at) if self._lines else now + PERIOD
 
     def clear(self) -> None:
-        """Wipe the line, so that something else can be written."""
+        """Erase the line, so that other text can be written."""
         if self._shown:
             terminal = width_of(self._stream) is not None
-            self._write("\r\x1b[K" if terminal else f"\r{' ' * self._shown}\r")  # cells know no other code
+            self._write("\r\x1b[K" if terminal else f"\r{' ' * self._shown}\r")  # notebook cells know no other code
             self._shown = 0
 
     def _write(self, text: str) -> None:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # closed, or its reader has gone: no loop ends for that
+        except (OSError, ValueError):  # the stream or its reader is closed: do not fail the loop
             self._live_at = self._line_at = float("inf")
 
 
 def watching(text: str, *, long: bool = True) -> AbstractContextManager[Any]:
-    """A :class:`Progress` that a thread shows, or nothing if the block is known to be short."""
+    """Return a :class:`Progress` that a thread updates, or a null context if the block is known to be short."""
     return Progress(text, watch=True) if long else nullcontext()
 
 
@@ -149,11 +149,11 @@ class Progress:
     """``with Progress("score", 40) as progress:`` and ``progress.step()`` after each of 40 batches.
 
     Args:
-        text: what is done.
-        total: steps, if they are known.
-        unit: what a step is.
+        text: the name of the task.
+        total: the number of steps, if known.
+        unit: the unit of a step, in the plural.
         show: as ``wish`` of :func:`is_shown`.
-        watch: let a thread write the line, for work that has no place to do so; :meth:`say` changes it.
+        watch: update the line from a thread, for a task that cannot call :meth:`step`; :meth:`say` changes the text.
     """
 
     def __init__(
@@ -173,17 +173,17 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
-        """What the line says from now on."""
+        """Change the text of the line."""
         self._text = text
 
     def step(self, count: int = 1) -> None:
-        """Steps have been done."""
+        """Count completed steps."""
         self._count += count
         if self._line is not None and self._thread is None:
             self._line.update(self._shown)
 
     def each(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, each of which is a step."""
+        """Yield the items and count one step after each."""
         with self:
             for item in items:
                 yield item

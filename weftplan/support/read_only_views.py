@@ -1,6 +1,6 @@
-"""Debug mode: what an operation may only read arrives read-only, and a refused write is explained.
+"""Read-only views of input arrays for debug mode, and errors that explain a refused write.
 
-Relies on NumPy's own refusal; arrays of CuPy cannot be made read-only. Any thread may call this.
+Relies on NumPy's own refusal; arrays of CuPy cannot be made read-only. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weftplan.errors import UndeclaredWriteError
 
 
 def read_only(array: Any) -> Any:
-    """A view that refuses writes; CuPy has none, so its arrays come back as they are.
+    """Return a view that refuses writes; CuPy has no such views, so its arrays are returned unchanged.
 
     >>> read_only(np.zeros(2)).flags.writeable
     False
@@ -28,16 +28,16 @@ def read_only(array: Any) -> Any:
 
 
 def undeclared_write(label: str, error: BaseException) -> BaseException:
-    """NumPy's complaint about a read-only array, told with the operation ``label`` and the arrays it may mean.
+    """Turn NumPy's read-only error into an error that names the operation ``label`` and the suspected arrays.
 
-    Any other error is returned as it is.
+    Any other error is returned unchanged.
     """
     try:
         text = str(error) if isinstance(error, ValueError) else ""
         if "read-only" not in text and "WRITEABLE" not in text:
             return error
         where = _suspects(error.__traceback__)
-    except Exception:  # of the user's class of errors, or of an object that was looked at
+    except Exception:  # raised by the user's error class, or by an inspected object
         return error
     raised = UndeclaredWriteError(
         f"operation {label!r} wrote to an array that it declared as read{where}; declare the array as written, or "
@@ -49,8 +49,10 @@ def undeclared_write(label: str, error: BaseException) -> BaseException:
 
 
 def _suspects(trace: TracebackType | None) -> str:
-    """The read-only arrays in the innermost frame of an error that has some, and the line there: those that the line
-    names, where it names any."""
+    """Describe the read-only arrays in the innermost frame that has any, with its line.
+
+    If the line names some of these arrays, only those are listed.
+    """
     told = ""
     while trace is not None:
         frame, line = trace.tb_frame, trace.tb_lineno
@@ -69,7 +71,7 @@ def _suspects(trace: TracebackType | None) -> str:
 
 
 def _describe(value: Any) -> str:
-    """What a read-only array is, or the first among arguments; empty for anything else."""
+    """Describe a read-only array, or the first of them in a tuple or list; empty for anything else."""
     if type(value) in (tuple, list):
         return next((text for one in value if isinstance(one, np.ndarray) and (text := _describe(one))), "")
     if getattr(getattr(value, "flags", None), "writeable", True) is not False:

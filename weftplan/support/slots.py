@@ -1,4 +1,4 @@
-"""Slots: every place in which a lower layer calls code that a higher layer provides.
+"""Slots: all calls from a lower layer to code that a higher layer provides.
 
 Imports go down the layers. A lower layer that offers a verb of a higher one (``symbol.bind``, ``plan.to_html``) calls
 the value of a slot instead; the higher layer fills the slot when it is imported. This file declares all slots, so the
@@ -26,7 +26,7 @@ class Slot(Generic[T]):
 
     Attributes:
         caller: the modules that use the value.
-        provider: the modules that fill the slot. :meth:`get` imports the first one if the slot is empty.
+        provider: the modules that fill the slot. :meth:`get` imports the first of them if the slot is empty.
         when: when the value is called.
         value: the value; None until the slot is filled. Read it directly if an empty slot is a normal state.
     """

@@ -1,4 +1,4 @@
-"""Words for data that operators, the planner and executors share: shape, dtype, request, in-place pair, alignment."""
+"""Tensor types that operators, the planner and executors share: shape, dtype, OpReq, in-place pair, alignment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Shape = tuple[int, ...]
-"""Dimensions; 0 is an unknown dimension while inferring."""
+"""Dimensions; 0 is an unknown dimension during inference."""
 DType = np.dtype[Any]
 
 
 class Req(IntEnum):
-    """What is to happen to an output: MXNet's OpReq codes."""
+    """How an operator writes an output: MXNet's OpReq codes."""
 
     NULL = 0
     WRITE = 1
@@ -22,7 +22,7 @@ class Req(IntEnum):
 
 
 class InplacePair(NamedTuple):
-    """Output ``output`` may take the memory of input ``input``; ``identity``: even while others still read it."""
+    """A pair of an output and the input whose memory it may take; ``identity``: even if other nodes still read it."""
 
     input: int
     output: int
@@ -30,7 +30,7 @@ class InplacePair(NamedTuple):
 
 
 def aligned(nbytes: int, alignment: int = 64) -> int:
-    """``nbytes`` rounded up to ``alignment``, such as the bytes that one array in a workspace takes.
+    """Round ``nbytes`` up to ``alignment``, for example the size of an array in a workspace.
 
     >>> aligned(1), aligned(64), aligned(65)
     (64, 64, 128)

@@ -1,11 +1,11 @@
-"""The user's cache folder: compiled kernels, measured times and plans, which later processes find again.
+"""The user's cache folder of compiled kernels, measured times and plans, shared between processes.
 
-A process runs what it loads from here, or places arrays by it. So a folder is used only when no other user can have
-written to it: it is a real folder of this user with permissions for this user alone, and no folder on the way to it,
-along links too, lets others replace it. A file carries the hash of its content; one that does not match is made again.
-A folder that is refused costs that time, and one line of the log.
+A process executes code that it loads from here, or places arrays by it. So a folder is used only if no other user can
+have written to it. It must be a real folder of this user with permissions for this user alone, and no other user may be
+able to replace a folder on its path, links included. A file carries the hash of its content; a file that does not match
+is made again. A refused folder costs the time to make its files again, and one line of the log.
 
-Any process and thread may load and keep at any time: a file appears whole, and the later of two writers wins.
+Any process and thread may load and store at any time: a file appears whole, and the later of two writers wins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from weftplan.support.package_log import log
 
 KINDS = ("kernels", "plans")
 MOST = 256 << 20
-"""Bytes in the folder of a kind; the eldest files go. A plan of 2,000 nodes takes 0.4 MB, a compiled module 10 KB."""
+"""Maximum bytes in the folder of a kind; the oldest files are removed first. A plan of 2,000 nodes takes 0.4 MB, a
+compiled module 10 KB."""
 MOST_FILES = 8192
 _SHARDS = 16
 """Sub-folders of a kind, one for each first digit of a name; each holds its share of both limits."""
@@ -35,8 +36,10 @@ _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 
 
 def folder(kind: str, environment: Mapping[str, str] | None = None) -> Path | None:
-    """Where files of a kind (``kernels``, ``plans``) are kept; None where the system offers no way to tell who may
-    write."""
+    """Return the folder of a kind of files (``kernels``, ``plans``).
+
+    None if there is no absolute home folder, or if the system has no user ids to check write permissions with.
+    """
     environment = os.environ if environment is None else environment
     if _user() is None:
         return None
@@ -55,7 +58,7 @@ def _under(caches: str, kind: str) -> Path:
 
 
 def refusal(place: Path) -> str | None:
-    """Why an existing folder must not be loaded from; None when only this user can have written there."""
+    """Return why files of an existing folder must not be loaded; None if only this user can have written there."""
     try:
         found = os.lstat(place)
     except OSError as error:
@@ -73,7 +76,7 @@ def refusal(place: Path) -> str | None:
 
 
 def _open_to_others(place: Path) -> str | None:
-    """Which folder or link on the way to a folder another user can replace; None if there is none."""
+    """Describe the first folder or link on a path that another user can replace; None if there is none."""
     me = _user()
     for above, found in _way(os.fspath(place)):
         if found.st_uid not in (0, me):
@@ -84,7 +87,7 @@ def _open_to_others(place: Path) -> str | None:
 
 
 def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder and every link that the system passes on its way to an absolute path."""
+    """Yield every folder and link that the system visits when it resolves an absolute path, with its status."""
     here, names = os.sep, path.split(os.sep)[::-1]
     yield here, os.lstat(here)
     while names:
@@ -106,13 +109,15 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _user() -> int | None:
-    """The number of the user as whom this process acts; None where users have none (Windows)."""
+    """Return this process's effective user id; None on Windows, which has none."""
     return os.geteuid() if hasattr(os, "geteuid") else None
 
 
 def obstacle(place: Path) -> str | None:
-    """Why nothing can be kept in a folder, which may not exist yet; None when something can. For a reader: whether it
-    is so is seen when something is kept."""
+    """Return why no file can be stored in a folder, which may not exist yet; None if it can.
+
+    The answer is for a report: only :func:`keep` finds out for certain.
+    """
     there = place
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
@@ -128,7 +133,7 @@ def obstacle(place: Path) -> str | None:
 
 
 def key(*parts: str) -> str:
-    """A name for what is made from these texts."""
+    """Return a file name for the object made from these texts: their hash."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -138,14 +143,14 @@ def key(*parts: str) -> str:
 
 
 def load(place: Path | None, name: str) -> bytes | None:
-    """The object called ``name``, or None when there is none that can be trusted."""
+    """Return the object called ``name``, or None if there is none that can be trusted."""
     if place is None:
         return None
     try:
         handle = os.open(os.path.join(place, name[:1], name), _READ)
         with os.fdopen(handle, "rb") as file:
-            # The folder is looked at last: often there is no such file, and what others could do to it until then they
-            # could also have done before the file was opened.
+            # The folder is checked last: often there is no such file, and any change that another user could make
+            # until then could also have been made before the file was opened.
             found = os.fstat(handle)
             if found.st_uid != _user() or found.st_mode & 0o022 or not stat.S_ISREG(found.st_mode):
                 return None
@@ -162,8 +167,10 @@ def load(place: Path | None, name: str) -> bytes | None:
 
 
 def keep(place: Path | None, name: str, content: bytes) -> bool:
-    """Store an object under a :func:`key`; False if that is not possible. Now and then the eldest files are removed,
-    until at most :data:`MOST` bytes and :data:`MOST_FILES` files are left."""
+    """Store an object under a :func:`key`; return False if that is not possible.
+
+    One call in sixteen removes the oldest files, until at most :data:`MOST` bytes and :data:`MOST_FILES` files remain.
+    """
     if place is None:
         return False
     shard = os.path.join(place, name[:1])
@@ -177,7 +184,7 @@ def keep(place: Path | None, name: str, content: bytes) -> bool:
         if not os.path.isdir(shard):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(shard, 0o700)
-        # What a loss of power leaves of a file does not match its hash.
+        # A file damaged by a power loss does not match its hash.
         put(os.path.join(shard, name), b"".join((_MAGIC, hashlib.sha256(content).digest(), content)))
         if name[1:2] in ("", "0"):  # names are hashes: one in sixteen
             _drop_eldest(shard, MOST // _SHARDS, MOST_FILES // _SHARDS)
@@ -187,13 +194,13 @@ def keep(place: Path | None, name: str, content: bytes) -> bool:
 
 
 def usage(place: Path) -> tuple[int, int]:
-    """(files, bytes) in the folder of a kind."""
+    """Return (files, bytes) in the folder of a kind."""
     sizes = [size for folder, _, _ in os.walk(place) for _, size, _ in _files(folder)]
     return len(sizes), sum(sizes)
 
 
 def clear(place: Path) -> None:
-    """Remove the folder of a kind; processes that keep files there meanwhile lose nothing but these files.
+    """Remove the folder of a kind; processes that store files there meanwhile lose only these files.
 
     Raises:
         OSError: it, or a file in it, cannot be removed.
@@ -203,7 +210,7 @@ def clear(place: Path) -> None:
 
 
 def _make(place: Path) -> None:
-    """Make a folder and those above it, for this user alone whatever the umask; one of ours that is open is closed."""
+    """Make a folder and its parents for this user alone, whatever the umask; tighten an open folder of ours."""
     for folder in (*reversed(place.parents), place):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -219,7 +226,7 @@ def _say_once(place: Path, reason: str) -> None:
 
 
 def _files(folder: str | os.PathLike[str]) -> list[tuple[int, int, str]]:
-    """(time of writing, size, path) of the files in a folder, the eldest first."""
+    """Return (time of writing, size, path) of the files in a folder, oldest first."""
     written: list[tuple[int, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -231,8 +238,10 @@ def _files(folder: str | os.PathLike[str]) -> list[tuple[int, int, str]]:
 
 
 def _drop_eldest(shard: str, most: int, most_files: int) -> None:
-    """Remove files until at most that many bytes and files are left, and those that an earlier release has kept
-    directly in the folder of the kind."""
+    """Remove the oldest files until at most ``most`` bytes and ``most_files`` files are left.
+
+    Files that an earlier release has stored directly in the folder of the kind are removed too.
+    """
     written = _files(shard)
     left, files = sum(size for _, size, _ in written), len(written)
     gone = [path for _, _, path in _files(os.path.dirname(shard))]

@@ -1,4 +1,4 @@
-"""The graph that users write: ``mx.sym``. Every registered operator is a function here, by name and by alias."""
+"""The symbolic graph interface ``mx.sym``: every registered operator as a function, by name and by alias."""
 
 from __future__ import annotations
 

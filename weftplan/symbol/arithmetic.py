@@ -1,6 +1,7 @@
-"""The Python operators of :class:`~weftplan.symbol.symbol.Symbol`: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
+"""Python operators of :class:`~weftplan.symbol.symbol.Symbol`: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
 
-Each chooses the operator for two symbols or for a symbol and a number. Nothing is kept; any thread may use them.
+Each selects the graph operator for two symbols, or for a symbol and a number. This module keeps no state; any thread
+may use it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from weftplan.symbol.node import Entry
 
 
 class Arithmetic:
-    """Mixin; operators make new nodes, comparisons give 0 or 1, and what would need data raises."""
+    """A mixin of Python operators: they make new nodes, comparisons give 0 or 1, and those that need data raise."""
 
     __slots__ = ()
     entries: list[Entry]
@@ -25,7 +26,7 @@ class Arithmetic:
         raise NotImplementedError
 
     def _single(self) -> Entry:
-        """The one entry; raises ParameterError for a group."""
+        """Return the only entry; raise ParameterError for a group."""
         if len(self.entries) != 1:
             raise ParameterError(
                 f"an arithmetic operator expects one output, {self!r} has {len(self.entries)}; pick one by index"

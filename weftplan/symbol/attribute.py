@@ -1,4 +1,4 @@
-"""Attributes of nodes: scopes that add them, and the short names that are stored as ``__name__``."""
+"""Node attributes: scopes that add them, and the short names that are stored as ``__name__``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from weftplan.errors import ParameterError
 
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-"""Attributes that users write without underscores and files hold with them."""
+"""Attributes that users write without underscores and files store with underscores."""
 
 
 class _Current(type):
-    """Gives the class the property that MXNet's has."""
+    """A metaclass that gives the class MXNet's ``current`` property."""
 
     @property
     def current(cls) -> AttrScope:
-        """All attributes of this thread's scopes as one; to set it replaces them until the innermost ``with`` ends."""
+        """The merged attributes of this thread's scopes; assignment replaces them until the innermost ``with`` ends."""
         return AttrScope(**_stack()[-1])
 
     @current.setter
@@ -25,7 +25,7 @@ class _Current(type):
 
 
 class AttrScope(metaclass=_Current):
-    """Attributes given to every node made inside ``with AttrScope(ctx_group="dev1"):``; inner scopes win.
+    """A scope of attributes for every node made inside ``with AttrScope(ctx_group="dev1"):``; inner scopes win.
 
     Raises:
         ParameterError: a value is not text.
@@ -42,7 +42,7 @@ class AttrScope(metaclass=_Current):
         self._attr = attributes
 
     def get(self, attr: Mapping[str, str] | None = None) -> dict[str, str]:
-        """A new dictionary: the scope's own attributes, updated with ``attr``.
+        """Return a new dictionary: the scope's own attributes, updated with ``attr``.
 
         Raises:
             ParameterError: a value of ``attr`` is not text.
@@ -50,7 +50,7 @@ class AttrScope(metaclass=_Current):
         return _updated(self._attr, attr)
 
     def __enter__(self) -> AttrScope:
-        # Merged per entry and kept on the stack, so that one scope may be entered in several places.
+        # Merge on each entry and push the result on the stack, so that a scope may be entered several times.
         stack = _stack()
         stack.append({**stack[-1], **self._attr})
         return self
@@ -70,7 +70,7 @@ def _stack() -> list[dict[str, str]]:
 
 
 def current(attr: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A new dictionary: the attributes of this thread's scopes, updated with ``attr``.
+    """Return a new dictionary: the attributes of this thread's scopes, updated with ``attr``.
 
     Raises:
         ParameterError: a value of ``attr`` is not text.
@@ -88,7 +88,7 @@ def _updated(scope: Mapping[str, str], attr: Mapping[str, str] | None) -> dict[s
 
 
 def stored_key(key: str, where: str) -> str:
-    """The key under which an attribute of an operator node is stored: hidden names get their underscores.
+    """Return the key under which a node attribute is stored: hidden names get their underscores.
 
     Raises:
         ParameterError: the key means an attribute of an input (``weight_lr_mult``).
@@ -109,7 +109,7 @@ def stored_key(key: str, where: str) -> str:
 
 
 def with_short_forms(attrs: Mapping[str, str]) -> dict[str, str]:
-    """``attrs``, with each hidden ``__name__`` also under its short name."""
+    """Return ``attrs``, with each hidden ``__name__`` also under its short name."""
     result = dict(attrs)
     for hidden in HIDDEN_KEYS:
         value = attrs.get(f"__{hidden}__")

@@ -1,4 +1,4 @@
-"""Making nodes: parameters parsed, inputs matched by position and name, missing inputs made into variables."""
+"""Node construction: parse parameters, match inputs by position and name, create missing variables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PARSED_LIMIT = 65536
 
 
 def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[str, Any]:
-    """``ops.registry.parse_params``, but equal texts give one shared dictionary, which must not be changed.
+    """Parse parameters as ``ops.registry.parse_params``; equal texts share one dictionary, which must not be changed.
 
-    Nodes of repeated layers then share their parameters, so inference and planning may memoise by identity.
+    Nodes of repeated layers then share their parameters, so inference and planning may cache by identity.
     """
     if op.single:
         return registry.parse_params(op, attrs, node=node)
@@ -37,7 +37,7 @@ def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[
 
 
 def to_text(value: Any) -> str:
-    """A parameter as MXNet writes it: ``str(value)``, dtypes by name, NumPy scalars as plain numbers.
+    """Format a parameter as MXNet does: ``str(value)``, dtypes by name, NumPy scalars as plain numbers.
 
     >>> to_text((3, np.int64(3))), to_text(np.float16), to_text([1, 2]), to_text(True), to_text(np.float32(1.1))
     ('(3, 3)', 'float16', '[1, 2]', 'True', '1.1')
@@ -66,11 +66,11 @@ def apply(
     keyword: Mapping[str, Entry] | None = None,
     attrs: Mapping[str, Any] | None = None,
 ) -> Node:
-    """A new node of ``op``.
+    """Make a new node of ``op``.
 
     Args:
         name: the node's name; may be empty.
-        positional: inputs in the operator's order; None means a variable is to be made.
+        positional: inputs in the operator's order; None creates a variable.
         keyword: inputs by their names.
         attrs: parameters and other attributes; values that are not text are written as MXNet does.
 
@@ -118,13 +118,13 @@ def _match_inputs(
 
 
 def _auto_variable(node: Node, input_name: str, position: int) -> Node:
-    """The variable of a missing input; it inherits every attribute of its operator, as in MXNet."""
+    """Make the variable of a missing input; it inherits every attribute of its operator, as in MXNet."""
     name = f"{node.name}_{input_name}" if node.name else input_name
     return Node(None, name, attrs=dict(node.attrs), created_at=node.created_at)
 
 
 def set_versions(node: Node) -> None:
-    """Note in the entries of a fresh operator node which versions of its variables it reads and writes.
+    """Record in the entries of a new operator node which versions of its variables it reads and writes.
 
     Variables that it writes also get the operator's default initializer.
 
@@ -166,9 +166,10 @@ def substitute(
     what: str,
     name: str | None = None,
 ) -> list[Entry]:
-    """A copy of the graph in which variables are replaced: by position (in their order) or by name, never both.
+    """Copy the graph with variables replaced by position (in their order) or by name, never both.
 
-    ``name`` becomes the name of the first head's node; those who write to variables count once more, as in MXNet.
+    ``name`` becomes the name of the first head's node. Nodes that write to variables increment the versions again, as
+    in MXNet.
 
     Raises:
         TypeError: both ways at once.

@@ -1,4 +1,4 @@
-"""What a caller may want of the gradient of an argument, and what gradients take over from their forward nodes."""
+"""``grad_req`` values of arguments, and the attributes that gradient nodes inherit from forward nodes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from weftplan.errors import MXNetError
 from weftplan.ops.core.schema import Req
 
 INHERITED = ("__ctx_group__", "ctx_group")
-"""Attributes that gradient nodes take over from their forward node."""
+"""Attributes that gradient nodes inherit from their forward node."""
 GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
-"""What a caller may want of an argument's gradient."""
+"""The OpReq code of each valid ``grad_req``."""
 
 
 def read_grad_req(
     grad_req: str | Mapping[str, str], arguments: Collection[str], error: type[MXNetError]
 ) -> dict[str, str]:
-    """What a caller wants of each argument's gradient, from one word for all or a dictionary (missing: null).
+    """Return the grad_req of each argument, from one value for all or a dictionary (missing: null).
 
     Raises:
-        MXNetError: of the class ``error``, where a word is none of :data:`GRAD_REQS`.
+        MXNetError: of the class ``error``, if a value is not in :data:`GRAD_REQS`.
     """
     given = dict.fromkeys(arguments, grad_req) if isinstance(grad_req, str) else grad_req
     wanted = {name: given.get(name, "null") for name in arguments}

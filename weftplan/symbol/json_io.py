@@ -1,4 +1,4 @@
-"""Symbol files: the JSON text of MXNet 1.9.1, written and read; older forms are read through :mod:`upgrade`."""
+"""Symbol files: reading and writing of MXNet 1.9.1 JSON; older forms are read through :mod:`upgrade`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import topological_order
 
 MXNET_VERSION = 10901
-"""The release whose files we write: major * 10000 + minor * 100 + patch."""
+"""The MXNet release whose format is written: major * 10000 + minor * 100 + patch."""
 MOST_OUTPUTS = 1 << 22
-"""Most outputs of all operators of one file together: nothing in a file but their number speaks of them, and a few
-characters could ask for more than any memory holds."""
+"""Maximum outputs of all operators of one file together. A file states only their number, so a few characters could
+request more outputs than fit in memory."""
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
 def dumps(entries: Sequence[Entry]) -> str:
-    """The graph of ``entries`` as text, character for character as MXNet 1.9.1 writes it."""
+    """Format the graph of ``entries`` as JSON, character for character as MXNet 1.9.1 does."""
     nodes = topological_order(entries)
     nid = {node: i for i, node in enumerate(nodes)}
     rows = [0]
@@ -57,7 +57,7 @@ def _entry_text(entry: Entry, nid: dict[Node, int]) -> str:
 
 
 def _array(items: list[str], depth: int, *, tall: bool | None = None) -> str:
-    """Lists of more than ten items, and lists of objects, get one line per item."""
+    """Format a list; lists of more than ten items, and lists of objects, get one line per item."""
     if not items or not (len(items) > 10 if tall is None else tall):
         return f"[{', '.join(items)}]"
     inner = "\n" + "  " * (depth + 1)
@@ -84,12 +84,12 @@ def _string(text: str) -> str:
 
 @resting
 def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
-    """The heads of the graph in ``text``; ``where`` names the source in messages.
+    """Parse the graph in ``text`` and return its heads; ``where`` names the source in messages.
 
     A node whose operator is not registered becomes a :mod:`placeholder <weftplan.symbol.placeholder>`.
 
     Raises:
-        FormatError: the text is truncated or malformed, refers to what does not exist, or the graph has a cycle.
+        FormatError: the text is truncated or malformed, has a dangling reference, or the graph has a cycle.
         ParameterError: an operator's parameters do not parse.
     """
     try:
@@ -147,7 +147,7 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
 def _stand_in(
     data: dict[str, Any], nodes: Sequence[Node], heads: Sequence[Entry], which: list[int], where: str
 ) -> None:
-    """Give the nodes whose operator is unknown a placeholder, with as many outputs as the file speaks of."""
+    """Give each node with an unknown operator a placeholder with the number of outputs that the file uses."""
     raw, counts = data["nodes"], placeholder.output_counts(data, len(nodes))
     used: dict[Node, int] = {}
     for entry in (*heads, *(entry for node in nodes for entry in node.inputs)):
@@ -202,7 +202,7 @@ def _bare_node(item: Any, what: str) -> Node:
     try:
         op = registry.resolve(op_name, attrs)
     except UnknownOperatorError:
-        return Node(None, name, attrs=attrs)  # a placeholder takes its place when inputs and outputs are known
+        return Node(None, name, attrs=attrs)  # a placeholder replaces it once inputs and outputs are known
     return Node(op, name, attrs=attrs)
 
 
@@ -234,7 +234,7 @@ def _list(data: dict[str, Any], key: str, where: str) -> list[Any]:
 
 
 def _version(data: dict[str, Any], where: str) -> int:
-    """The release that wrote the file; 800 when it does not say, as releases up to 0.8 did not."""
+    """Return the release that wrote the file; 800 if it is not stated, as in releases up to 0.8."""
     attrs = data.get("attrs")
     stored = attrs.get("mxnet_version") if isinstance(attrs, dict) else None
     if stored is None:
@@ -248,7 +248,7 @@ def _version(data: dict[str, Any], where: str) -> int:
 
 
 def debug_text(entries: Sequence[Entry]) -> str:
-    """MXNet's ``debug_str`` of a graph: heads, then one paragraph per node."""
+    """Format a graph as MXNet's ``debug_str``: heads, then one paragraph per node."""
     nodes = topological_order(entries)
     if len(nodes) == 1:
         node = nodes[0]

@@ -1,7 +1,7 @@
-"""Automatic names: a stack of managers per thread, each with its own counters.
+"""Automatic node names: a stack of name managers per thread, each with its own counters.
 
-The stacks belong to their threads, so two threads that build networks at once count on their own. Automatic names
-depend on what a thread has built before.
+Two threads that build networks concurrently count separately. So automatic names depend on the nodes that the same
+thread has built before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 
 
 class _Current(type):
-    """Gives the class the property that MXNet's has."""
+    """A metaclass that gives the class MXNet's ``current`` property."""
 
     @property
     def current(cls) -> NameManager:
@@ -23,7 +23,7 @@ class _Current(type):
 
 
 class NameManager(metaclass=_Current):
-    """Gives names such as ``fullyconnected0``; a name that the user chose is kept.
+    """A generator of names such as ``fullyconnected0``; a name that the user chose is used unchanged.
 
     >>> with NameManager():
     ...     [current().get(None, "fullyconnected"), current().get(None, "fullyconnected"), current().get("fc", "x")]
@@ -34,7 +34,7 @@ class NameManager(metaclass=_Current):
         self._counter: dict[str, int] = {}
 
     def get(self, name: str | None, hint: str) -> str:
-        """``name``, or when that is None (or empty) ``hint`` with the next number."""
+        """Return ``name``, or if that is None or empty, ``hint`` with the next number."""
         if name:
             return name
         number = self._counter.get(hint, 0)
@@ -50,7 +50,7 @@ class NameManager(metaclass=_Current):
 
 
 class Prefix(NameManager):
-    """Puts ``prefix`` before every name, chosen or automatic.
+    """A name manager that prepends ``prefix`` to every name, chosen or automatic.
 
     >>> with Prefix("stage1_"):
     ...     [current().get("conv", "x"), current().get(None, "activation")]
@@ -62,7 +62,7 @@ class Prefix(NameManager):
         self._prefix = prefix
 
     def get(self, name: str | None, hint: str) -> str:
-        """The name that :class:`NameManager` would give, with the prefix."""
+        """Return the name that :class:`NameManager` would give, with the prefix."""
         return self._prefix + super().get(name, hint)
 
 
@@ -77,5 +77,5 @@ def _stack() -> list[NameManager]:
 
 
 def current() -> NameManager:
-    """The innermost manager of this thread; a new thread starts with a fresh one."""
+    """Return the innermost manager of this thread; a new thread starts with a new manager."""
     return _stack()[-1]

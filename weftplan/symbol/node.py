@@ -1,8 +1,8 @@
-"""Nodes and entries: what a symbol is made of.
+"""``Node`` and ``Entry``: the elements of a symbol's graph.
 
-A node is an operator applied to entries, or a variable (``op`` None). Nodes are shared between symbols and never change
-once they have users, except by the documented composing step; those that planning makes, which nobody else has, may.
-Identity is object identity.
+A node is an operator applied to entries, or a variable (``op`` None). Symbols share nodes. A node with users never
+changes, except in the documented composing step; the planner may change nodes that it has made and not shared. Identity
+is object identity.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weftplan.ops.core.schema import Op
 
 FOLDED = "__folded__"
-"""Attribute of a node that stands for others, which were computed before or became part of it: their names."""
+"""Attribute of a node that replaces other nodes, by folding or fusion: the names of those nodes."""
 
 
 class Entry(NamedTuple):
@@ -26,11 +26,11 @@ class Entry(NamedTuple):
 
 
 entry_of: Callable[[tuple[Node, int, int]], Entry] = partial(tuple.__new__, Entry)
-"""An entry of all that it holds, in half the time: passes over a graph make one for every edge."""
+"""Make an entry from a tuple of its three fields, in half the time of the constructor; passes make one per edge."""
 
 
 class Node:
-    """One operator instance, or a variable when ``op`` is None."""
+    """An operator instance, or a variable if ``op`` is None."""
 
     __slots__ = ("attrs", "control_deps", "created_at", "inputs", "mirror_of", "name", "op", "params", "version")
 
@@ -54,7 +54,7 @@ class Node:
         """Parsed parameters (``ops.registry.parse_params``), all declared names present; empty for a variable."""
         self.inputs = [] if inputs is None else inputs
         self.control_deps = [] if control_deps is None else control_deps
-        """Nodes that must run before this one; for a gradient node, item 0 is its forward node."""
+        """Nodes that must run before this node; for a gradient node, item 0 is its forward node."""
         self.created_at = created_at
         """``file:line`` of the user's code that made the node, for error messages."""
         self.mirror_of = mirror_of
@@ -69,7 +69,7 @@ class Node:
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs, hidden ones included; 1 for a variable."""
+        """Number of outputs, including hidden outputs; 1 for a variable."""
         return 1 if self.op is None else self.op.num_outputs(self.params)
 
     @property

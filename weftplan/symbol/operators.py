@@ -1,4 +1,4 @@
-"""Python operators of symbols: which graph operator each one becomes, and under which automatic name."""
+"""The mapping from Python operators of symbols to graph operators and automatic names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BINARY: dict[str, tuple[_Choice, _Choice, _Choice]] = {
     "mod": (("_mod", "_mod"), ("_mod_scalar", "_modscalar"), ("_rmod_scalar", "_rmodscalar")),
     "pow": (("_power", "_power"), ("_power_scalar", "_powerscalar"), ("_rpower_scalar", "_rpower_scalar")),
 }
-# The function has another automatic name than the operator where the number is on the left.
+# With the number on the left, the function's automatic name differs from the operator's.
 _BINARY["power"] = (*_BINARY["pow"][:2], ("_rpower_scalar", "_rpowerscalar"))
 for _kind in ("maximum", "minimum", "hypot"):
     _with_number = (f"_{_kind}_scalar", f"_{_kind}scalar")
@@ -44,12 +44,12 @@ for _kind, _word, _mirror in (
 
 
 def is_number(value: Any) -> bool:
-    """True for what an arithmetic operator accepts beside symbols."""
+    """Return whether a value is a number that an arithmetic operator accepts next to a symbol."""
     return isinstance(value, Number | np.number | np.bool_)
 
 
 def binary(kind: str, left: Entry | Any, right: Entry | Any) -> Node | None:
-    """The node of ``left <kind> right``, where one side may be a number; None when Python should try elsewhere."""
+    """Make the node of ``left <kind> right``; one side may be a number. Return None for NotImplemented."""
     both, scalar, reverse = _BINARY[kind]
     if isinstance(left, Entry) and isinstance(right, Entry):
         return _node(*both, [left, right], {})
@@ -61,12 +61,12 @@ def binary(kind: str, left: Entry | Any, right: Entry | Any) -> Node | None:
 
 
 def negative(entry: Entry) -> Node:
-    """``-x``, which MXNet writes as a multiplication."""
+    """Make the node of ``-x``, which MXNet writes as a multiplication."""
     return _node("_mul_scalar", "_mulscalar", [entry], {"scalar": -1.0})
 
 
 def absolute(entry: Entry) -> Node:
-    """``abs(x)``."""
+    """Make the node of ``abs(x)``."""
     return _node("abs", "abs", [entry], {})
 
 
@@ -76,12 +76,12 @@ def _node(op: str, hint: str, inputs: list[Entry], params: dict[str, Any]) -> No
 
 
 def no_truth_value() -> NotImplementedForSymbol:
-    """The error of ``if symbol:``."""
+    """Return the error for ``if symbol:``."""
     return NotImplementedForSymbol(
         "a symbol has no truth value: it is a description, not data; bind it and test the result's asscalar()"
     )
 
 
 def no_inplace(operator: str) -> NotImplementedForSymbol:
-    """The error of ``symbol += …``."""
+    """Return the error for ``symbol += …``."""
     return NotImplementedForSymbol(f"symbols never change, so {operator}= is not supported; write x = x {operator} y")

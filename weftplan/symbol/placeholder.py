@@ -1,8 +1,7 @@
-"""Nodes of files whose operator weftplan does not have: placeholders, so that the rest of the file can be used.
+"""Placeholder nodes for operators that weftplan lacks, so that the rest of a symbol file can be used.
 
-A placeholder has the inputs, outputs and attributes that the file gives it, and is written back as it came. Nothing is
-known of its shapes, and nothing computes it: whatever needs it is refused by :func:`require_known`, which names all of
-them at once.
+A placeholder has the inputs, outputs and attributes of the file, and is written back unchanged. Its shapes are unknown
+and it cannot be computed. If a caller needs it, :func:`require_known` raises an error that names all such operators.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ def _compute(*args: Any) -> NoReturn:
 
 
 def make(name: str, inputs: int, outputs: int, what: str) -> Op:
-    """The operator of one placeholder node.
+    """Make the operator of one placeholder node.
 
     Raises:
-        FormatError: more outputs than any operator has.
+        FormatError: there are more than :data:`MOST_OUTPUTS` outputs.
     """
     if outputs > MOST_OUTPUTS:
         raise FormatError(f"{what}: {outputs:,} outputs of one operator; at most {MOST_OUTPUTS:,} are read")
@@ -40,26 +39,26 @@ def make(name: str, inputs: int, outputs: int, what: str) -> Op:
         infer_dtype=pass_dtype,
         inputs=tuple(f"arg{i}" for i in range(inputs)),
         outputs=("output",) if outputs == 1 else tuple(f"output{i}" for i in range(outputs)),
-        random=True,  # it may be anything: never merged with another
+        random=True,  # unknown semantics: never merge it with another node
         single=True,
         doc="An operator that weftplan does not have.",
     )
 
 
 def is_placeholder(node: Node) -> bool:
-    """True for a node that nothing can compute."""
+    """Return whether a node is a placeholder, which cannot be computed."""
     return node.op is not None and node.op.forward is _compute
 
 
 def label(node: Node) -> str:
-    """The operator's name as a reader knows it: of a custom operator the type."""
+    """Return the operator's name for messages; a custom operator includes its type."""
     assert node.op is not None
     kind = node.attrs.get("op_type") if node.op.name == "Custom" else None
     return node.op.name if kind is None else f"Custom(op_type={kind})"
 
 
 def missing(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Names of nodes by the operator that they lack, in the order of the graph."""
+    """Return names of placeholder nodes by missing operator, in the order of the graph."""
     found: dict[str, list[str]] = {}
     for node in nodes:
         if is_placeholder(node):
@@ -68,7 +67,7 @@ def missing(nodes: Sequence[Node]) -> dict[str, list[str]]:
 
 
 def usable(nodes: Sequence[Node]) -> list[Node]:
-    """Operator nodes that need no placeholder, inputs first."""
+    """Return operator nodes that depend on no placeholder, inputs first."""
     lost: set[Node] = set()
     good: list[Node] = []
     for node in nodes:
@@ -82,7 +81,7 @@ def usable(nodes: Sequence[Node]) -> list[Node]:
 
 
 def explain(nodes: Sequence[Node]) -> str:
-    """What is missing of a graph, what can be used all the same, and how the gap is filled."""
+    """Describe the missing operators of a graph, its usable outputs, and how to provide the operators."""
     lines = []
     for name, where in missing(nodes).items():
         more = f", and {len(where) - _SHOWN} more" if len(where) > _SHOWN else ""
@@ -117,7 +116,7 @@ def require_known(nodes: Sequence[Node], what: str) -> None:
 
 
 def output_counts(data: Mapping[str, Any], count: int) -> list[int | None]:
-    """How many outputs each of the ``count`` nodes of a file has, as far as its ``node_row_ptr`` says."""
+    """Return the number of outputs of each of the ``count`` nodes of a file, from ``node_row_ptr``, or None."""
     rows = data.get("node_row_ptr")
     if not isinstance(rows, list) or len(rows) != count + 1 or not all(type(row) is int for row in rows):
         return [None] * count

@@ -1,6 +1,6 @@
-"""Who called: the first caller outside this package, for error messages and warnings.
+"""The first caller outside this package, for error messages and warnings.
 
-It walks the stack of the calling thread and keeps nothing.
+It is found by walking the calling thread's stack; this module keeps no state.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def caller() -> str | None:
-    """``file:line`` of the innermost frame whose code is not weftplan's; None when there is none.
+    """Return ``file:line`` of the innermost frame outside weftplan; None if there is none.
 
-    A fraction of a microsecond: only frames are followed, no source is read.
+    This takes a fraction of a microsecond: it follows frames and reads no source.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -29,7 +29,7 @@ def caller() -> str | None:
 
 
 def warn(message: str) -> None:
-    """A UserWarning at the line of the innermost caller outside this package, however far out it is."""
+    """Issue a UserWarning at the line of the innermost caller outside this package."""
     frame, level = sys._getframe(1), 2  # warnings counts this function as 1
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1

@@ -1,8 +1,8 @@
-"""``Symbol``: what users hold, a list of entries of a graph.
+"""``Symbol``, the class that users hold: a list of entries of a graph.
 
-It owns the list of its outputs and nothing else: nodes are shared between symbols and are not changed, attributes
-aside. What other layers do with symbols (bind, plan) comes through ``hooks.py``. Any thread may read a symbol; to
-change one is for one thread at a time.
+A symbol owns only the list of its outputs: nodes are shared between symbols and, attributes aside, never change. Verbs
+of higher layers (bind, plan) come through ``verbs.py``. Any thread may read a symbol; only one thread at a time may
+change it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NDARRAY_ONLY = frozenset(
 class Symbol(Inference, Arithmetic, Verbs, Methods):
     """One or several outputs of a graph, to be composed, inspected, saved, planned and bound.
 
-    Symbols never change; the nodes behind them are shared.
+    Symbols never change; they share their nodes.
 
     Args:
         entries: the outputs, in order.
@@ -48,7 +48,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries: list[Entry] = list(entries)
         self.kept: Any = None
-        """What executors keep with the symbol, to go with it."""
+        """Executors' cached data for this symbol, with the symbol's lifetime."""
 
     # ------------------------------------------------------------------------------------------------------- names
 
@@ -111,7 +111,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
             if len(found) != 1:
                 problem = "no output is" if not found else f"{len(found)} outputs are"
                 hint = did_you_mean(index, names) if not found else ""
-                if not found and f"{index}_output" in names:  # the name of a node, where that of its output is wanted
+                if not found and f"{index}_output" in names:  # a node's name instead of its output's
                     hint = f"did you mean '{index}_output'? "
                 raise ParameterError(f"{problem} called {index!r}; {hint}outputs: {listed(names)}")
             return Symbol([self.entries[found[0]]])
@@ -135,10 +135,10 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return Symbol(children) if children else None
 
     def __call__(self, *args: Symbol, **kwargs: Symbol) -> Symbol:
-        """A copy in which variables are replaced by other symbols, by position or by name; ``name`` renames the copy.
+        """Return a copy with variables replaced by symbols, by position or by name; ``name`` renames the copy.
 
         Raises:
-            TypeError: a value is no symbol, or both ways are used.
+            TypeError: a value is no symbol, or positions and names are mixed.
             ParameterError: a value has several outputs, or no variable has that name.
         """
         name: Any = kwargs.pop("name", None)
@@ -171,7 +171,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     # -------------------------------------------------------------------------------------------------- attributes
 
     def attr(self, key: str) -> str | None:
-        """An attribute of the node: also ``name``, ``op_name`` (``"null"`` for a variable) and hidden short names."""
+        """Return a node attribute, ``name`` or ``op_name`` (``"null"`` for a variable); hidden names may be short."""
         node = self._node()
         if node is None:
             return None
@@ -187,18 +187,18 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return value
 
     def list_attr(self, recursive: bool = False) -> dict[str, str]:
-        """The node's attributes, hidden ones under both names; empty for a group of several nodes."""
+        """Return the node's attributes, hidden attributes under both names; empty for a group of several nodes."""
         if recursive:
             raise DeprecationWarning("list_attr(recursive=True) is gone from MXNet; use attr_dict()")
         node = self._node()
         return {} if node is None else attribute.with_short_forms(node.attrs)
 
     def attr_dict(self) -> dict[str, dict[str, str]]:
-        """Attributes of every node that has any, by node name; hidden ones under both names."""
+        """Return attributes of every node that has any, by node name; hidden attributes appear under both names."""
         return {node.name: attribute.with_short_forms(node.attrs) for node in self._nodes() if node.attrs}
 
     def _set_attr(self, **attributes: str) -> None:
-        """Set attributes of the one node behind this symbol; parameters are parsed again.
+        """Set attributes of this symbol's single node; parameters are parsed again.
 
         Raises:
             ParameterError: a group, a value that is not text, or a parameter that does not parse.
@@ -234,7 +234,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return sorted({*object.__dir__(self), *_NDARRAY_ONLY, *(n for n in registry.names() if not n.startswith("_"))})
 
     def astype(self, dtype: Any) -> Symbol:
-        """The ``Cast`` of this symbol."""
+        """Cast this symbol to another dtype."""
         result: Symbol = slots.SYMBOL_OPERATOR.get()("cast")(self, dtype=dtype)
         return result
 
@@ -245,7 +245,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         squeeze_axis: bool = False,
         name: str | None = None,
     ) -> Symbol:
-        """``sym.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
+        """Split into equal sections along ``axis``, or at the given indices, as ``sym.split_v2(x, …)``."""
         split = slots.SYMBOL_SPLIT.get()
         result: Symbol = split(self, indices_or_sections, axis, squeeze_axis, name)
         return result
@@ -253,24 +253,24 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     # ------------------------------------------------------------------------------------------------------- files
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """The graph as JSON text, as MXNet 1.9.1 writes it.
+        """Return the graph as JSON text in the format of MXNet 1.9.1.
 
-        ``remove_amp_cast`` is accepted and has no effect: ``amp_cast`` nodes, which MXNet leaves out, are kept, so that
-        what is read again computes the same.
+        ``remove_amp_cast`` is accepted and has no effect: ``amp_cast`` nodes, which MXNet omits, are kept, so that the
+        loaded graph computes the same results.
         """
         return json_io.dumps(self.entries)
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
-        """Write :meth:`tojson` to a file, whole or not at all."""
+        """Write :meth:`tojson` to a file atomically."""
         write_text(fname, self.tojson())
 
     def debug_str(self) -> str:
-        """The graph as text, one paragraph per node."""
+        """Return the graph as text, one paragraph per node."""
         return json_io.debug_text(self.entries)
 
 
 def output_name(entry: Entry) -> str:
-    """A variable's name, else ``<node>_<output>`` (just the output's name for a nameless node)."""
+    """Return a variable's name, else ``<node>_<output>`` (only the output's name for a nameless node)."""
     node = entry.node
     if node.op is None:
         return node.name
@@ -279,7 +279,7 @@ def output_name(entry: Entry) -> str:
 
 
 def single(value: Any, what: str) -> Entry:
-    """The entry of a symbol with one output.
+    """Return the entry of a symbol with one output.
 
     Raises:
         TypeError: not a symbol.
@@ -293,10 +293,10 @@ def single(value: Any, what: str) -> Entry:
 
 
 def Group(symbols: Iterable[Symbol]) -> Symbol:
-    """One symbol with all the outputs of several.
+    """Group several symbols into one symbol with all their outputs.
 
     Raises:
-        TypeError: no symbols, or something else among them.
+        TypeError: the list is empty or contains another type.
     """
     members = list(symbols)
     if not members or not all(isinstance(member, Symbol) for member in members):
@@ -305,7 +305,7 @@ def Group(symbols: Iterable[Symbol]) -> Symbol:
 
 
 def load_json(text: str, where: str = "symbol JSON") -> Symbol:
-    """The symbol in a JSON text of any MXNet 1.x release or before; ``where`` names its source in messages.
+    """Load a symbol from JSON text of any MXNet release up to 1.x; ``where`` names its source in messages.
 
     Raises:
         FormatError: truncated, malformed or cyclic.
@@ -318,7 +318,7 @@ def load_json(text: str, where: str = "symbol JSON") -> Symbol:
 
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
-    """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
+    """Load a symbol from a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
     with open_to_read(fname) as file:
         content = file.read()
     try:
@@ -332,7 +332,7 @@ def load(fname: str | os.PathLike[str]) -> Symbol:
 
 
 _PARAMS = b"\x12\x01\x00\x00\x00\x00\x00\x00"
-"""How files of arrays begin."""
+"""The first bytes of array files."""
 
 
 def _not_for_symbols(name: str) -> Callable[..., Any]:

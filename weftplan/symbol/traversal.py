@@ -1,8 +1,8 @@
-"""Walking a graph from its heads: the one order of its nodes, and copies of it.
+"""Graph traversal from the heads: the canonical order of nodes, and graph copies.
 
-The walks do not recurse, because chains of 10^6 nodes are ordinary input. Nothing here keeps state or changes a node,
-so every function may be called from any thread. What lets a node read something else copies it, and keeps the copies in
-a dictionary *moved*: the given node, the node in its place.
+The walks do not recurse, because chains of 10^6 nodes are ordinary input. This module keeps no state and changes no
+node, so any thread may call it. A function that replaces a node's inputs copies the node and records the copy in a
+dictionary *moved*, from the original node to its copy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from weftplan.errors import FormatError, MXNetError
 from weftplan.symbol.node import Entry, Node, entry_of
 
 Order = tuple[list[Node], dict[Node, int]]
-"""Nodes, each after what it needs, and the position of each."""
+"""Nodes in topological order, and the position of each."""
 
 
 def topological_order(entries: Iterable[Entry]) -> list[Node]:
-    """The order of :func:`depth_first_order`, without the positions.
+    """Return the order of :func:`depth_first_order`, without the positions.
 
     Raises:
         FormatError: the graph has a cycle.
@@ -32,10 +32,10 @@ def topological_order(entries: Iterable[Entry]) -> list[Node]:
 def depth_first_order(
     heads: Iterable[Node], error: type[MXNetError] = FormatError, begun: Order | None = None
 ) -> Order:
-    """Every node that ``heads`` need, each after what it needs, and its position: MXNet's depth-first post-order.
+    """Return all nodes reachable from ``heads`` with their positions, in MXNet's depth-first post-order.
 
-    Heads come in the order given; for each node first its inputs in order, then its control dependencies. ``begun`` is
-    the order of the heads before these, when the caller has it; it stays as it is.
+    Heads are visited in their order; a node's inputs in order, then its control dependencies. ``begun`` is the order of
+    preceding heads, if the caller has it; it is not changed.
 
     Raises:
         FormatError: the nodes form a cycle; the message names the nodes on it. ``error`` is raised in its place.
@@ -82,7 +82,7 @@ def depth_first_order(
 
 
 def split_variables(order: Iterable[Node]) -> tuple[list[Node], list[Node]]:
-    """(arguments, auxiliary states) among ``order``: a state is a variable that some operator writes to."""
+    """Return (arguments, auxiliary states) in ``order``: a state is a variable that some operator writes to."""
     written: set[Node] = set()
     variables: list[Node] = []
     for node in order:
@@ -94,9 +94,9 @@ def split_variables(order: Iterable[Node]) -> tuple[list[Node], list[Node]]:
 
 
 def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = None) -> list[Entry]:
-    """Fresh nodes for everything that ``entries`` need; the entries of the copy.
+    """Copy all nodes reachable from ``entries``; return the entries of the copy.
 
-    ``replace`` maps variables to entries (of other graphs, not copied) that take their place.
+    ``replace`` maps variables to entries of other graphs, which replace them and are not copied.
     """
     heads = list(entries)
     substitute = {} if replace is None else replace
@@ -124,15 +124,15 @@ def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = Non
 
 
 def followed(entry: Entry, moved: Mapping[Node, Node]) -> Entry:
-    """The same output of the node in its node's place."""
+    """Return the same output of the node that replaces the entry's node."""
     node = moved.get(entry[0])
     return entry if node is None else entry_of((node, entry[1], entry[2]))
 
 
 def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node:
-    """``node`` with these inputs and whatever moved into the place of its control dependencies.
+    """Return ``node`` with these inputs and with replaced control dependencies.
 
-    Returns ``node`` itself when it has these anyway, else a copy with its name, attributes and place in the code.
+    Return ``node`` itself if it has these already, else a copy with its name, attributes and source line.
     """
     controls = [moved.get(dep, dep) for dep in node.control_deps]
     if inputs == node.inputs and controls == node.control_deps:
@@ -150,7 +150,7 @@ def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node
 
 
 def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:
-    """The message for an edge back to ``start``, which is still on the path."""
+    """Format the message for an edge back to ``start``, which is still on the path."""
     path = [node for node in stack if state.get(node) == -1]
     names: list[str] = []
     for node in path[path.index(start) :]:

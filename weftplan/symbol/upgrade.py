@@ -1,4 +1,4 @@
-"""Symbol files of old releases: what each step changes on one node. Steps run in the order of their file versions."""
+"""Upgrades of old symbol files: per-node steps, which run in the order of their file versions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from weftplan.symbol.node import Entry, Node
 
 
 def variable_keys(node: Node) -> None:
-    """Bare hidden names on a variable (``lr_mult``) get their underscores."""
+    """Add underscores to bare hidden names on a variable (``lr_mult``)."""
     for hidden in HIDDEN_KEYS:
         if hidden in node.attrs:
             node.attrs[f"__{hidden}__"] = node.attrs.pop(hidden)
 
 
 def stored_params(node: Node, texts: Mapping[str, str], where: str) -> dict[str, Any]:
-    """Parameters of a node of a file from their texts; its inputs are those of the file, as far as it has them.
+    """Parse the parameters of a node in a file; its inputs are those that the file lists.
 
     Raises:
         ParameterError: the parameters do not parse.
@@ -40,9 +40,9 @@ def stored_params(node: Node, texts: Mapping[str, str], where: str) -> dict[str,
 
 
 def hidden_keys(node: Node, where: str) -> set[str]:
-    """The same on an operator; ``<input>_<hidden>`` moves to that input when it is a variable, whatever its name.
+    """Add underscores to hidden names on an operator; move ``<input>_<hidden>`` to that input if it is a variable.
 
-    Returns the keys that stay and are no parameters.
+    Return the remaining keys that are no parameters.
 
     Raises:
         ParameterError, FormatError: as :func:`stored_params`; some operators' inputs depend on their parameters.
@@ -70,14 +70,14 @@ def hidden_keys(node: Node, where: str) -> set[str]:
 
 
 def argument_axis(node: Node) -> None:
-    """Before 0.9.5, ``axis=-1`` of argmax and argmin meant no axis at all."""
+    """Drop ``axis=-1`` of argmax and argmin, which meant no axis before 0.9.5."""
     assert node.op is not None
     if node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
         del node.attrs["axis"]
 
 
 def missing_inputs(node: Node) -> None:
-    """Before 0.9.0, auxiliary states were not in the file: append them as variables."""
+    """Append auxiliary states as variables, since files before 0.9.0 lack them."""
     assert node.op is not None
     names = node.op.input_names(node.params)
     for position in range(len(node.inputs), len(names)):
@@ -86,7 +86,7 @@ def missing_inputs(node: Node) -> None:
 
 
 def default_initializers(node: Node) -> None:
-    """Before 0.9.4, variables did not carry their operator's default initializer."""
+    """Add their operator's default initializer to variables, which lacked it before 0.9.4."""
     assert node.op is not None
     for position, init in node.op.input_init.items():
         if position < len(node.inputs) and node.inputs[position].node.op is None:

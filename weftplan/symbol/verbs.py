@@ -1,6 +1,6 @@
-"""Verbs of symbols that higher layers provide: bind, plan, evaluate.
+"""Symbol verbs that higher layers provide: bind, plan, evaluate.
 
-``verbs.pyi`` beside this file tells type checkers and editors what they take and give, which names higher layers.
+``verbs.pyi`` next to this file declares their types for type checkers and editors, with names of higher layers.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Verbs:
     def bind(
         self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", *more: Any, **kwargs: Any
     ) -> Any:
-        """An executor on given arrays: see :func:`weftplan.executor.bind`; ``more`` follows in its order."""
+        """Bind to the caller's arrays: see :func:`weftplan.executor.bind`; ``more`` follows in its order."""
         return slots.BIND.get()(self, ctx, args, args_grad, grad_req, *more, **kwargs)
 
     def simple_bind(self, ctx: Any, grad_req: Any = "write", *more: Any, **kwargs: Any) -> Any:
-        """An executor on arrays made for it: see :func:`weftplan.executor.simple_bind`; ``more`` as for bind."""
+        """Bind to newly allocated arrays: see :func:`weftplan.executor.simple_bind`; ``more`` as for bind."""
         return slots.SIMPLE_BIND.get()(self, ctx, grad_req, *more, **kwargs)
 
     def eval(self, ctx: Any = None, **kwargs: Any) -> Any:
-        """Outputs for these arrays, by name: bind once, run forward, return the outputs."""
+        """Bind to arrays given by name, run forward once, and return the outputs."""
         from weftplan.device.context import current_context
 
         return self.bind(ctx or current_context(), kwargs, grad_req="null").forward()
 
     def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: Any) -> Any:
-        """The memory plan for these shapes; nothing is allocated: see :mod:`weftplan.planner`."""
+        """Plan the memory for these shapes without allocating any: see :mod:`weftplan.planner`."""
         with watching("planning within the budget", long=kwargs.get("budget") is not None):
             return slots.PLAN_SYMBOL.get()(self, shapes or {}, **kwargs)

@@ -1,6 +1,6 @@
-"""Tasks on plain arrays: functions that the engine orders by the arrays that they get.
+"""Tasks on plain arrays: functions that the engine orders by their array arguments.
 
-They are offered as ``weftplan.engine.submit``, ``task``, ``wait``, … too. Any thread may call them.
+They are also available as ``weftplan.engine.submit``, ``task``, ``wait``, …. Any thread may call them.
 """
 
 from weftplan.tasks.arrays import tiles, var_of

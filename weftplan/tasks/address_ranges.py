@@ -1,7 +1,7 @@
-"""Which entries of the registry lie at which addresses.
+"""Address ranges of registry entries, for finding the entries that overlap a memory range.
 
-Relies on the registry's lock, which its caller holds. An entry whose arrays have died stays until no operation uses its
-memory any more, since a temporary array may have been all that stood for it.
+Relies on the registry's lock, which its caller holds. An entry whose arrays have died stays until no pending operation
+uses its memory, since a temporary array may have been the only object that represented it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class AddressRanges(Generic[T]):
-    """Ranges of addresses, each of one entry; ranges may overlap.
+    """Address ranges, each belonging to one entry; ranges may overlap.
 
     Args:
         pending: whether operations still use the memory of an entry that has ended.
@@ -28,10 +28,10 @@ class AddressRanges(Generic[T]):
         self._spans: dict[int, tuple[int, int]] = {}
         self._ended: dict[int, T] = {}
         self._longest = 0
-        """No range is longer: a search begins that far below its lowest address."""
+        """The length of the longest range; a search begins that far below its lowest address."""
 
     def add(self, entry: T, low: int, high: int) -> tuple[int, int]:
-        """Note that ``entry`` has the bytes from ``low`` up to ``high``; returns the smallest range with all it has."""
+        """Record that ``entry`` has the bytes from ``low`` up to ``high``; return the range covering all its bytes."""
         known = self._spans.get(id(entry))
         if known is not None:
             self._remove(entry)
@@ -53,7 +53,7 @@ class AddressRanges(Generic[T]):
             place += 1
 
     def end(self, entry: T) -> None:
-        """Forget ``entry``, whose arrays have died, as soon as nothing is pending on it."""
+        """Remove ``entry``, whose arrays have died, as soon as no operation on it is pending."""
         if id(entry) in self._spans:
             self._ended[id(entry)] = entry
             if not self._pending(entry):

@@ -1,7 +1,7 @@
-"""Arrays and tasks among the arguments of a task, also in lists, tuples and dictionaries: found when it is submitted,
-opened when it runs.
+"""Arrays and tasks among a task's arguments, also in lists, tuples and dictionaries.
 
-Nothing here keeps state; any thread may call it.
+They are located when the task is submitted, and replaced by raw arrays and results when it runs. This module keeps no
+state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from weftplan.tasks.held_arrays import held_arrays
 NO_ARRAYS = frozenset(
     {int, float, bool, str, bytes, complex, type(None), FunctionType, np.ufunc, np.float32, np.float64}
 )
-"""Classes of arguments in which no array is looked for."""
+"""Classes of arguments that cannot contain arrays."""
 
 
 def arrays_in(values: Any) -> Iterator[Any]:
-    """The arrays and tasks among ``values``, in lists, tuples and dictionaries among them, and in objects that hold or
-    share arrays (:mod:`weftplan.tasks.held_arrays`)."""
+    """Yield the arrays and tasks among ``values``, also inside lists, tuples, dictionaries and array-holding objects.
+
+    :mod:`weftplan.tasks.held_arrays` handles the objects.
+    """
     for value in values:
         kind = type(value)
         if kind is np.ndarray:
@@ -48,15 +50,16 @@ def arrays_in(values: Any) -> Iterator[Any]:
 
 
 def call_opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
-    """Call ``fn`` with raw arrays for NDArrays, whose memory may not be there before this runs, and with the results of
-    tasks for these."""
+    """Call ``fn`` with NDArrays replaced by raw arrays and tasks by their results.
+
+    This must happen when the task runs, because the memory of NDArrays may not be allocated earlier.
+    """
     opened = [_open(value, lock) for value in args]
     return fn(*opened, **{key: _open(value, lock) for key, value in kwargs.items()})
 
 
 def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
-    """What the function gets for an argument: NDArrays as raw arrays, read-only where ``lock`` says so; for a task its
-    result, which is there."""
+    """Return the function's argument for ``value``: a raw array (read-only if ``lock`` says so) or a task's result."""
     if type(value) is Task:
         return value._value
     if type(value) is np.ndarray:
@@ -74,7 +77,7 @@ def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
 
 
 def _like(value: Any, items: Any) -> Any:
-    """A copy of a list, tuple or dictionary, or of one of a class derived from them, with other items."""
+    """Copy a list, tuple or dictionary, or an instance of a derived class, with other items."""
     if hasattr(value, "_make"):
         return value._make(items)
     if isinstance(value, tuple):

@@ -1,6 +1,6 @@
-"""From plain arrays to vars: which var orders access to the memory under an array.
+"""The map from plain arrays to the vars that order access to their memory.
 
-What is known of a buffer stands in ``registry.py``. Any thread may call anything here.
+``registry.py`` stores the vars of each buffer. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CPU0 = Context("cpu", 0)
 
 
 def is_array(thing: Any) -> bool:
-    """True for what orders tasks: NumPy and CuPy arrays, rows of structured ones, NDArrays, vars.
+    """Return whether an object orders tasks: NumPy and CuPy arrays, rows of structured arrays, NDArrays, vars.
 
     >>> is_array(np.zeros(3)), is_array(3.0), is_array([1, 2])
     (True, False, False)
@@ -35,17 +35,17 @@ def is_array(thing: Any) -> bool:
 
 
 def _is_row(thing: Any) -> bool:
-    """True for a row of a structured array, which is a view of it, though no array."""
+    """Return whether an object is a row of a structured array, which is a view but no array."""
     return isinstance(thing, np.void) and thing.base is not None
 
 
 def is_ndarray(thing: Any) -> bool:
-    """True for a :class:`weftplan.nd.NDArray`, which brings its var; plain arrays need nothing of that layer."""
+    """Return whether an object is a :class:`weftplan.nd.NDArray`, which has a var; do not import that layer."""
     return isinstance(getattr(thing, "var", None), Var) and hasattr(thing, "raw")
 
 
 def context_of(thing: Any) -> Context | None:
-    """Where an array is; None for a var or a task, which is anywhere."""
+    """Return the context of an array; None for a var or a task, which has none."""
     if isinstance(thing, (np.ndarray, np.void)):
         return _CPU0
     if is_ndarray(thing):
@@ -57,7 +57,7 @@ def context_of(thing: Any) -> Context | None:
 
 
 def var_of(array: Any, engine: Engine | None = None) -> Var:
-    """The var that orders access to the memory of ``array`` on ``engine`` (default: the process-wide one).
+    """Return the var that orders access to the memory of ``array`` on ``engine`` (default: the process-wide engine).
 
     From then on tasks on slices of its buffer are ordered with each other, as tasks on the whole buffer are.
 
@@ -85,7 +85,7 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
 
 
 def vars_of(array: Any, engine: Engine) -> list[Var]:
-    """The vars that order access to ``array``: one, or those of all tiles that it touches. Raises as :func:`var_of`."""
+    """Return the vars that order access to ``array``: one, or one per overlapped tile; raises as :func:`var_of`."""
     if type(array) is np.ndarray:
         return registry.vars_of(array, engine)
     if isinstance(array, Var):
@@ -101,10 +101,10 @@ def vars_of(array: Any, engine: Engine) -> list[Var]:
 
 @known_keywords()
 def tiles(array: Any, tile: int | Sequence[int]) -> Tiles:
-    """Divide an array: from now on tasks on views of it are ordered by the tiles that they touch.
+    """Divide an array into tiles: from now on tasks on its views are ordered by the tiles that they overlap.
 
-    What was submitted before on any view of its buffer comes first. An array may be divided again; then what the
-    earlier tiles ordered comes first, too. The tiles last as long as arrays over the buffer do.
+    Tasks submitted earlier on any view of the buffer run first. An array may be divided again; then tasks on the
+    earlier tiles run first, too. The tiles last as long as arrays over the buffer do.
 
     Args:
         array: NumPy or CuPy array; views of the same buffer beyond it keep the var they share.

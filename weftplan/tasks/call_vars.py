@@ -1,6 +1,7 @@
-"""The vars of one call that is about to be pushed: those that it reads, writes, and takes failures over from.
+"""The vars of a call that is about to be pushed: reads, writes, and vars whose failures it inherits.
 
-Relies on the registry for the vars of arrays; what the arguments hold has been found before. Any thread may call this.
+Relies on the registry for the vars of arrays; the caller has located the arrays in the arguments. Any thread may call
+this module.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from weftplan.tasks.registry import in_flight, registry
 def vars_for(
     read: Sequence[Any], written: Sequence[Any], engine: Engine, flight: object
 ) -> tuple[list[Var], list[Var], bool]:
-    """The vars that a task reads and writes which is about to be pushed; slices that it writes get vars of their own.
+    """Return the vars that a task reads and writes, before it is pushed; slices that it writes get their own vars.
 
-    The last result is true when all are NumPy arrays, not of a derived class. ``flight`` stands for the task: whoever
-    calls this takes it out of :data:`in_flight` when the task has been pushed.
+    The last result is true if all are NumPy arrays, not of a derived class. ``flight`` identifies the task: the caller
+    removes it from :data:`in_flight` when the task has been pushed.
     """
     in_flight.add(flight)
     for array in written:
-        # What runs at once gains nothing, and in debug mode an array is writable or read-only as a whole.
+        # A task that runs inline gains nothing, and in debug mode an array is writable or read-only as a whole.
         if type(array) is np.ndarray and array.base is not None and not engine._inline and not engine._debug:
             registry.cut(array, engine)
     reads: list[Var] = []
@@ -51,12 +52,12 @@ def vars_for(
 
 
 def inherited(read: Sequence[Var], written: Sequence[Any], overwritten: Sequence[Any], engine: Engine) -> list[Var]:
-    """The failed vars whose failure a task takes over that is about to be pushed: it does not overwrite all of them.
+    """Return the failed vars whose failure a task inherits, because it does not overwrite all their elements.
 
     Args:
         read: vars of the arrays that it reads.
         written: arrays that it writes.
-        overwritten: those of them of which it overwrites every element, and reads none.
+        overwritten: the written arrays whose elements it overwrites completely without reading any.
     """
     kept: dict[Var, None] = {}
     for array in written:

@@ -1,8 +1,8 @@
-"""What ``submit`` returns: one call of a function that the engine runs in its turn, and its result.
+"""``Task``, the handle that ``submit`` returns: one deferred function call and its result.
 
-A handle is the function of its operation, and the operation writes the handle's own var: so whatever can be done with a
-var (waiting, awaiting, failing, being skipped because an input failed) is done by the engine. Any thread may call the
-methods. A task that nobody has begun is claimed by taking the one item of ``_claim``, which only one thread can.
+A handle is also the function of its engine operation, and the operation writes the handle's own var. So waiting,
+awaiting, failing and skipping after a failed input are the engine's behaviour for vars. Any thread may call the
+methods. To claim a task that has not begun, a thread removes the single item of ``_claim``; only one thread succeeds.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from weftplan.errors import EngineError
 
 T = TypeVar("T")
 _callbacks: weakref.WeakKeyDictionary[Task[Any], list[Callable[[Any], object]]] = weakref.WeakKeyDictionary()
-"""Calls that are due when a task is over."""
+"""Pending callbacks of each task."""
 
 
 class Task(Generic[T]):
-    """A call that was submitted. Made by :func:`weftplan.engine.submit` only.
+    """A submitted call, made only by :func:`weftplan.engine.submit`.
 
     Attributes:
-        array: the array given as ``out`` (a tuple or list of arrays as it is; None without).
+        array: the value of ``out``: an array, or a tuple or list of arrays; None without ``out``.
         name: for errors and traces.
-        var: written when the task is over; whatever takes arrays as ``reads`` takes a task, too.
+        var: written when the task is over; a task is accepted in ``reads`` like an array.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Task(Generic[T]):
         self._context: Context | None = copy_context()
         self._nout = nout
         self.inherits = inherits
-        """Vars that it writes without overwriting all that failed there: it is skipped for that failure."""
+        """Failed vars that it writes without overwriting all their elements; the task is skipped for that failure."""
         self._call: Any = call
         self._args = args
         self._kwargs: Any = kwargs
@@ -81,13 +81,13 @@ class Task(Generic[T]):
         self.name = name
 
     def __call__(self) -> None:
-        """Run it; for the engine."""
+        """Run the task; called by the engine."""
         try:
             del self._claim[0]
         except IndexError:
             raise CancelledError(f"task {self.name!r} was cancelled") from None
         call, args, kwargs, context = self._call, self._args, self._kwargs, self._context
-        # What they hold goes with the task, not with the handle.
+        # Drop the references here, so that arguments live as long as the task, not as long as the handle.
         self._call = self._args = self._kwargs = self._context = None
         value = context.run(call, *args, **kwargs) if kwargs else context.run(call, *args)  # type: ignore[union-attr]
         if type(value) is CoroutineType:
@@ -99,40 +99,40 @@ class Task(Generic[T]):
         self._value = value
 
     def done(self) -> bool:
-        """True when it has run, failed, or been skipped or cancelled."""
+        """Return whether the task has run, failed, or been skipped or cancelled."""
         return self.var.version > 0
 
     def running(self) -> bool:
-        """True while it runs."""
+        """Return whether the task is running."""
         return not self._claim and not self.done()
 
     def cancel(self) -> bool:
-        """Keep it from running, if it has not begun; True when it never runs.
+        """Cancel the task if it has not begun; return whether it will never run.
 
-        The arrays it would have written then hold a failure, as after one that raised: whoever waits for them, and for
-        this task, gets ``concurrent.futures.CancelledError``, and tasks that read them are skipped. A wait for
-        everything says nothing of it.
+        The arrays that it would have written then hold a failure, as after an exception: waiting for them or for this
+        task raises ``concurrent.futures.CancelledError``, and tasks that read them are skipped. A wait for everything
+        does not report it.
         """
         try:
             del self._claim[0]
         except IndexError:
             return self.cancelled()
         self._call, self._args, self._kwargs, self._context = _cancelled, None, None, None
-        self.var.engine.future(self.var)  # the failure counts as told
+        self.var.engine.future(self.var)  # the failure counts as reported
         return True
 
     def cancelled(self) -> bool:
-        """True after a :meth:`cancel` that was in time."""
+        """Return whether :meth:`cancel` was called in time."""
         return self._call is _cancelled
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is over; raises nothing of what it raised.
+        """Block until the task is over, without raising its exception.
 
         Args:
-            timeout: seconds; None: as long as it takes.
+            timeout: seconds; None: no limit.
 
         Returns:
-            False when ``timeout`` seconds were not enough.
+            False if ``timeout`` seconds were not enough.
 
         Raises:
             WaitInWorkerError: called inside a task.
@@ -140,13 +140,13 @@ class Task(Generic[T]):
         return _wait(self.var, timeout)
 
     def result(self, timeout: float | None = None) -> T:
-        """What the function returned, waiting for it.
+        """Wait for the task and return the function's result.
 
         Raises:
             TimeoutError: ``timeout`` seconds were not enough.
             CancelledError: it was cancelled.
-            BaseException: what the function raised, with a note that names the task and the line that submitted it; or
-                what a task raised that was to write what this one reads.
+            BaseException: the exception of the function, with a note that names the task and the line that submitted
+                it; or the exception of an earlier task that failed to write an array that this task reads.
         """
         if timeout is not None and not _wait(self.var, timeout):
             raise TimeoutError(f"task {self.name!r} was not over after {timeout} seconds")
@@ -158,7 +158,7 @@ class Task(Generic[T]):
         return self._value  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What :meth:`result` would raise because the task failed, or None. Raises TimeoutError, as that does."""
+        """Return the exception that :meth:`result` would raise for a failed task, or None; may raise TimeoutError."""
         try:
             self.result(timeout)
         except TimeoutError:
@@ -177,7 +177,7 @@ class Task(Generic[T]):
         return None if failure is None else failure.exception()
 
     def future(self) -> Future[T]:
-        """A ``concurrent.futures.Future`` of the result, for functions that accept no other handle.
+        """Return a ``concurrent.futures.Future`` of the result, for functions that accept no other handle.
 
         ``concurrent.futures.wait([task.future()])``, ``asyncio.wrap_future(task.future())``.
         """
@@ -195,9 +195,10 @@ class Task(Generic[T]):
         return result
 
     def add_done_callback(self, fn: Callable[[Task[T]], object]) -> None:
-        """Have ``fn(task)`` called when the task is over; at once if it is.
+        """Call ``fn(task)`` when the task is over, immediately if it is over already.
 
-        In a coroutine its event loop calls ``fn``, elsewhere a worker thread. An error of ``fn`` is reported on stderr.
+        If registered in a coroutine, ``fn`` runs in its event loop, else on a worker thread. An error of ``fn`` is
+        reported on stderr.
         """
         if not callable(fn):
             raise EngineError(f"add_done_callback: expected a function of the task, got {type(fn).__name__}")
@@ -223,14 +224,14 @@ class Task(Generic[T]):
         engine._drive(self.var)
 
     def remove_done_callback(self, fn: Callable[[Task[T]], object]) -> int:
-        """Forget all calls of ``fn`` that are due; returns how many there were."""
+        """Remove all pending callbacks ``fn``; return their number."""
         due = _callbacks.get(self, [])
         before = len(due)
         due[:] = [one for one in due if one != fn]
         return before - len(due)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """``await task`` in a coroutine: :meth:`result` without blocking the event loop."""
+        """Support ``await task``: :meth:`result` without blocking the event loop."""
         try:
             yield from self.var.__await__()
         except BaseException:
@@ -239,7 +240,7 @@ class Task(Generic[T]):
         return self._value  # type: ignore[no-any-return]
 
     def __getitem__(self, index: Any) -> Task[Any]:
-        """The task of one item of the result, which fails as this one does."""
+        """Return a task for one item of the result; it fails if this task fails."""
         if self._nout is not None and isinstance(index, int) and not -self._nout <= index < self._nout:
             raise IndexError(f"task {self.name!r} has {self._nout} results, so none at {index}")
         engine = self.var.engine
@@ -249,7 +250,7 @@ class Task(Generic[T]):
         return item
 
     def __iter__(self) -> Iterator[Task[Any]]:
-        """The tasks of the items, as many as ``nout`` says."""
+        """Return an iterator over ``nout`` item tasks."""
         if self._nout is None:
             raise EngineError(
                 f"task {self.name!r} cannot be unpacked before it has run: say how many results it has, as in "
@@ -258,13 +259,13 @@ class Task(Generic[T]):
         return iter([self[index] for index in range(self._nout)])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """``np.asarray(task)``: the result as an array, waiting for it."""
+        """Support ``np.asarray(task)``: wait for the result and convert it to an array."""
         result = np.asarray(self.result(), dtype=dtype)
         return result.copy() if copy else result
 
     @property
     def _condition(self) -> NoReturn:
-        """``concurrent.futures.wait`` and ``as_completed`` ask their own futures for it."""
+        """Explain that a task is no future; ``concurrent.futures.wait`` and ``as_completed`` access this attribute."""
         raise AttributeError(
             f"task {self.name!r} is no future: use engine.wait(tasks) or engine.as_completed(tasks), await it, or pass "
             f"task.future() to a function that needs a concurrent.futures.Future"
@@ -290,11 +291,11 @@ def _item(task: Task[Any], index: Any) -> Any:
 
 
 def _cancelled() -> None:
-    """Stands for the function of a task that was cancelled."""
+    """Mark a cancelled task by standing in for its function."""
 
 
 def _wait(var: Var, timeout: float | None) -> bool:
-    """Until ``var`` is readable, failed or not; False when ``timeout`` seconds were not enough."""
+    """Wait until ``var`` is readable or failed; return False if ``timeout`` seconds were not enough."""
     if timeout is not None and not timeout >= 0:
         raise EngineError(f"timeout must be at least 0 seconds, got {timeout!r}")
     written: bool = var.engine.wait_until_written(var, timeout)
@@ -302,10 +303,10 @@ def _wait(var: Var, timeout: float | None) -> bool:
 
 
 def as_completed(tasks: Iterable[Task[T]], timeout: float | None = None) -> Iterator[Task[T]]:
-    """Tasks in the order in which they end, each once; a failed, skipped or cancelled one counts as ended.
+    """Yield tasks as they end, each once; failed, skipped and cancelled tasks count as ended.
 
     Args:
-        tasks: what :func:`submit` returned.
+        tasks: handles returned by :func:`submit`.
         timeout: seconds for all of them together.
 
     Raises:
@@ -325,7 +326,7 @@ def as_completed(tasks: Iterable[Task[T]], timeout: float | None = None) -> Iter
         engine._forbid_wait("as_completed")
         if engine._bulking:
             engine._flush_bulk()
-    for task in waiting:  # inside the region a put is one step and blocks nobody
+    for task in waiting:  # inside the region a put is one step and blocks no thread
         engine = task.var.engine
         engine._region.ask(engine, Waiter(functools.partial(ended.put, task), (task.var,), ()))
     return _in_turn(waiting, ended, None if timeout is None else time.monotonic() + timeout)
@@ -336,18 +337,18 @@ def _in_turn(waiting: dict[Task[T], None], ended: queue.SimpleQueue[Task[T]], en
     while waiting:
         if ended.empty():
             for engine in dict.fromkeys(task.var.engine for task in waiting):
-                engine._before_wait()  # where nobody else would run them
+                engine._before_wait()  # on engines without workers the waiting thread runs the tasks
         try:
             task = ended.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
         except queue.Empty:
             raise TimeoutError(f"{len(waiting)} of {count} tasks were not over in time") from None
-        if task in waiting:  # else it was told twice, around an interrupt
+        if task in waiting:  # else it was notified twice, around an interrupt
             del waiting[task]
             yield task
 
 
 def results(tasks: list[Task[T]], timeout: float | None) -> Iterator[T]:
-    """Results in the order of ``tasks``; what has not begun is cancelled when one fails, is late, or nobody goes on."""
+    """Yield results in the order of ``tasks``; after a failure, a timeout or a close, cancel tasks not yet begun."""
     end = None if timeout is None else time.monotonic() + timeout
     tasks.reverse()
     try:

@@ -1,7 +1,7 @@
-"""Arrays that a call reaches through another object: a bound method, a partial, a buffer, a container, a data object.
+"""Arrays that a call reaches through other objects: bound methods, partials, buffers, containers, data objects.
 
-Relies on the referents that Python's collector of cyclic garbage follows, so that one rule covers every kind of object,
-and on the protocols by which libraries share memory. Keeps no state; any thread may call anything here.
+Relies on the referents that Python's cyclic garbage collector follows, so that a single rule covers all kinds of
+objects, and on the memory-sharing protocols of libraries. This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from weftplan.tasks.handle import Task
 from weftplan.tasks.registry import owner_of
 
 DEEPEST = 3
-"""Objects within each other that are looked into. Containers and iterators of the standard library do not count."""
+"""Maximum nesting depth of inspected objects; containers and iterators of the standard library do not count."""
 MOST_OBJECTS = 1000
-"""Objects, other than containers and leaves, that are looked into for one argument."""
+"""Maximum number of objects, other than containers and leaves, that are inspected for one argument."""
 _LEAVES = (str, bytes, bytearray, int, float, complex, np.generic, np.dtype, np.ufunc, type, ModuleType, CodeType)
 _CLOSED = (*_LEAVES, FunctionType, FrameType)
-"""Instances of these classes are not looked into: they hold no arrays, or more than the call reads."""
+"""Classes whose instances are not inspected: they hold no arrays, or more than the call reads."""
 _CONTAINERS = frozenset({"builtins", "collections", "itertools", "functools"})
 """Modules whose objects only pass on other objects."""
 _METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
@@ -44,7 +44,7 @@ _IN_PLACE = (
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"),
     *("iand", "ior", "ixor", "ilshift", "irshift", "imatmul"),
 )
-"""Python's operators that write their left side."""
+"""Python's in-place operators, which write their left side."""
 _WRITING_METHODS = frozenset(
     {"fill", "itemset", "partition", "put", "setfield", "sort", "__setitem__", *(f"__{name}__" for name in _IN_PLACE)}
 )
@@ -58,7 +58,7 @@ _WRITING_FUNCTIONS = (
 
 
 def memory_of(thing: Any) -> np.ndarray | None:
-    """An array over the host memory that ``thing`` shares, without a copy; None when it shares none.
+    """Return an array over the host memory that ``thing`` shares, without a copy; None if it shares none.
 
     >>> memory_of(memoryview(bytearray(3))).nbytes, memory_of([1.0])
     (3, None)
@@ -75,12 +75,12 @@ def memory_of(thing: Any) -> np.ndarray | None:
         if hasattr(kind, "__dlpack__"):
             return _from_dlpack(thing)
         return np.asarray(memoryview(thing))
-    except Exception:  # not on a host, or nothing to share; the object may be anyone's
+    except Exception:  # not on a host, or no memory to share; a foreign object may raise anything
         return None
 
 
 def _from_dlpack(thing: Any) -> np.ndarray:
-    """An array over a tensor on the host; one that gradients are computed for is detached."""
+    """Return an array over a host tensor; a tensor that requires gradients is detached."""
     try:
         return np.from_dlpack(thing)
     except Exception:
@@ -123,7 +123,7 @@ def held_arrays(thing: Any) -> Iterator[Any]:
 
 
 def _fresh(items: Any, seen: set[int]) -> list[Any]:
-    """The items that may hold arrays and have not been looked at; notes them."""
+    """Return the items that may hold arrays and have not been seen; add them to ``seen``."""
     fresh = [item for item in items if (item is not None and not isinstance(item, _CLOSED)) or type(item) is bytearray]
     fresh = [item for item in fresh if id(item) not in seen]
     seen.update(map(id, fresh))
@@ -133,11 +133,10 @@ def _fresh(items: Any, seen: set[int]) -> list[Any]:
 def arrays_of_function(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any], label: str
 ) -> tuple[list[Any], list[Any], bool]:
-    """The arrays that the callable ``fn`` itself holds: those that it reads, those that it writes, and whether it
-    overwrites the latter whole.
+    """Return the arrays that the callable ``fn`` holds: reads, writes, and whether it overwrites the writes completely.
 
-    Of an object whose class is written in Python, arrays over the memory of ``written`` are left out: the caller has
-    said which part the method uses.
+    For an object of a Python class, arrays over the memory of ``written`` are omitted, because the caller has declared
+    which part of that memory the method uses.
 
     Raises:
         EngineError: a method that replaces the memory of its array.
@@ -167,7 +166,7 @@ def arrays_of_function(
 def _arrays_of_method(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any], label: str
 ) -> tuple[list[Any], list[Any], bool]:
-    """:func:`arrays_of_function` for a bound method."""
+    """Return :func:`arrays_of_function` for a bound method."""
     owner, verb = fn.__self__, fn.__name__
     if owner is None or isinstance(owner, (ModuleType, type)):
         return [], [], False
@@ -193,7 +192,7 @@ def _arrays_of_method(
 
 
 def _unless_written(held: Any, written: Sequence[Any]) -> list[Any]:
-    """The arrays in ``held`` that lie in other buffers than those in ``written``."""
+    """Return the arrays in ``held`` whose buffers contain no array in ``written``."""
     owners = {id(owner_of(array)) for array in written}
     return [array for array in held if id(owner_of(array)) not in owners]
 

@@ -1,16 +1,17 @@
-"""Parts of a buffer: ranges of bytes with a var each, so that tasks on disjoint slices run side by side.
+"""Parts of a buffer: byte ranges with one var each, so that tasks on disjoint slices run concurrently.
 
-A buffer begins with one var. A task that *writes* a slice of it cuts the ranges at both ends of the slice; a task takes
-the vars of all ranges that its bytes touch. Reads cut nothing, since reads of one range never wait for each other. A
-view counts from its first byte to its last, so two slices conflict when these spans overlap: rows of an array are
-disjoint, columns are not (``tiles.py`` has those).
+A buffer begins with one var. A task that *writes* a slice cuts the ranges at both ends of the slice; a task takes the
+vars of all ranges that its bytes overlap. Reads cut nothing, since concurrent reads of one range do not conflict. A
+view counts from its first byte to its last, so two slices conflict if these spans overlap: rows of an array are
+disjoint, columns are not (``tiles.py`` handles columns).
 
-A cut leaves the var with the bytes before it, and what was pushed on that var concerns the bytes behind it, too. So
-where something may be pending, the cut names a *fence*: an operation that writes the old var and the new ones. Taking
-the var of a wider range is always right, so a cut may be left out whenever it is not convenient: at a var that holds a
-failure, which a fence would heal, and where a buffer has too many parts that are in use.
+After a cut the old var keeps the bytes before the cut, but operations already pushed on it also concern the bytes after
+it. So if operations may be pending, the cut names a *fence*: an operation that writes the old var and the new vars.
+Taking the var of a wider range is always correct, so a cut may be skipped. It is skipped at a var that holds a failure,
+because a fence would clear the failure, and in a buffer with too many busy parts.
 
-Nothing here is locked or changed in place: the registry (``registry.py``) holds its lock, and stores the result.
+Objects of this module are immutable and need no lock: the registry (``registry.py``) holds its lock and stores the
+result.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from collections.abc import Callable, Sequence
 from weftplan.engine.var import Var
 
 MOST_PARTS = 256
-"""Of one buffer. A task on the whole buffer takes the vars of all of them."""
+"""Maximum parts of a buffer; a task on the whole buffer takes the vars of all of them."""
 
 
 class Parts:
-    """The ranges of a buffer.
+    """The byte ranges of a buffer.
 
-    Invariant: ``vars[i]`` orders the bytes from ``starts[i]`` up to ``starts[i + 1]``, the last one all that follow;
-    ``starts`` rises from 0, the lowest address.
+    Invariant: ``vars[i]`` orders the bytes from ``starts[i]`` up to ``starts[i + 1]``; the last var orders all bytes
+    after its start. ``starts`` rises from 0, the lowest address.
     """
 
     __slots__ = ("starts", "vars")
@@ -38,19 +39,19 @@ class Parts:
         self.vars = variables
 
     def touched(self, low: int, high: int) -> Sequence[Var]:
-        """The vars of the bytes from ``low`` up to ``high``; at least one."""
+        """Return the vars of the bytes from ``low`` up to ``high``; at least one."""
         first = bisect_right(self.starts, low) - 1
         return self.vars[first : max(bisect_left(self.starts, high), first + 1)]
 
     def cut(
         self, low: int, high: int, new: Callable[[], Var], idle: Callable[[Var], bool]
     ) -> tuple[Parts, list[list[Var]]]:
-        """Parts in which ``low`` and ``high`` are borders, and the fences that this needs; itself where it cannot be.
+        """Return parts with borders at ``low`` and ``high``, and the necessary fences; the same parts if it cannot cut.
 
         Args:
             low, high: addresses.
             new: makes a var.
-            idle: whether nothing is pending on a var.
+            idle: returns whether no operation is pending on a var.
         """
         ends = [end for end in (low, high) if self.starts[bisect_right(self.starts, end) - 1] != end]
         if not ends:
@@ -78,7 +79,7 @@ class Parts:
         return Parts(starts, variables), [group for var, group in cut.items() if not idle(var)]
 
     def _merged(self, idle: Callable[[Var], bool]) -> Parts:
-        """The same with neighbours joined that nobody uses."""
+        """Return the parts with idle neighbours merged."""
         starts: list[int] = []
         variables: list[Var] = []
         joins = False

@@ -1,21 +1,22 @@
-"""Which vars order access to the memory of a buffer: one entry for each owner of memory that tasks have touched.
+"""The registry of vars that order access to buffers: one entry per memory owner that tasks have used.
 
-Arrays are known by their *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
-whole has one var. Slices that tasks write get vars of their own (``parts.py``), and so do the tiles of an array that
-was divided (``tiles.py``); a view has the vars of all that it touches, so a slice and the whole never run into each
-other. Whoever asks for *the* var of an array gets one, and from then on the buffer is ordered as a whole. An entry
-lasts as long as an array over that owner; no array is kept alive by it. Memory that no array owns (a tensor's, a mapped
-file's) may have several owners, so entries of such *foreign* memory are linked to all entries whose addresses overlap
-(``address_ranges.py``): an access takes the vars of its own entry and of those. Two mappings of one file at different
-addresses are not recognised as the same: give such operations a common var.
+An array is identified by its *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
+whole has one var. Slices that tasks write get their own vars (``parts.py``), and so do the tiles of a divided array
+(``tiles.py``). A view has the vars of all parts that it overlaps, so a slice and the whole never race. If a caller asks
+for the single var of an array, the buffer is ordered as a whole from then on. An entry lasts as long as an array over
+its owner; it keeps no array alive. Memory that no array owns (a tensor's, a mapped file's) may have several owners, so
+entries of such *foreign* memory are linked to all entries with overlapping addresses (``address_ranges.py``): an access
+takes the vars of its own entry and of the linked entries. Two mappings of one file at different addresses are not
+recognized as the same memory: give such operations a common var.
 
-Between looking for vars and pushing on them a buffer must not be cut, or two tasks would not see each other. A task is
-therefore *in flight* meanwhile, and whoever would cut while others are in flight leaves it, which is always right.
+A buffer must not be cut between looking up its vars and pushing on them, or two tasks would miss each other's vars. A
+task is *in flight* during that time, and a thread skips its cut while other tasks are in flight, which is always
+correct.
 
-Any thread may call anything here. Lock rank: the registry's lock is above the engine's (nothing is pushed under it).
-Weak-reference callbacks run anywhere, inside this lock too, so they only append to a deque, which the next look-up
-empties. The interpreter runs them before the memory of the dead array can be used for another one, hence whoever reuses
-an ``id`` finds the obituary of its old entry in the deque.
+Any thread may call this module. Lock rank: the registry's lock is above the engine's (nothing is pushed under it).
+Weak-reference callbacks may run on any thread, also inside this lock, so they only append to a deque, which the next
+look-up empties. The interpreter runs them before it can reuse the memory of the dead array. So a thread that sees a
+reused ``id`` finds the notice of the old entry's death in the deque.
 """
 
 from __future__ import annotations
@@ -38,42 +39,42 @@ from weftplan.tasks.parts import Parts
 from weftplan.tasks.tiles import Grid, address, bounds
 
 in_flight: set[object] = set()
-"""Stands for each task whose vars have been looked for and that has not been pushed yet; added and removed in one step
-each, without the lock."""
+"""One item per task in flight, from the look-up of its vars to its push; added and removed atomically, without the
+lock."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=in_flight.clear)
 _PATIENCE_S = 0.1
 
 
 def nothing() -> None:
-    """Orders the vars of parts or tiles after what was there before."""
+    """Do nothing, in an operation that orders the vars of parts or tiles after the previous vars."""
 
 
 class _Entry:
-    """One owner: its vars, and weak references to the arrays through which it is known, by their ids."""
+    """The entry of one owner: its vars, and weak references to its known arrays by their ids."""
 
     __slots__ = ("__weakref__", "anchors", "grid", "links", "parts", "span", "var", "whole")
 
     def __init__(self, var: Var) -> None:
         self.var = var
-        """Of all bytes that are in no tile; also that of the first part."""
+        """The var of all bytes outside the tiles; also the var of the first part."""
         self.grid: Grid | None = None
         self.parts: Parts | None = None
         self.whole = False
-        """Somebody has ``var``: it is to order every access."""
+        """Whether a caller holds ``var``, so that it must order every access."""
         self.anchors: dict[int, weakref.ref[Any]] = {}
         self.span: tuple[int, int] | None = None
-        """Addresses of its bytes, as far as arrays were seen; None until a foreign entry exists."""
+        """The address range of its known arrays; None until a foreign entry exists."""
         self.links: list[_Entry] | None = None
-        """Entries of the same bytes; an empty list for an array that holds objects, which is looked into each time."""
+        """Entries of overlapping bytes; an empty list for an array of objects, which is inspected on each use."""
 
     def vars(self) -> list[Var]:
-        """All of them."""
+        """Return all vars of the entry."""
         found = [self.var, *(self.grid.vars if self.grid is not None else ())]
         return found if self.parts is None else list(dict.fromkeys((*found, *self.parts.vars)))
 
     def move(self, engine: Engine) -> None:
-        """New vars, of another engine; the old ones are idle."""
+        """Replace the idle vars by new vars of another engine."""
         self.var = engine.new_variable()
         self.parts = None
         if self.grid is not None:
@@ -81,16 +82,16 @@ class _Entry:
 
 
 class _Registry:
-    """Owners by id."""
+    """A table of entries by the ids of their owners."""
 
     def __init__(self) -> None:
         self._lock = whole_in_children(ReentrantLock())
-        """Re-entrant: a collection in here may run a finalizer of the user's that asks for another array's var."""
+        """Reentrant, because a garbage collection under the lock may run a user's finalizer that looks up a var."""
         self._entries: dict[int, _Entry] = {}
         self._dead: deque[tuple[int, int]] = deque()
-        """(owner, anchor) ids of arrays that died; appended by weak-reference callbacks only."""
+        """Death notices: (owner, anchor) ids of dead arrays; appended only by weak-reference callbacks."""
         self._ranges: AddressRanges[_Entry] | None = None
-        """Entries by their addresses; None until memory is seen that no array owns."""
+        """Entries by their addresses; None until the first array over foreign memory."""
 
     def vars_of(self, array: Any, engine: Engine) -> list[Var]:
         found: list[Var] = []
@@ -109,10 +110,10 @@ class _Registry:
                 found += _vars_in(linked, array)
 
     def known(self, array: Any, engine: Engine) -> Var | None:
-        """The var of an array that has been seen, owns its memory and is ordered as a whole, as most are; None: look.
+        """Return the var of a known array that owns its memory and has one var, as most do; None: use the slow look-up.
 
-        Without the lock. An entry of a dead array with the same id is not taken for this one's: as long as it is there,
-        its obituary is. For a task in flight nobody cuts the array meanwhile.
+        This takes no lock. It never returns the entry of a dead array with the same id: as long as that entry exists,
+        its death notice does too. While the caller's task is in flight, no thread cuts the array.
         """
         entry = self._entries.get(id(array))
         if (
@@ -129,7 +130,7 @@ class _Registry:
         return var if var.engine is engine else None
 
     def whole(self, array: Any, engine: Engine) -> list[Var]:
-        """The one var that orders every access to the buffer from now on; or those of the tiles of ``array``."""
+        """Return the single var that orders every access to the buffer from now on, or the array's tile vars."""
         end = time.monotonic() + _PATIENCE_S
         while True:
             with self._lock:
@@ -151,13 +152,13 @@ class _Registry:
         return [var]
 
     def has(self, array: Any) -> bool:
-        """Whether tasks have used the memory of ``array``."""
+        """Return whether tasks have used the memory of ``array``."""
         with self._lock:
             self._bury()
             return isinstance(array, np.ndarray) and id(_roots(array)[1]) in self._entries
 
     def covers(self, array: Any, var: Var, engine: Engine) -> bool:
-        """Whether ``array`` has all the elements that ``var`` orders."""
+        """Return whether ``array`` has all the elements that ``var`` orders."""
         with self._lock:
             entry = self._entry(array, engine)
             root = _roots(array)[0]
@@ -176,9 +177,9 @@ class _Registry:
             )
 
     def cut(self, array: Any, engine: Engine) -> None:
-        """Give a slice that a task is about to write vars of its own, if that can be done now.
+        """Give a slice that a task is about to write its own vars, if that is possible now.
 
-        The fences are carried out with the push that follows, at the latest.
+        The fences run with the following push at the latest.
         """
         with self._lock:
             entry = self._entry(array, engine)
@@ -191,7 +192,7 @@ class _Registry:
                 parts = Parts([0], [entry.var])
 
             def idle(var: Var) -> bool:
-                # In this order: what has been asked for is carried out first, and seen on the var then.
+                # In this order: once the requests are empty, their effects are visible on the var.
                 return not engine._region.requests and var.write is None and not var.readers
 
             after, fences = parts.cut(*bounds(array), engine.new_variable, idle)
@@ -201,7 +202,7 @@ class _Registry:
                 entry.parts = after
 
     def divide(self, array: Any, grid: Grid, engine: Engine) -> list[Var]:
-        """Give the owner of ``array`` a grid; returns the vars that ordered it before."""
+        """Give the owner of ``array`` a grid; return its previous vars."""
         with self._lock:
             entry = self._entry(array, engine)
             before = entry.vars()
@@ -209,7 +210,7 @@ class _Registry:
             return before
 
     def _entry(self, array: Any, engine: Engine) -> _Entry:
-        """Lock held: the entry of the owner of ``array``, made if need be."""
+        """Return the entry of the owner of ``array``, made if necessary; the lock is held."""
         anchor, owner = _roots(array)
         key, known = id(owner), id(anchor)
         self._bury()
@@ -225,7 +226,7 @@ class _Registry:
         if known not in entry.anchors:
             dead = self._dead
             entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
-            # Once more: a finalizer that ran in here may have buried the entry with its last other array.
+            # Store it again: a finalizer that ran meanwhile may have removed the entry with its last other array.
             self._entries[key] = entry
             if isinstance(anchor, np.ndarray):
                 self._place(entry, anchor, foreign=not anchor.flags.owndata)
@@ -235,7 +236,7 @@ class _Registry:
         return entry
 
     def _place(self, entry: _Entry, anchor: np.ndarray, *, foreign: bool) -> None:
-        """Lock held: note the addresses of a new array over the memory of ``entry``, and link it to others there."""
+        """Record the addresses of a new array of ``entry`` and link overlapping entries; the lock is held."""
         if self._ranges is None:
             if not foreign:
                 return
@@ -258,15 +259,13 @@ class _Registry:
         entry.span = self._ranges.add(entry, low, high)
 
     def _bury(self) -> None:
-        """Lock held: forget the arrays that died, and owners without arrays; each obituary goes after its entry."""
+        """Remove dead arrays and owners without arrays, each death notice after its entry; the lock is held."""
         while self._dead:
             key, known = self._dead[0]
             entry = self._entries.get(key)
             if entry is not None:
                 anchor = entry.anchors.get(known)
-                if (
-                    anchor is not None and anchor() is None
-                ):  # else buried already, when an interrupt came before the end
+                if anchor is not None and anchor() is None:  # else removed already, before an interrupt
                     del entry.anchors[known]
                 if not entry.anchors:
                     del self._entries[key]
@@ -282,15 +281,15 @@ class _Registry:
 
 
 def _is_pending(entry: _Entry) -> bool:
-    """True while operations use the memory of an entry whose arrays have died."""
+    """Return whether pending operations use the memory of an entry whose arrays have died."""
     return any(var.engine._region.requests or var.state != "IDLE" for var in entry.vars())
 
 
 def _move(entry: _Entry, array: Any, engine: Engine) -> None:
-    """Give ``entry`` to another engine.
+    """Move ``entry`` to another engine.
 
     Raises:
-        EngineError: the engine that it had still works on it.
+        EngineError: operations of its current engine are still pending.
     """
     for var in entry.vars():
         if var.state != "IDLE":
@@ -302,12 +301,12 @@ def _move(entry: _Entry, array: Any, engine: Engine) -> None:
 
 
 def owner_of(array: Any) -> Any:
-    """The owner of the memory of ``array``; the array itself when it brings a var."""
+    """Return the owner of the memory of ``array``; the array itself if it has its own var."""
     return _roots(array)[1] if isinstance(array, np.ndarray) else array
 
 
 def _vars_in(entry: _Entry, array: Any) -> list[Var]:
-    """Those of ``array``; the registry's lock is held."""
+    """Return the entry's vars that order ``array``; the registry's lock is held."""
     if entry.grid is not None:
         touched, beyond = entry.grid.touched(array)
         return [*touched, entry.var] if beyond or not touched else touched
@@ -322,7 +321,7 @@ def _vars_in(entry: _Entry, array: Any) -> list[Var]:
 
 
 def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:
-    """Ask for an operation that writes ``variables``; the next push carries it out. Runs no code of anybody's."""
+    """Request an operation that writes ``variables``, executed with the next push; this runs no user code."""
     fence = DetailedBlock(nothing, (), searchable(tuple(variables)), "parts", None, None, FnProperty.TASK)
     fence.own = True
     if engine._tracer is not None:
@@ -332,7 +331,7 @@ def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:
 
 
 def _roots(array: Any) -> tuple[Any, Any]:
-    """The last array of the chain of bases, which all views keep alive, and the owner of the memory at its end."""
+    """Return the last array of the chain of bases, which all views keep alive, and the memory owner at its end."""
     anchor = array
     base = array.base
     if base is None:
@@ -348,7 +347,7 @@ def _roots(array: Any) -> tuple[Any, Any]:
             below = owner.obj
         else:
             below = getattr(owner, "base", None)
-            # Anything may have a ``base``: that of an object counts where it is an array, as behind strided views.
+            # Any object may have a ``base``; it counts only if it is an array, as in NumPy's strided views.
             if not isinstance(owner, np.ndarray) and not isinstance(below, np.ndarray):
                 return anchor, owner
         if below is None:
@@ -357,4 +356,4 @@ def _roots(array: Any) -> tuple[Any, Any]:
 
 
 registry = _Registry()
-"""That of the process."""
+"""The registry of the process."""

@@ -1,4 +1,6 @@
-"""Tasks on plain arrays: functions whose vars are found from the arrays that they get.
+"""Submission of tasks on plain arrays: ``submit``, ``task`` and ``wait``.
+
+The vars of a task are derived from its array arguments.
 
 >>> import numpy as np
 >>> from weftplan import engine
@@ -11,9 +13,9 @@ array([20., 20., 20.])
 >>> second
 <Task 'multiply': done>
 
-A function runs on a worker when no earlier task writes what it reads, or uses what it writes. Arrays are NumPy and CuPy
-arrays and NDArrays (the function gets their raw array); views of one buffer count as that buffer. An array that a
-function reaches in another way than through its arguments must be named in ``reads`` or ``writes``.
+A function runs on a worker once no earlier task still writes an array that it reads, or uses an array that it writes.
+Arrays are NumPy and CuPy arrays and NDArrays (the function gets their raw array); views of one buffer count as that
+buffer. An array that a function reaches other than through its arguments must be named in ``reads`` or ``writes``.
 """
 
 from __future__ import annotations
@@ -67,16 +69,16 @@ def submit(
     the function gets a copy, with raw arrays and results in their places.
 
     Args:
-        fn: any function; one of NumPy's that take ``out`` fits as it is.
-        args: what it is called with. Arrays among them, also in lists, tuples and dictionaries, count as read. A task
-            among them stands for its result: the call runs after that task and is skipped if it fails.
-        out: an array, or a tuple or list of arrays, that it writes; None in it is an output that nobody wants.
-        reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes though they are
-            among ``args``.
+        fn: any function; NumPy functions with an ``out`` argument can be used directly.
+        args: positional arguments. Arrays among them, also in lists, tuples and dictionaries, count as read. A task is
+            replaced by its result: the call runs after that task and is skipped if it fails.
+        out: an array, or a tuple or list of arrays, that it writes; None in it is an output that is not wanted.
+        reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes although they
+            are among ``args``.
         kwargs, options: keyword arguments of the function; arrays among them count as read. ``kwargs`` takes those
             that have the name of a parameter here.
-        ctx: where; default: where the first array written is, else the first read, else ``cpu(0)``. Each context has
-            workers of its own, so contexts are lanes that run side by side.
+        ctx: the context; default: that of the first written array, else of the first read array, else ``cpu(0)``. Each
+            context has its own workers, so contexts are lanes that run concurrently.
         priority: larger first, in queues that honour it.
         prop: kind of work.
         name: for errors and traces; default: the function's.
@@ -116,18 +118,18 @@ def submit(
 
 
 def submit_each(fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[T]:
-    """As ``concurrent.futures.Executor.map``: submit ``fn`` for all sets of arguments, then give results in order.
+    """Submit ``fn`` for all sets of arguments, and yield results in order, as ``concurrent.futures.Executor.map``.
 
-    Arrays among the arguments count as read. When a call fails, or nobody asks for more results, those that have not
-    begun are cancelled.
+    Arrays among the arguments count as read. If a call fails, or the iterator is closed, calls that have not begun are
+    cancelled.
 
     Args:
-        iterables: one for each argument of ``fn``; the shortest decides.
+        iterables: one for each argument of ``fn``; the shortest determines the number of calls.
         timeout: seconds from now until the last result.
 
     Raises:
-        TimeoutError: from the iterator, when a result was not there in time.
-        BaseException: from the iterator, what ``fn`` raised.
+        TimeoutError: from the iterator, if a result was not ready in time.
+        BaseException: from the iterator, the exception of ``fn``.
 
     >>> from weftplan import engine
     >>> list(engine.map(pow, [2, 3], [5, 2]))
@@ -147,7 +149,7 @@ def task(
     name: str | None = None,
     nout: int | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, Task[T]]]:
-    """Make a function schedule itself: calling it returns a handle at once, and its arrays order it.
+    """Decorate a function so that a call submits it and returns a handle; its array arguments order it.
 
     Args:
         reads: names of the parameters that it reads; default: all that are not written. When given, an array passed to
@@ -234,15 +236,15 @@ def task(
 
 @known_keywords(timeout="what submit returned has wait(timeout)")
 def wait(*arrays: Any, readers: bool = False) -> None:
-    """Block until what was submitted so far has written ``arrays``; without arrays, until everything is done.
+    """Block until all tasks submitted so far have written ``arrays``; without arrays, until everything is done.
 
     Args:
         arrays: as for :func:`submit`, or vars, or tasks; also lists, tuples, sets and iterators of them.
-        readers: also wait for the tasks that read them: needed before *you* write them by hand.
+        readers: also wait for tasks that read them; needed before the caller writes them directly.
 
     Raises:
         WaitInWorkerError: called inside a task.
-        BaseException: what a failed task raised, with a note that names it and the line that submitted it.
+        BaseException: the exception of a failed task, with a note that names it and the line that submitted it.
     """
     if not arrays:
         get().wait_for_all()
@@ -256,7 +258,7 @@ def wait(*arrays: Any, readers: bool = False) -> None:
         for var in found:
             _engine_of(var).wait_for_var(var)
     finally:
-        del arrays, found, var  # the traceback of an error must not hold what holds the error
+        del arrays, found, var  # the error's traceback must not hold objects that hold the error
 
 
 def _each(arrays: Iterable[Any]) -> Iterator[Any]:
@@ -269,7 +271,7 @@ def _each(arrays: Iterable[Any]) -> Iterator[Any]:
 
 
 def _tell_unseen(fn: Callable[..., Any], seen: Sequence[Any], label: str) -> None:
-    """Debug mode: warn of arrays that other tasks use and that ``fn`` reaches without naming them."""
+    """Warn, in debug mode, about arrays of other tasks that ``fn`` reaches without declaring them."""
     owners = {id(owner_of(array)) for array in seen}
     names = {name for name, array in unseen_arrays(fn) if id(owner_of(array)) not in owners and registry.has(array)}
     if names:
@@ -283,7 +285,7 @@ def _tell_unseen(fn: Callable[..., Any], seen: Sequence[Any], label: str) -> Non
 
 
 def future(array: Any) -> Future[Any]:
-    """A future of ``array`` itself, done when what was submitted so far has written it; it may carry a task's failure.
+    """Return a future of ``array`` that is done when all tasks submitted so far have written it, or that a task failed.
 
     In a coroutine ``await asyncio.wrap_future(engine.future(array))``, or ``await engine.var_of(array)``.
     """
@@ -297,7 +299,7 @@ def future(array: Any) -> Future[Any]:
         else:
             result.set_result(array)
 
-    if result.set_running_or_notify_cancel():  # from here on nobody can cancel it, so that settling cannot fail
+    if result.set_running_or_notify_cancel():  # from here on it cannot be cancelled, so that settling cannot fail
         _engine_of(var).future(var).add_done_callback(settle)
     return result
 
@@ -315,7 +317,7 @@ def _schedule(
     out: Any = None,
     nout: int | None = None,
 ) -> Task[Any]:
-    """Push the call with the vars of ``read`` and ``written``; ``kwargs`` is the caller's no longer."""
+    """Push the call with the vars of ``read`` and ``written``; this takes ownership of ``kwargs``."""
     if not callable(fn):
         hint = ": write submit(fn, x), not submit(fn(x))" if fn is None else ""
         raise EngineError(f"expected a function, got {type(fn).__name__}{hint}")
@@ -377,7 +379,7 @@ def _schedule(
 def _checked_names(
     label: str, parameters: Sequence[str], reads: Sequence[str] | None, writes: Sequence[str]
 ) -> tuple[frozenset[str] | None, frozenset[str]]:
-    """The declared names, as sets; raises EngineError when they do not fit the function."""
+    """Return the declared names as sets; raise EngineError if they do not fit the function."""
     for which, names in (("reads", reads or ()), ("writes", writes)):
         if isinstance(names, str):
             raise EngineError(f"task {label!r}: {which} must be a sequence of names, such as [{names!r}]")
@@ -393,7 +395,7 @@ def _checked_names(
 
 
 def _plain_positional(signature: inspect.Signature) -> list[str] | None:
-    """Parameter names when all can be given by position alone, which needs no binding; else None."""
+    """Return the parameter names if all can be passed by position, which needs no binding; else None."""
     simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = signature.parameters.values()
     return [p.name for p in parameters] if all(p.kind in simple for p in parameters) else None
@@ -407,4 +409,4 @@ def _engine_of(var: Var) -> Engine:
 
 
 def _nothing() -> None:
-    """Writes nothing: waits for the readers of a var."""
+    """Do nothing, in an operation that waits for the readers of a var."""

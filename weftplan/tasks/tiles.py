@@ -1,12 +1,12 @@
-"""Tiles: parts of one array that tasks use side by side.
+"""Tiles: parts of one array with a var each, so that tasks on disjoint tiles run concurrently.
 
-Without them all views of one buffer share one var, so two tasks that write disjoint halves run one after the other.
-``tiles(a, (64, 64))`` gives each tile of ``a`` a var of its own; from then on a task on a view of ``a`` is ordered by
-the tiles that the view touches. A view is taken for the smallest box of ``a`` that holds it: a plain slice touches
-exactly the tiles that share elements with it; one that cannot be read as a box of ``a`` (a reshape that runs over the
-end of rows) touches all tiles of its rows.
+Without tiles all views of a buffer share one var, so two tasks that write disjoint halves run one after the other.
+``tiles(a, (64, 64))`` gives each tile of ``a`` its own var; from then on a task on a view of ``a`` is ordered by the
+tiles that the view overlaps. A view counts as the smallest box of ``a`` that contains it: a plain slice overlaps
+exactly the tiles that share elements with it. A view that is no box of ``a`` (a reshape that runs over the end of rows)
+overlaps all tiles of its rows.
 
-Nothing here is locked: the registry of owners (``registry.py``) holds its lock around every call.
+This module takes no lock: the registry of owners (``registry.py``) holds its lock around every call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_KNOWN = 4096
 
 
 class Grid:
-    """Where the tiles of an array lie in its memory, and the var of each.
+    """The layout of an array's tiles in memory, and one var per tile.
 
     Args:
         array: NumPy or CuPy array whose elements do not overlap.
@@ -63,16 +63,16 @@ class Grid:
         self._span = span
         self.vars: list[Var] = []
         self._known: dict[tuple[Any, ...], tuple[list[Var], bool]] = {}
-        """Answers, by where the view lies: iterations ask the same again and again."""
+        """Cached answers by the view's memory layout; iterations repeat the same look-ups."""
         self.move(engine)
 
     def move(self, engine: Engine) -> None:
-        """New vars, of another engine; the old ones are idle."""
+        """Replace the idle vars by new vars of another engine."""
         self.vars = [engine.new_variable() for _ in range(math.prod(self.shape))]
         self._known.clear()
 
     def touched(self, view: Any) -> tuple[list[Var], bool]:
-        """The vars of the tiles that a view of the same buffer touches, and whether it also reaches beyond them."""
+        """Return the vars of the tiles that a view of the buffer overlaps, and whether it extends beyond the tiles."""
         key = address(view), view.shape, view.strides, view.itemsize
         found = self._known.get(key)
         if found is None:
@@ -82,7 +82,7 @@ class Grid:
         return found
 
     def covers(self, view: Any) -> bool:
-        """Whether ``view`` has all the elements of the tiles that it touches."""
+        """Return whether ``view`` has all the elements of the tiles that it overlaps."""
         extents = (range(0, n, t) for n, t in zip(self._shape, self.tile, strict=True))
         sizes = [
             math.prod(min(t, n - start) for start, n, t in zip(place, self._shape, self.tile, strict=True))
@@ -111,7 +111,7 @@ class Grid:
         return number
 
     def _rows(self, low: int, high: int) -> list[tuple[int, int]]:
-        """First and last index along each axis of the rows (of the outermost axis) that hold the bytes."""
+        """Return first and last index along each axis of the rows (of the outermost axis) that hold the bytes."""
         ranges = [(0, count * tile - 1) for count, tile in zip(self.shape, self.tile, strict=True)]
         if self._axes:
             stride, _, axis = self._axes[0]
@@ -119,7 +119,7 @@ class Grid:
         return ranges
 
     def _box(self, view: Any, low: int) -> list[tuple[int, int]] | None:
-        """First and last index along each axis of the box that holds ``view``; None where it is none."""
+        """Return first and last index along each axis of the box that contains ``view``; None if it is no box."""
         rest = low
         first = [0] * len(self.tile)
         for stride, _, axis in self._axes:
@@ -146,11 +146,11 @@ class Grid:
 
 
 class Tiles:
-    """The tiles of an array, as views of it, indexed by their place in the grid.
+    """The tiles of an array, as views of it, indexed by their grid position.
 
     Attributes:
-        array: what they are tiles of.
-        shape: how many there are along each axis.
+        array: the divided array.
+        shape: the number of tiles along each axis.
     """
 
     def __init__(self, array: Any, grid: Grid) -> None:
@@ -159,7 +159,7 @@ class Tiles:
         self._tile = grid.tile
 
     def __getitem__(self, where: int | tuple[int, ...]) -> Any:
-        """The tile at a place; negative places count from the end."""
+        """Return the tile at a grid position; negative positions count from the end."""
         places = where if isinstance(where, tuple) else (where,)
         if len(places) != len(self.shape):
             raise EngineError(f"a tile of this array has {len(self.shape)} indices, got {places!r}")
@@ -172,7 +172,7 @@ class Tiles:
         return self.array[tuple(slices)]
 
     def __iter__(self) -> Iterator[Any]:
-        """All of them, the last axis fastest."""
+        """Iterate over all tiles, the last axis fastest."""
         return (self[where] for where in itertools.product(*map(range, self.shape)))
 
     def __len__(self) -> int:
@@ -183,14 +183,14 @@ class Tiles:
 
 
 def address(array: Any) -> int:
-    """Of the first element."""
+    """Return the address of the first element."""
     if isinstance(array, np.ndarray):
         return int(array.__array_interface__["data"][0])
     return int(array.__cuda_array_interface__["data"][0])
 
 
 def bounds(array: Any) -> tuple[int, int]:
-    """Addresses of its first byte and of the one after the last; it has elements."""
+    """Return the addresses of the first byte and of the byte after the last; the array must have elements."""
     low = high = address(array)
     for stride, count in zip(array.strides, array.shape, strict=True):
         if stride < 0:

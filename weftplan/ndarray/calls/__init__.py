@@ -1,1 +1,1 @@
-"""Calls of operators on arrays: arguments, what a call resolves to, and the cache of repeated calls."""
+"""Operator calls on arrays: argument parsing, call resolution, and the call cache."""

@@ -1,6 +1,6 @@
-"""The arguments of ``nd.<Operator>(...)`` as MXNet takes them: inputs, parameters, ``out``, ``ctx`` and ``is_train``.
+"""Argument parsing of ``nd.<Operator>(...)`` as in MXNet: inputs, parameters, ``out``, ``ctx``, ``is_train``.
 
-Nothing here keeps state; any thread may call it.
+This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from weftplan.ops.core.schema import Op
 def understood(
     op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any], Any, Context | None, bool]:
-    """The arguments of ``nd.<name>`` as inputs, parameters, ``out``, ``ctx`` and ``is_train``.
+    """Parse the arguments of ``nd.<name>`` into inputs, parameters, ``out``, ``ctx`` and ``is_train``.
 
-    Leading arrays are the inputs (a list of arrays counts as its elements where the operator takes any number), then
-    parameters follow in the order in which the operator declares them; inputs may also be given by name. ``out``,
-    ``ctx``, ``is_train`` and ``name`` (ignored) are understood for every operator.
+    Leading arrays are the inputs (a list of arrays counts as its elements if the operator is variadic). Parameters
+    follow in the operator's declared order; inputs may also be given by name. ``out``, ``ctx``, ``is_train`` and
+    ``name`` (ignored) are accepted for every operator.
     """
     named = dict(kwargs)
     out = named.pop("out", None)
@@ -40,7 +40,7 @@ def understood(
     while rest and rest[0] is None and callable(op.inputs) and op.variadic is None:  # an optional input left out
         rest.pop(0)
     if rest and rest[0] is not None and not isinstance(rest[0], str):
-        # Text and None may be meant for a parameter all the same; that inputs are missing is told later.
+        # Text and None may be meant for a parameter; missing inputs are reported later.
         names = () if callable(op.inputs) else op.inputs
         missing = names[len(inputs) :] if not any(one in named for one in names) else ()
         if missing:
@@ -63,7 +63,7 @@ def understood(
 
 
 def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: Mapping[str, Any]) -> list[Any]:
-    """Positional inputs followed by the named ones, in the operator's order."""
+    """Return positional inputs followed by the named inputs, in the operator's order."""
     filled = dict(params)
     if op.variadic is not None:
         filled.setdefault(op.variadic, len(inputs) + len(given))
@@ -80,7 +80,7 @@ def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: 
 
 
 def _as_context(op: Op, ctx: Any) -> Context | None:
-    """``ctx`` given as a context or its text, such as ``cpu(1)``; None and empty text: not given."""
+    """Return ``ctx``, given as a context or as text such as ``cpu(1)``; None for None and empty text."""
     if ctx is None or isinstance(ctx, Context):
         return ctx
     found = re.fullmatch(r"([a-z_]+)(?:\((\d+)\))?|", ctx.strip()) if isinstance(ctx, str) else None

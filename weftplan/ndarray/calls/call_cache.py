@@ -1,12 +1,12 @@
-"""Calls of operators by name that repeat: ``nd.exp(a)`` for an array like one before.
+"""The call cache: resolved operator calls, reused when ``nd.exp(a)`` gets an array like an earlier one.
 
-Of a call the classes and values of its arguments, and shapes and dtypes of its arrays, decide everything but the
-numbers. So what the first such call has settled is kept by them, for every function apart, and a call that repeats only
-makes the result. What is small runs on the calling thread where that changes no order (``engine.at_once``); all else is
-pushed, and so is what writes an array that is there already: ``out=``, the state of an optimizer. Only the usual is
-kept: NumPy arrays in, one array out, no random numbers.
+The classes and values of a call's arguments, with the shapes and dtypes of its arrays, determine everything except the
+numbers. So the outcome of the first such call is cached under them, separately for every function, and a repeated call
+only makes the result. Small operations run on the calling thread if that changes no order (``engine.at_once``). All
+others are pushed, and so are calls that write an existing array: ``out=``, the state of an optimizer. Only the common
+case is cached: NumPy arrays in, one array out, no random numbers.
 
-Kept settings are dictionaries that any thread may use; two threads may settle the same call, with the same outcome.
+The caches are dictionaries that any thread may use; two threads may resolve the same call, with the same outcome.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from weftplan.support import slots
 from weftplan.support.slots import ARRAY_CHUNK
 
 _MOST_KEPT = 256
-"""Calls of one function."""
+"""The cached calls of one function."""
 _NAMED = object()
-"""Separates positional arguments from those with names."""
+"""Separates positional arguments from named arguments in a key."""
 _PLAIN = frozenset((int, bool, str, type(None)))
 _BY_TEXT = frozenset((float, tuple))
-"""Equal values of these may mean different things: 0.0 and -0.0, (1,) and (True,)."""
+"""Classes whose equal values may have different meanings: 0.0 and -0.0, (1,) and (True,)."""
 
 
 class Repeated:
-    """What is known of a call.
+    """A cached call.
 
     Attributes:
-        plan: its outcome.
-        order: positions of the operator's inputs among the arrays of the call; None: as they come.
-        small: its work, where the arrays are small; else None.
+        plan: the resolved call.
+        order: positions of the operator's inputs among the arrays of the call; None: in the same order.
+        small: the inline operation if the arrays are small, else None.
     """
 
     __slots__ = ("op", "order", "plan", "small")
@@ -58,10 +58,10 @@ class Repeated:
 
 
 def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``nd.<name>(*args, **kwargs)``, as :func:`weftplan.ndarray.calls.invoke.call_settled` does it.
+    """Call ``nd.<name>(*args, **kwargs)``, from the cache if possible.
 
     Args:
-        kept: what is known of earlier calls of this function.
+        kept: the cached calls of this function.
     """
     arrays: list[NDArray] = []
     reads = []
@@ -134,7 +134,7 @@ def _first(
     kept: dict[Any, Repeated | None], form: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
     arrays: Sequence[NDArray],
 ) -> Any:  # fmt: skip
-    """Make a call of which nothing is known, and keep what there is to know."""
+    """Make a call that is not cached, and cache it."""
     op = registry.get(name)
     inputs, params, out, ctx, is_train = understood(op, args, kwargs)
     results = invoke(op, inputs, params, out, ctx=ctx, is_train=is_train)
@@ -154,8 +154,10 @@ def _first(
 
 
 def _order(inputs: Sequence[NDArray], arrays: Sequence[NDArray], named: bool) -> tuple[int, ...] | None:
-    """Where the operator's inputs are among the arrays of a call, some of them ``named``; None where that cannot be
-    told: one array may stand for several inputs."""
+    """Return the positions of the operator's inputs among the arrays of a call, some of them ``named``.
+
+    Return None if they are ambiguous, since the same array may be passed for several inputs.
+    """
     places = {id(array): i for i, array in enumerate(arrays)}
     if len(inputs) != len(arrays) or (named and len(places) != len(arrays)):
         return None
@@ -167,7 +169,7 @@ def _order(inputs: Sequence[NDArray], arrays: Sequence[NDArray], named: bool) ->
 
 
 _methods: dict[str, dict[Any, Repeated | None]] = {}
-"""What is known of calls as methods of arrays, by operator."""
+"""Cached calls of operators as array methods, by operator."""
 
 
 def _call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

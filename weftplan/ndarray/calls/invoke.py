@@ -1,8 +1,8 @@
-"""Calling a registered operator on arrays: ``nd.FullyConnected(x, w, b, num_hidden=10)``.
+"""Invocation of registered operators on arrays, such as ``nd.FullyConnected(x, w, b, num_hidden=10)``.
 
-The call is understood (``call_arguments.py``) and settled (``settling.py``) on the calling thread. Then one engine
-operation is pushed that reads the inputs and writes the outputs and auxiliary inputs. Any thread that may push may call
-anything here.
+The calling thread parses the arguments (``call_arguments.py``) and resolves the call (``resolved_call.py``). Then it
+pushes one engine operation that reads the inputs and writes the outputs and auxiliary inputs. Any thread that may push
+may call this module.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def invoke(
     ctx: Context | None = None,
     is_train: bool = False,
 ) -> list[NDArray]:
-    """Push one call of an operator; returns its visible outputs.
+    """Push one call of an operator; return its visible outputs.
 
     Args:
         op: the operator or its name.
         inputs: arrays, in the operator's order, auxiliary states included.
         params: parameters as text or Python values.
-        out: arrays to write instead of new ones, one per visible output; they may be inputs.
-        ctx: where an operator without inputs runs (default: the current context).
-        is_train: training behaviour of operators that have one.
+        out: existing arrays to write, one per visible output; they may be inputs.
+        ctx: the context of an operator without inputs (default: the current context).
+        is_train: select the training behaviour of operators that have one.
 
     Raises:
         UnknownOperatorError, ParameterError: bad operator or parameters, or the wrong number of inputs or outputs.
@@ -70,7 +70,7 @@ def invoke(
         writes += [target.var for target in targets]
     scratch: list[NDArray] = []
     if plan.workspace and (place.asynchronous or MAKE_ROOM.value is not None):
-        # Kept by a chunk, so that it is freed only after the device has finished with it, and taken with the others.
+        # In a chunk, so that it is freed only after the device has finished, and allocated jointly with the others.
         scratch.append(_workspace(op, plan, context))
         writes.append(scratch[0].var)
     key = next_key(context) if op.random else (0, 0)
@@ -78,7 +78,7 @@ def invoke(
     operands = [*read, *outputs, *copied.values(), *scratch]
     reads = tuple([a.chunk.var for a in read])
     if independent and not place.asynchronous and MAKE_ROOM.value is None:
-        # What is new is read by nobody, and a read twice counts once.
+        # New arrays have no readers, and a var that is read twice counts once.
         engine.get().push(partial(compute, kernel, operands), reads, tuple(writes), context, name=op.name)
     else:
         push_kernel(kernel, operands, reads, writes, context, name=op.name)
@@ -87,15 +87,18 @@ def invoke(
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """The work of one call, on raw arrays: the inputs that are not ignored, all outputs, what some of those are copied
-    to, and the workspace where it is an array."""
+    """The kernel of one call on raw arrays.
+
+    The arrays are the inputs that are not ignored, all outputs, copy targets of some outputs, and the workspace if it
+    is an array.
+    """
 
     op: Op
     plan: SettledCall
     place: Any
     inputs: int
     copied: tuple[int, ...]
-    """Outputs that are copied to where the caller wants them."""
+    """Outputs that are copied to the caller's arrays."""
     key: tuple[int, int]
     is_train: bool
     guarded: bool
@@ -156,7 +159,7 @@ def push_call(op: Op, plan: SettledCall, inputs: Sequence[NDArray], out: NDArray
     """Push a call on a host's arrays that writes one new array, and is neither random nor has states."""
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
     kernel = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
-    reads = tuple([array.chunk.var for array in read])  # one read twice counts once
+    reads = tuple([array.chunk.var for array in read])  # a var that is read twice counts once
     scratch: list[NDArray] = []
     if (make_room := MAKE_ROOM.value) is not None:
         if plan.workspace:
@@ -176,8 +179,8 @@ def push_into(
     """Push a call on a host's arrays that writes ``target``, and the states of the operator among ``inputs``.
 
     Args:
-        target: what each input may share memory with, by :func:`may_share`.
-        small: the same work where it is small.
+        target: the written array; each input may share memory with it, by :func:`may_share`.
+        small: the inline form of the operation if it is small.
     """
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
     states = op.mutated(plan.params)
@@ -210,7 +213,7 @@ def _with_scratch(work: Callable[..., object], context: Context, nbytes: int, na
 def _outputs_into(
     op: Op, plan: SettledCall, inputs: Sequence[NDArray], targets: Sequence[NDArray], context: Context
 ) -> tuple[list[NDArray], dict[int, NDArray]]:
-    """Arrays for the kernel to write, and where to copy some of them after it.
+    """Return arrays for the kernel to write, and copy targets for some of them.
 
     A target that shares memory with an input the kernel may still read is written through a temporary, unless the
     operator declares that pair as inplace.
@@ -233,7 +236,7 @@ def _outputs_into(
 
 
 def call_settled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``nd.<name>(*args, **kwargs)``: one array, or a list when there are several visible outputs."""
+    """Call ``nd.<name>(*args, **kwargs)``; return an array, or a list if there are several visible outputs."""
     op = registry.get(name)
     inputs, named, out, ctx, is_train = understood(op, args, kwargs)
     results = invoke(op, inputs, named, out, ctx=ctx, is_train=is_train)

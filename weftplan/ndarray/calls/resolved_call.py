@@ -1,7 +1,8 @@
-"""What a call of an operator depends on but the numbers: parsed parameters, shapes, dtypes, and the kernel that runs.
+"""Resolved calls: parsed parameters, shapes, dtypes and the kernel of an operator call, cached.
 
-It is settled on the calling thread, so that errors are raised at the call, and kept per (operator, parameters, shapes,
-dtypes). Any thread may call anything here: two threads may settle the same call, with the same outcome.
+A call is resolved on the calling thread, so that errors are raised at the call. The result is cached per (operator,
+parameters, shapes, dtypes). Any thread may call this module: two threads may resolve the same call, with the same
+outcome.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST_PLANS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SettledCall:
-    """Everything about a call that depends only on operator, parameters, shapes and dtypes."""
+    """The part of a call that depends only on operator, parameters, shapes and dtypes."""
 
     params: Mapping[str, Any]
     outputs: tuple[tuple[int, Shape, DType], ...]
@@ -41,7 +42,7 @@ _plans: dict[Any, SettledCall] = {}
 def settled(
     op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool = False
 ) -> SettledCall:
-    """What a call depends on but the numbers; kept for calls like it."""
+    """Resolve a call, or return the cached result of an equal call."""
     if op.single:
         return _settle(op, inputs, params, targets, on_gpu)
     key: Any = (
@@ -65,7 +66,7 @@ def settled(
 
 
 def _apart(value: Any) -> Any:
-    """What tells ``value`` from equal ones of other meaning: 1 from True and 1.0, 0.0 from -0.0, also in tuples."""
+    """Return a key that distinguishes equal values of different meaning, also in tuples: 1, True, 1.0; 0.0, -0.0."""
     return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 
 
@@ -110,7 +111,7 @@ def _settle(
         if target.shape != spec.shape or target.dtype != spec.dtype:
             raise ShapeError(f"{op.name}: out has {target.shape} {target.dtype}, the result {spec.shape} {spec.dtype}")
     sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
-    # A host computes single calls by NumPy: compiled kernels are for plans.
+    # On a host single calls use NumPy; compiled kernels are only for plans.
     mode = "numpy"
     if on_gpu:
         mode = config.get("WEFTPLAN_KERNELS")
@@ -129,7 +130,7 @@ def _settle(
 
 
 def may_share(plan: SettledCall, i: int, k: int, array: NDArray, target: NDArray) -> bool:
-    """True when writing ``target`` as output ``k`` cannot spoil input ``i``."""
+    """Return whether writing ``target`` as output ``k`` cannot corrupt input ``i``."""
     if i in plan.ignored or array.chunk is not target.chunk:
         return True
     if array.offset >= target.offset + target.nbytes or target.offset >= array.offset + array.nbytes:

@@ -1,1 +1,1 @@
-"""Files and memory of other libraries: ``.params``, safetensors, DLPack, NumPy."""
+"""Array files and memory of other libraries: ``.params``, safetensors, DLPack, NumPy."""

@@ -1,6 +1,6 @@
-"""Taking in memory of other libraries, without a copy where it can be shared: DLPack and NumPy.
+"""Import of other libraries' memory through DLPack and NumPy, without a copy if it can be shared.
 
-``export.py`` is the way out. Every function may be called from any thread.
+``export.py`` is the opposite direction. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weftplan.ndarray.memory.chunk import Chunk
 
 
 class _Writable:
-    """Looks like the bytes of a NumPy array, which may be written."""
+    """A writable array interface of a NumPy array's bytes."""
 
     __slots__ = ("__array_interface__", "kept")
 
@@ -32,17 +32,17 @@ class _Writable:
 
 
 class _Capsule:
-    """A DLPack capsule in the clothes of the object that it came from, as NumPy and CuPy want it."""
+    """A DLPack capsule wrapped in an object with ``__dlpack__``, as NumPy and CuPy require."""
 
     __slots__ = ("_capsule", "_device", "plain")
     plain: bool
-    """Without a version, and so without a mark for memory that must not be written."""
+    """Whether the capsule has no version, hence no read-only flag."""
 
     def __init__(self, capsule: Any) -> None:
         api = ctypes.pythonapi
         api.PyCapsule_IsValid.argtypes = api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-        for name, start in ((b"dltensor", 0), (b"dltensor_versioned", 32)):  # where the tensor stands in the struct
+        for name, start in ((b"dltensor", 0), (b"dltensor_versioned", 32)):  # the tensor's offset in the struct
             if api.PyCapsule_IsValid(capsule, name):
                 address = api.PyCapsule_GetPointer(capsule, name) + start + ctypes.sizeof(ctypes.c_void_p)
                 kind, index = (ctypes.c_int32 * 2).from_address(address)
@@ -58,17 +58,20 @@ class _Capsule:
 
 
 def to_dlpack_for_read(data: NDArray) -> Any:
-    """A DLPack capsule of ``data`` that another library reads, or :func:`from_dlpack`: see ``NDArray.__dlpack__``."""
+    """Return a DLPack capsule of ``data`` for reading by another library or :func:`from_dlpack`.
+
+    See ``NDArray.__dlpack__``.
+    """
     return data.__dlpack__()
 
 
 def to_dlpack_for_write(data: NDArray) -> Any:
-    """A DLPack capsule of ``data`` that another library writes: finish there before using the array here again."""
+    """Return a DLPack capsule of ``data`` for writing by another library; finish there before using the array again."""
     return data.__dlpack__()
 
 
 def from_dlpack(dlpack: Any) -> NDArray:
-    """An array on the memory of ``dlpack``; copied only where it cannot be shared.
+    """Make an array on the memory of ``dlpack``; copy only if it cannot be shared.
 
     ``dlpack`` is anything with ``__dlpack__``, or a capsule, which can be used once.
 
@@ -88,8 +91,8 @@ def from_dlpack(dlpack: Any) -> NDArray:
         context = Context("gpu", int(index))
         place = device.get(context)
         made = []
-        # Without a stream of ours the launch ends by waiting for CuPy's, behind which the other library has put its
-        # work: our streams do not wait for that one.
+        # Without a stream of ours the launch ends by waiting for CuPy's stream, after the other library's kernels. Our
+        # streams do not wait for CuPy's.
         with no_stream():
             place.launch(lambda: made.append(place.xp.from_dlpack(source)))
         return adopt(made[0], context)
@@ -103,7 +106,7 @@ def from_dlpack(dlpack: Any) -> NDArray:
 
 
 _lent: dict[int, weakref.ref[Any]] = {}
-"""NumPy arrays that :func:`from_numpy` has made read-only, by their ids: they can be shared again."""
+"""NumPy arrays that :func:`from_numpy` has made read-only, by their ids; they can be shared repeatedly."""
 
 
 def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:

@@ -1,7 +1,7 @@
-"""Arrays and texts in a file of the safetensors format: a length, a header of JSON, and the arrays' bytes.
+"""The safetensors file format: a length, a JSON header, and the arrays' bytes.
 
-This file owns the format alone; what the names mean is the caller's. Files appear whole or not at all. Any thread may
-read and write.
+This file owns only the format; the caller defines the meaning of the names. Files are written atomically. Any thread
+may read and write.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MOST_HEADER = 100_000_000
 
 
 def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Mapping[str, str]) -> None:
-    """Write arrays by name, and texts by name.
+    """Write named arrays and named texts.
 
     Raises:
-        FormatError: a dtype that the format does not know.
-        OSError: the file cannot be written; what was there before stays.
+        FormatError: the format does not support a dtype.
+        OSError: the file cannot be written; the previous file stays.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end, parts = 0, []
@@ -41,7 +41,7 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Ma
         kind = _NAMES.get(values.dtype.newbyteorder("<"))
         if kind is None:
             raise FormatError(f"{os.fspath(path)}: {name} has dtype {values.dtype}, which safetensors does not know")
-        # Not the contiguous copy's shape, which has a dimension more where there was none.
+        # Not the contiguous copy's shape, which has one dimension if the array has none.
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + values.nbytes]}
         end += values.nbytes
         parts.append(values)
@@ -55,10 +55,10 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Ma
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]:
-    """(arrays by name, metadata) of a file.
+    """Read (arrays by name, metadata) from a file.
 
     Raises:
-        FormatError: the file is damaged, or something else; says what.
+        FormatError: the file is damaged or of another kind; the message names the kind.
     """
     where = os.fspath(path)
     with open_to_read(path) as file:

@@ -33,7 +33,7 @@ _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _MAX_DIMS = 32
 _MAX_ELEMENTS = 1 << 59
 _MAX_EMPTY = 10_000
-"""Arrays without a shape in one file: each takes four bytes of it, and a thousand of memory."""
+"""Maximum arrays without a shape in one file: each takes four bytes of the file, and a thousand bytes of memory."""
 _DTYPES = dict(
     enumerate("float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64".split())  # noqa: SIM905
 )
@@ -46,9 +46,9 @@ _SPARSE = {1: ("row_sparse", 1), 2: ("csr", 2)}
 
 
 def save(fname: str | os.PathLike[str], data: NDArray | Sequence[NDArray] | Mapping[str, NDArray]) -> None:
-    """Write one array, a list, or a dictionary of arrays; waits for their values.
+    """Write an array, a list, or a dictionary of arrays; wait for their values.
 
-    The file appears whole or not at all: it is written beside its place and moved there.
+    The file is written atomically: to a temporary file in the same folder, which is then renamed.
 
     Raises:
         DTypeError: ``data`` is none of these.
@@ -101,7 +101,7 @@ def _header(array: NDArray) -> bytes:
 
 
 def load(fname: str | os.PathLike[str]) -> list[NDArray] | dict[str, NDArray]:
-    """Arrays of a file: a list where they have no names, else a dictionary.
+    """Load the arrays of a file: a list if they have no names, else a dictionary.
 
     An array that was saved on a GPU that does not exist here is read to ``cpu(0)``; bfloat16 is read as float32, with a
     warning.
@@ -124,7 +124,7 @@ def load(fname: str | os.PathLike[str]) -> list[NDArray] | dict[str, NDArray]:
 
 
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict[str, NDArray]:
-    """:func:`load` from the bytes of a file.
+    """Load arrays from the bytes of a file, as :func:`load`.
 
     Raises:
         DTypeError: ``buf`` is not bytes.
@@ -139,7 +139,7 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict
 
 
 def load_record(data: bytes, where: str) -> NDArray:
-    """The array of one record alone, as MXNet pickles arrays; ``where`` names its source in messages.
+    """Read a single array record, as MXNet pickles arrays; ``where`` names its source in messages.
 
     Raises:
         FormatError: truncated, damaged, or a sparse array.
@@ -186,7 +186,7 @@ def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:
 
 
 def _text(start: bytes) -> str:
-    """The beginning of a file as text, empty where it is none."""
+    """Return the beginning of a file as text; empty if it is no text."""
     try:
         text = start.decode("ascii")
     except UnicodeDecodeError:
@@ -195,7 +195,7 @@ def _text(start: bytes) -> str:
 
 
 def _instead(start: bytes, magic: int) -> str:
-    """What a file is that begins so."""
+    """Describe the kind of a file that begins with these bytes."""
     text = _text(start)
     if found := other_kind(start):
         return found
@@ -207,7 +207,7 @@ def _instead(start: bytes, magic: int) -> str:
 
 
 class _Reader:
-    """Walks over the bytes; every failure says where."""
+    """A cursor over the bytes, whose errors name the position."""
 
     def __init__(self, data: memoryview, where: str) -> None:
         self._data = data

@@ -1,1 +1,1 @@
-"""The memory under arrays: chunks, their release, and joint allocation."""
+"""The memory of arrays: chunks, their release, and joint allocation."""

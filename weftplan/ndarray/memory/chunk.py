@@ -1,11 +1,11 @@
-"""Chunks: one allocation joined to one engine var.
+"""Chunks: one memory allocation together with one engine var.
 
-The chunk of a result takes its memory inside the operation that writes it first (``delay_alloc``), as in MXNet: what is
-pushed and not run yet needs none, so a loop that nobody waits for takes no more memory than one that waits. A refusal
-of memory is then a failure of that operation, raised at the wait.
+The chunk of a result allocates inside the operation that writes it first (``delay_alloc``), as in MXNet. A pending
+operation needs no memory for its result, so a loop that never waits takes no more memory than a loop that waits. If the
+allocation fails, that operation fails, and the error is raised at the wait.
 
-Chunks may be made and dropped on any thread. Who touches the bytes must be an operation that declared the var, or have
-waited for it. ``release.py`` says how the memory of a dead chunk goes back, ``pushing.py`` how work is pushed.
+Any thread may make and drop chunks. The bytes may be accessed only by an operation that declared the var, or by a
+thread that has waited for it. ``release.py`` returns the memory of a dead chunk, ``pushing.py`` pushes operations.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Chunk:
     """Bytes on one context, and the var that orders access to them.
 
     Args:
-        ctx: where.
-        nbytes: how many, at least 0.
-        delay_alloc: take the memory at first use of :attr:`raw` instead of now.
+        ctx: the context of the memory.
+        nbytes: the number of bytes, at least 0.
+        delay_alloc: allocate at first use of :attr:`raw` instead of now.
         name: shown in out-of-memory reports and by the engine.
-        prompt: first give back what is dead, all of it; False: a few small chunks may wait (see :data:`due`).
+        prompt: first free all dead chunks; False: a few small dead chunks may wait (see :data:`due`).
 
     Attributes:
         var: the engine var; every operation on the bytes declares it.
         engine: the engine that made the var.
 
     Raises:
-        OutOfMemoryError: storage cannot serve the request, even after freeing what is dead.
+        OutOfMemoryError: storage cannot serve the request, even after freeing dead chunks.
     """
 
     __slots__ = (
@@ -62,19 +62,19 @@ class Chunk:
         "var",
     )
     _origin: object
-    """What its memory is for, in reports."""
+    """The origin of the memory, for reports."""
     _raw: Any
     _release: Callable[[], object] | None
     _resource: Resource | None
-    """Where memory that is taken later comes from: what was in force when the chunk was made, whoever runs when."""
+    """The resource for a delayed allocation: the resource in force when the chunk was made."""
     _shelf: Shelf | None
-    """Where it leaves what it had; None where memory is that of others, so that nobody knows how much it keeps."""
+    """The free list for its var and memory; None if other objects own the memory, whose total size is unknown."""
     _view: Any
-    """Where it has a shelf with room: all its bytes, as what the shelf is for."""
+    """If its free list has room: all its bytes as an array of the free list's shape and dtype."""
     may_leave = False
-    """True where the bytes may wait elsewhere, and are worth a copy."""
+    """Whether the bytes may be offloaded and are worth a copy."""
     movable = False
-    """True where the memory may change: typed views of it must not be kept beyond an operation."""
+    """Whether the memory may move: typed views of it must not be kept beyond an operation."""
 
     def __init__(
         self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None, prompt: bool = True
@@ -86,11 +86,11 @@ class Chunk:
         self.name = name
         self._shelf = CLOSED
         self._origin = origin_of(name, nbytes)
-        if delay_alloc and nbytes:  # no bytes are there at once: nothing is gained by waiting
+        if delay_alloc and nbytes:  # zero bytes are allocated now: a delay gains nothing
             self._release = self._raw = None
             try:
                 self._resource = storage.get(ctx)
-            except MXNetError:  # the device is not there, which is an error of the operation
+            except MXNetError:  # the device is absent; the operation will report that error
                 self._resource = None
         else:
             self._resource = None
@@ -106,16 +106,16 @@ class Chunk:
 
     @property
     def raw(self) -> Any:
-        """Flat uint8 array of exactly ``nbytes``: only for operations that declared the var, or after a wait."""
+        """A flat uint8 array of exactly ``nbytes``; only for operations that declared the var, or after a wait."""
         raw = self._raw  # read once: another thread may take it meanwhile
         return raw if raw is not None else self._first_use()
 
     def _first_use(self) -> Any:
-        if due:  # the loop that pushed this may be over, so that nobody else gives back what is dead
+        if due:  # the loop that pushed this may be over, so that no later push frees the dead chunks
             sweep()
         resource, allocation = self._take()
-        # Not allocated under the lock: that may take until others have ended. Two readers of what was never written
-        # may both have got this far.
+        # Allocate without the lock, because allocation may wait for other operations. Two readers of a chunk that was
+        # never written may both get this far.
         with _delay_lock:
             if self._raw is None:
                 self._release = partial(resource.free, allocation)
@@ -126,35 +126,35 @@ class Chunk:
 
     @property
     def address(self) -> int:
-        """Another number for other bytes, as long as somebody keeps :attr:`raw`."""
+        """A number that identifies the current bytes while :attr:`raw` is referenced."""
         return id(self._raw)
 
     @property
     def keeper(self) -> object:
-        """What keeps the bytes that :attr:`raw` has now from going back to storage, even if the chunk moves."""
+        """An object that keeps the current bytes of :attr:`raw` allocated while referenced, even if the chunk moves."""
         return self._release
 
     def close(self) -> None:
-        """Give the memory back now: for owners that know that no operation is pending and nobody else looks at it."""
+        """Free the memory now; the owner must know that no operation is pending and that no views exist."""
         release, self._release, self._raw = self._release, nothing, None
         if release is not None:
             release()
 
     @property
     def allocated(self) -> bool:
-        """False for a delayed chunk that nobody has used yet."""
+        """Whether memory is allocated; False for a delayed chunk before its first use."""
         return self._raw is not None
 
     @classmethod
     def wrap(cls, ctx: Context, raw: Any, *, name: str | None = None) -> Chunk:
-        """A chunk over memory that somebody else owns; ``raw`` (flat uint8) is kept alive until the var is idle."""
+        """Make a chunk over memory with another owner; ``raw`` (flat uint8) is kept alive until the var is idle."""
         return cls._over(ctx, raw, raw, name)
 
     def part(self, offset: int, nbytes: int) -> Chunk:
-        """A chunk over ``nbytes`` bytes from ``offset`` of this one, with a var of its own.
+        """Make a chunk with its own var over ``nbytes`` bytes of this chunk from ``offset``.
 
-        It keeps this chunk's memory alive. The engine sees no relation between the two vars: whoever uses parts that
-        overlap, or a part and the whole, must order them.
+        It keeps this chunk's memory alive. The engine sees no relation between the two vars: a caller that uses
+        overlapping parts, or a part and the whole, must order them.
 
         Raises:
             MXNetError: the part does not lie within this chunk.
@@ -164,8 +164,10 @@ class Chunk:
         return Chunk._over(self.context, self.raw[offset : offset + nbytes], self, self.name)
 
     def cut(self, sizes: Iterable[int]) -> list[Chunk]:
-        """Parts of so many bytes, one behind the other from the start of this chunk, in which they lie: a bind makes
-        hundreds."""
+        """Make consecutive parts with these sizes from the start of this chunk; they must fit in it.
+
+        This is faster than :meth:`part` for the hundreds of parts that a bind makes.
+        """
         raw, parts, begin = self.raw, [], 0
         for nbytes in sizes:
             parts.append(raw[begin : begin + nbytes])
@@ -178,7 +180,7 @@ class Chunk:
 
     @classmethod
     def _each_over(cls, ctx: Context, parts: Iterable[Any], owner: Any, name: str | None) -> list[Self]:
-        """A chunk over each of ``parts``, flat uint8; each holds ``owner`` until its var's last operation."""
+        """Make a chunk over each of ``parts``, flat uint8; each holds ``owner`` until its var's last operation."""
         if dead:
             sweep()
         current = engine.get()
@@ -217,42 +219,44 @@ class Chunk:
 
 
 class MovableChunk(Chunk):
-    """A range of somebody's memory that may be put elsewhere; the var, and with it every array on it, stays."""
+    """A chunk over a range of another owner's memory that may move; its var and the arrays on it stay."""
 
     __slots__ = ("_bring_back", "_watchers")
     movable = True
     _watchers: list[weakref.WeakMethod[Any]]
     _bring_back: weakref.WeakMethod[Any] | None
-    """Brings the bytes of a context back from where they wait."""
+    """The owner's method that brings the bytes of a context back to memory."""
 
     @classmethod
     def over(cls, ctx: Context, raw: Any, owner: Any, *, name: str | None = None) -> Self:
-        """A chunk of the bytes ``raw`` (flat uint8), which ``owner`` keeps from going back to storage; the chunk holds
-        ``owner`` until the var's last operation."""
+        """Make a chunk of the bytes ``raw`` (flat uint8), which ``owner`` keeps allocated.
+
+        The chunk holds ``owner`` until the var's last operation.
+        """
         return cls.several(ctx, (raw,), owner=owner, name=name)[0]
 
     @classmethod
     def several(cls, ctx: Context, parts: Iterable[Any], *, owner: Any, name: str | None = None) -> list[Self]:
-        """A chunk as :meth:`over` for each of ``parts``: a bind makes thousands."""
+        """Make a chunk as :meth:`over` does for each of ``parts``; a bind makes thousands."""
         made = cls._each_over(ctx, parts, owner, name)
         for chunk in made:
             chunk._watchers, chunk._bring_back = [], None
         return made
 
     def watch(self, method: weakref.WeakMethod[Any]) -> None:
-        """Call a bound method, as long as its object exists, whenever the bytes have moved: views of the old are dead.
+        """Call a bound method, as long as its object exists, whenever the bytes have moved: old views are invalid then.
 
-        Whoever keeps typed views beyond an operation needs this, and gives all its chunks one reference.
+        An object that keeps typed views beyond an operation needs this. It passes the same reference to all its chunks.
         """
         self._watchers.append(method)
 
     def move(self, raw: Any, owner: Any) -> None:
-        """From now on the bytes are ``raw``, kept by ``owner``; the caller has copied the contents.
+        """Use ``raw``, kept by ``owner``, as the bytes from now on; the caller has copied the contents.
 
-        Only while no operation on the var is pending: one that was pushed before may have taken the old bytes.
+        No operation on the var may be pending, because it may have looked up the old bytes.
 
         Raises:
-            MXNetError: ``raw`` is smaller than what arrays on this chunk may use.
+            MXNetError: ``raw`` is smaller than the bytes that arrays on this chunk may use.
         """
         if raw.nbytes < self.nbytes:
             raise MXNetError(f"{self!r} cannot move to {raw.nbytes:,} bytes: they must be at least as many")
@@ -260,23 +264,25 @@ class MovableChunk(Chunk):
         self._tell()
 
     def leave(self) -> None:
-        """Let go of the bytes; until the next :meth:`move` the chunk cannot be used."""
+        """Release the bytes; the chunk cannot be used until the next :meth:`move`."""
         self._raw = self._release = None
         self._tell()
 
     def withhold(self) -> Any:
-        """Take the bytes from whoever wants them next, who then calls :meth:`returned_by`; returns them."""
+        """Take the bytes away and return them; the next user calls the method set by :meth:`returned_by`."""
         raw, self._raw = self._raw, None
         return raw
 
     def returned_by(self, method: weakref.WeakMethod[Any]) -> None:
-        """Call a bound method with the context, as long as its object exists, where somebody wants bytes that are not
-        there; it says whether they have been, since then."""
+        """Call a bound method with the context, as long as its object exists, when absent bytes are used.
+
+        It returns whether the bytes have been back since then.
+        """
         self._bring_back = method
 
     def _first_use(self) -> Any:
         method = None if self._bring_back is None else self._bring_back()
-        # They may be on their way out again, or withheld by a thread that will find that they are needed here.
+        # The bytes may be leaving again, or withheld by a thread that will notice that they are needed here.
         while method is not None and method(self.context):
             raw = self._raw
             if raw is not None:
@@ -284,7 +290,7 @@ class MovableChunk(Chunk):
         return super()._first_use()
 
     def forget_views(self) -> None:
-        """Let those that :meth:`watch` forget what they made of the bytes."""
+        """Make the watchers drop their views of the bytes."""
         self._tell()
 
     def _tell(self) -> None:
@@ -297,7 +303,7 @@ class MovableChunk(Chunk):
 
 
 class _Counted:
-    """A twin of a chunk whose var and view nobody else has, but for the array that is just dying."""
+    """A model of a chunk whose var and view are referenced only by the chunk and the dying array."""
 
     __slots__ = ("_view", "var")
 
@@ -310,24 +316,24 @@ class _Counted:
 
 
 _ALONE, _VIEWED = _Counted()()
-"""What a finalizer finds where it may leave var and view on a shelf."""
+"""The reference counts with which a finalizer may put var and view on a free list."""
 ARRAY_CHUNK.fill(Chunk)
 
 
 def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:
-    """Memory from a resource (by default the one in force), and where to give it back.
+    """Allocate from a resource (by default the resource in force); return the resource and the allocation.
 
-    After a refusal what is pending may end first, and runs of executors that have not begun wait meanwhile; but not
-    where the memory of several arrays is taken (``together.py``).
+    If the allocation fails, it waits for pending operations and retries, and executor runs that have not begun are
+    delayed meanwhile. Inside a joint allocation (``joint_allocation.py``) it fails immediately instead.
 
     Raises:
-        OutOfMemoryError: there is none even then.
+        OutOfMemoryError: there is no room even then.
     """
     if resource is None:
         resource = storage.get(ctx)
     try:
         return resource, resource.allocate(nbytes, name=origin)
-    except OutOfMemoryError:  # what is dead, and frees that wait, have been tried on the ladder of storage
+    except OutOfMemoryError:  # storage's ladder has already tried dead chunks and pending frees
         if joint_allocation.refused(ctx):
             raise
     with relief.Lacking(ctx):
@@ -335,13 +341,13 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
 
 
 def _after_others(resource: Resource, nbytes: int, origin: object) -> Allocation:
-    """Memory, once what has died meanwhile has gone back."""
+    """Allocate after freeing the chunks that have died meanwhile."""
     drain(everything=True)
     return resource.allocate(nbytes, name=origin)
 
 
 def lost(what: object) -> OutOfMemoryError:
-    """The error of whoever uses bytes that could not be taken again."""
+    """Return the error for a use of bytes that could not be allocated again."""
     return OutOfMemoryError(
         f"{what!r} has lost its memory: it was given back to make room for a larger executor of the same pool, and "
         f"could not be taken again; free memory and bind again"
@@ -353,4 +359,4 @@ def _let_go(owner: Any) -> None:
 
 
 def nothing() -> None:
-    """The work of an operation that only orders others, and the release of a chunk that never had memory."""
+    """Do nothing: for an operation that only orders others, and for the release of a chunk that never had memory."""

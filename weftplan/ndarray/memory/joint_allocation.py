@@ -1,17 +1,17 @@
-"""The memory of several arrays at once: an operation has that of all its arrays, or none while others go first.
+"""Joint allocation: an operation gets the memory of all its arrays, or none while it yields to others.
 
-Where arrays may wait elsewhere, an operation may have to bring several of them back. If each waited for memory with
-what it has already, two could have one half of their arrays each, and nobody would ever go on. So
+If arrays may be offloaded, an operation may have to bring several of them back. If each operation held its first arrays
+while it waited for memory, two operations could each hold half of their arrays, a deadlock. Hence:
 
-1. one operation at a time takes the memory of its arrays (:func:`run`). Who finds none lets go what it has, gives what
-   was new back to storage, and waits with empty hands: for operations that are ready or at work, as
-   ``Engine.others_first`` says;
-2. when those can help no more, it keeps others from beginning, waits for the *looks* that have begun, and tries after
-   each. Its request is refused when it finds no room while nobody looks.
+1. One operation at a time takes the memory of its arrays (:func:`run`). If an allocation fails, the operation releases
+   the memory that it holds, returns new allocations to storage, and waits holding nothing: for operations that are
+   ready or running, as ``Engine.others_first`` defines.
+2. If those cannot free enough, it keeps other operations from beginning, waits for the open *looks* and retries after
+   each. Its allocation fails if there is no room when no look is open.
 
-A look is the time in which somebody has views of arrays: an operation while it computes, a copy on its way to a home or
-back, a thread that reads. It ends by itself, and waits for nobody, unless it lacks memory itself: nobody waits for that
-one. Any thread may call anything here.
+A look is the time during which views of arrays exist: while an operation computes, while a copy moves an array to its
+offload target or back, while a thread reads. A look ends without waiting for other threads, unless its own thread is
+starved of memory; such a look is not waited for. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ T = TypeVar("T")
 _GLANCE_S = 0.0005
 _MOMENT_S = 1.0
 _beginning = free_in_children(ReentrantLock())
-"""Held while a look begins. Who has it waits for nothing but looks that have begun, copies and the device."""
+"""Held while a look begins. Its holder waits only for open looks, for copies and for the device."""
 _looks: dict[int, int] = {}
-"""The thread of each look, by its id."""
+"""Open looks: the thread of each, by the look's id."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_looks.clear)
 
@@ -49,9 +49,9 @@ class _Attempt:
 
     def __init__(self) -> None:
         self.context: Context | None = None
-        """Where there was no room."""
+        """The context on which an allocation failed, or None."""
         self.fresh: list[Any] = []
-        """Chunks that have got their first memory."""
+        """Chunks whose first memory was allocated in this attempt."""
 
 
 class _Here(threading.local):
@@ -62,8 +62,10 @@ _here = _Here()
 
 
 class Look:
-    """The time in which this thread has views of arrays: a ``with`` block that does not begin while somebody else must
-    have all memory to itself."""
+    """A ``with`` block in which this thread has views of arrays.
+
+    It does not begin while another thread takes memory or needs all memory for itself.
+    """
 
     __slots__ = ()
 
@@ -73,21 +75,22 @@ class Look:
         return self
 
     def begin(self) -> None:
-        """As ``with``, for who has the lock."""
+        """Open the look, as ``with`` does; the caller holds the lock."""
         _looks[id(self)] = threading.get_ident()
 
     def __exit__(self, *exc: object) -> None:
         _looks.pop(id(self), None)
 
-    __del__ = __exit__  # an interrupt may have come between the two
+    __del__ = __exit__  # an interrupt may have come between enter and exit
 
 
 def run(get: Callable[[], list[Any]], use: Callable[[list[Any]], object]) -> None:
-    """``use(get())`` in an operation, where ``get`` looks up the bytes of arrays, which may take memory, and may be
-    called again. The list is empty afterwards.
+    """Run ``use(get())`` in an operation, and empty the list afterwards.
+
+    ``get`` looks up the bytes of arrays, which may allocate memory; it may be called several times.
 
     Raises:
-        OutOfMemoryError: they do not fit even when nobody else has views of arrays.
+        OutOfMemoryError: the arrays do not fit even when no other thread has views of arrays.
     """
     look = Look()
     held = _all_of(get, look)
@@ -99,7 +102,7 @@ def run(get: Callable[[], list[Any]], use: Callable[[list[Any]], object]) -> Non
 
 
 def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
-    """What ``get`` returns; ``look`` has begun then."""
+    """Return the result of ``get``, with ``look`` open."""
     attempt = _Attempt()
     found = _tried(get, look, attempt)
     if found is not None:
@@ -120,10 +123,10 @@ def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
 
 
 def _tried(get: Callable[[], list[Any]], look: Look, attempt: _Attempt, *, last: bool = False) -> list[Any] | None:
-    """What ``get`` returns, or None where there was no room. Memory that was new has gone back then.
+    """Return the result of ``get``, or None if there was no room; new memory is freed then.
 
     Raises:
-        OutOfMemoryError: there was no room in the ``last`` attempt, or no attempt can help.
+        OutOfMemoryError: there was no room in the ``last`` attempt, or a retry cannot help.
     """
     with _beginning:
         before, _here.attempt = _here.attempt, attempt
@@ -144,8 +147,10 @@ def _tried(get: Callable[[], list[Any]], look: Look, attempt: _Attempt, *, last:
 
 
 def refused(context: Context) -> bool:
-    """Called by who was refused memory of ``context``: True where it must not wait, since it may have other memory for
-    which others wait."""
+    """Record a failed allocation on ``context``; return True if the caller must not wait.
+
+    A thread inside an attempt must not wait, since it may hold memory that other threads wait for.
+    """
     attempt = _here.attempt
     if attempt is not None:
         attempt.context = context
@@ -153,13 +158,13 @@ def refused(context: Context) -> bool:
 
 
 def first_memory(chunk: Any) -> None:
-    """A chunk has got memory in which nobody has written: it gives that back where its attempt fails."""
+    """Record that a chunk got its first memory, still unwritten; it is freed if the attempt fails."""
     if _here.attempt is not None:
         _here.attempt.fresh.append(chunk)
 
 
 class Impatient:
-    """A ``with`` block in which this thread waits for no memory: there is some at once, or it is refused."""
+    """A ``with`` block in which allocations of this thread never wait: they succeed immediately or fail."""
 
     __slots__ = ("_before",)
 
@@ -172,14 +177,16 @@ class Impatient:
 
 
 def patiently(attempt: Callable[[], T], context: Context) -> T:
-    """What ``attempt`` returns, which raises OutOfMemoryError while there is no room on ``context``: for who has no
-    other memory for which others may wait."""
+    """Retry ``attempt`` while it raises OutOfMemoryError for lack of room on ``context``; return its result.
+
+    The caller must hold no memory that other threads may wait for.
+    """
     try:
         return relief.again(attempt, chances(context))
     except OutOfMemoryError:
         if engine.get().in_operation:
             raise
-    with _beginning:  # nobody is in the middle of an attempt, with memory in its hands and no look yet
+    with _beginning:  # no other thread is inside an attempt, holding memory without an open look
         for last in _ends_of_looks(time.monotonic() + PATIENCE_S):
             try:
                 return attempt()
@@ -190,7 +197,7 @@ def patiently(attempt: Callable[[], T], context: Context) -> T:
 
 
 def chances(context: Context) -> Iterator[None]:
-    """Yields whenever there may be more memory on ``context`` than before, without anybody else's help, looks aside."""
+    """Yield each time that ``context`` may have more free memory, until waiting without regard to looks cannot help."""
     current = engine.get()
     inside = current.in_operation
     while True:
@@ -204,10 +211,10 @@ def chances(context: Context) -> Iterator[None]:
 
 
 def _ends_of_looks(end: float = math.inf) -> Iterator[bool]:
-    """Yields at once and after the end of each look that others have begun; True, and no more, when there are none, or
-    at the time ``end``.
+    """Yield False immediately and after each look of another thread ends; finally yield True.
 
-    Who lacked memory and has just got it counts as lacking for a moment longer, so those are waited for a moment, too.
+    The iteration ends when no such look is open, or at the time ``end``. A thread that was starved and has just got
+    memory still counts as starved for a moment, so the looks of starved threads are also waited for briefly.
     """
     late = time.monotonic() + _MOMENT_S
     while time.monotonic() < end:
@@ -220,7 +227,7 @@ def _ends_of_looks(end: float = math.inf) -> Iterator[bool]:
 
 
 def _await_one(begun: dict[int, int], end: float) -> None:
-    """Wait until one of these looks is over, or lacks memory; a glance where there are none."""
+    """Wait until one of these looks ends or its thread is starved; wait a moment if there are none."""
     time.sleep(_GLANCE_S)
     while begun and begun.keys() <= _others().keys() and time.monotonic() < end:
         time.sleep(_GLANCE_S)
@@ -232,6 +239,6 @@ def _looks_of_others() -> dict[int, int]:
 
 
 def _others() -> dict[int, int]:
-    """The looks of other threads that end by themselves."""
+    """Return the looks of other threads that are not starved, which therefore end without further help."""
     lacking = relief.lacking()
     return {key: thread for key, thread in _looks_of_others().items() if thread not in lacking}

@@ -1,4 +1,4 @@
-"""Where memory comes from: an operator or function, and the user's line; text only when somebody reads it."""
+"""The origin of an allocation: an operator or function and the user's line, formatted on first read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from weftplan.engine.sites import Site, _origins, origin, site_text
 
 _LEAST = 16384
-"""Bytes from which a line is looked for: below, looking takes longer than making the array, and a report names the
-largest holders."""
+"""Bytes from which the user's line is recorded. For smaller arrays the search takes longer than making the array, and
+reports name only the largest allocations."""
 
 
 class Origin:
@@ -29,8 +29,11 @@ class Origin:
 
 
 def origin_of(name: str | None, nbytes: int) -> object:
-    """The origin of memory that is being asked for by a function of this package: what it is called, or that function's
-    name, and the line of the innermost caller outside. Small memory has a name alone."""
+    """Return the origin of memory that a function of this package is allocating.
+
+    It holds ``name``, or else that function's name, and the line of the innermost caller outside the package. Small
+    allocations have only a name.
+    """
     if nbytes < _LEAST:
         return name or "a small array"
     frame: Any = sys._getframe(2)
@@ -45,6 +48,6 @@ def origin_of(name: str | None, nbytes: int) -> object:
             return name
         code = frame.f_code
     function = name or (inner.co_name if inner is not None else "memory")
-    if filename == threading.__file__:  # a worker: the line is nobody's
+    if filename == threading.__file__:  # a worker: there is no user's line
         return function
     return Origin(function, (code, frame.f_lasti))

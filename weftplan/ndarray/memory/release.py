@@ -1,12 +1,12 @@
-"""What becomes of memory that no array needs any more: the way of a dead chunk's bytes back to storage.
+"""The release of dead chunks: from the finalizer through the engine back to storage.
 
-A chunk's memory may go back only when every operation that was pushed on its var has run. So the engine frees it
-(``delete_variable(var, free)``), or :func:`drain` does so at once where nobody else has the var, since no operation
-can be pending then. A chunk is collected at moments that nobody chooses, possibly inside a lock of the engine or of
-storage; its finalizer therefore only appends to :data:`dead`, which a later push or new chunk empties.
+A chunk's memory may be returned only when every operation pushed on its var has run. So the engine frees it
+(``delete_variable(var, free)``). If no other object has the var, no operation can be pending, and :func:`drain` frees
+the memory immediately. The garbage collector may run a finalizer at any moment, possibly inside a lock of the engine or
+of storage. So a finalizer only appends to :data:`dead`, which a later push or new chunk empties.
 
-This file owns the three deques, and the rungs that storage climbs when memory runs out. All of it may be used from any
-thread. Finalizers may only append.
+This file owns the three deques, and the steps that storage tries when memory runs out. Any thread may use it, except
+that finalizers may only append.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from weftplan.errors import EngineError
 from weftplan.storage import Resource, registry, relief, stream_order
 
 dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
-"""(engine, var, context, what to do when the var is idle) of collected chunks."""
+"""(engine, var, context, function to call when the var is idle) of collected chunks."""
 due: deque[int] = deque()
-"""Bytes of dead chunks; empty while ``dead`` is a few small chunks, which are not counted. Arithmetic on small arrays,
-one push after the other, looks at this only: most chunks will be given back without an operation then, because those
-on their vars are over."""
+"""Bytes of dead chunks; empty while ``dead`` holds only a few small chunks, which are not counted. Successive pushes on
+small arrays check only this: by the time that it fills, the operations on most chunks are over, so that the chunks are
+freed without an engine operation."""
 SMALL, FEW = 4096, 1024
-"""Bytes, chunks: together the most that waits, 4 MiB."""
+"""Bytes per chunk and number of chunks that may wait uncounted, 4 MiB in all."""
 coming: deque[None] = deque()
-"""One element for each memory that the engine will give back when the operations on it are over."""
+"""One element per chunk that the engine will free when the pending operations on its var are over."""
 PATIENCE_S = 10.0
-"""Seconds that a request for memory waits for pending operations, in all."""
+"""Seconds that an allocation waits for pending operations, in all."""
 
 
 def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[Any, Any, Context, Any, int]:
-    """The first entry of ``dead``, taken out, and how many references its var has, those of this call included."""
+    """Remove and return the first entry of ``dead``, with its var's reference count, including this call's."""
     owner, var, context, release = dead.popleft()
     return owner, var, context, release, getrefcount(var)
 
 
 _ALONE = _next(deque([(None, object(), cpu(), int)]))[4] if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
-"""The count where there is no other reference; 0, which no count is, without a GIL: there it may not be exact."""
+"""The count without other references; 0, which no count equals, without a GIL, since counts may be inexact then."""
 
 
 class Shelf:
-    """What dead arrays of one kind have left for the next of that kind: var, memory, and a typed view of it.
+    """A free list of dead arrays of one kind: var, memory, and a typed view of it.
 
-    Only small arrays of a host leave anything, and only where nobody else has their var: no operation can be pending
-    then. Entries are ``(var, release, raw, view)``. Finalizers append, any thread may pop.
+    Only small host arrays are added, and only if no other object has their var, since no operation can be pending then.
+    Entries are ``(var, release, raw, view)``. Finalizers append, any thread may pop.
 
     Attributes:
-        room: how many entries there may be; 0: none, for good.
-        changes: of storage, when it was made: another resource may be in force since.
+        room: the maximum number of entries; 0: closed for good.
+        changes: storage's change count when the free list was made; another resource may be in force since.
     """
 
     __slots__ = ("changes", "context", "engine", "entries", "resource", "room")
@@ -73,12 +73,12 @@ class Shelf:
         self.entries: list[tuple[Any, Any, Any, Any]] = []
 
     def clear(self) -> None:
-        """Give everything back."""
+        """Free all entries."""
         entries = self.entries
         while entries:
             try:
                 entries.pop()[1]()
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread took the last entry
                 return
 
     def __del__(self) -> None:
@@ -87,14 +87,14 @@ class Shelf:
 
 
 CLOSED = Shelf(cpu(), None, None, 0, 0)
-"""For arrays that leave nothing."""
+"""The free list of arrays that are never reused."""
 _MOST_SHELVES, _ROOM, _ROOM_BYTES = 64, 16, 64 << 10
-"""Together the shelves hold at most 4 MiB."""
+"""Free lists, entries per list, and bytes per list: together at most 4 MiB."""
 _shelves: dict[Any, Shelf] = {}
 
 
 def shelf_for(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shelf:
-    """The shelf of arrays that are made on this host, by the engine and from the storage that are in force."""
+    """Return the free list of arrays of this shape and dtype on a host, for the current engine and storage."""
     key = context, shape, dtype
     current, changes = engine.get(), registry.changes
     found = _shelves.get(key)
@@ -109,11 +109,11 @@ def shelf_for(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 def _close_shelves() -> None:
-    """Give back what lies on shelves, which take nothing more."""
+    """Free all entries of all free lists, and close the lists."""
     while _shelves:
         try:
             _, shelf = _shelves.popitem()
-        except KeyError:  # another thread took the last one
+        except KeyError:  # another thread took the last free list
             return
         shelf.room = 0
         shelf.clear()
@@ -124,9 +124,9 @@ _threshold: float | None = None
 
 
 def drain(*, everything: bool = False) -> None:
-    """Give the memory of every collected chunk back, after the operations pending on its var; cheap without any.
+    """Free the memory of every collected chunk after the operations pending on its var, and clear the free lists.
 
-    As :func:`sweep`, and what lies on shelves, too.
+    This is :func:`sweep` including the free lists; it is cheap if there are no dead chunks.
     """
     for shelf in list(_shelves.values()):
         shelf.clear()
@@ -134,13 +134,14 @@ def drain(*, everything: bool = False) -> None:
 
 
 def sweep(*, everything: bool = False) -> None:
-    """Give back the memory of those collected chunks that do not wait on a shelf for the next one of their kind.
+    """Free the memory of collected chunks, except those on free lists.
 
-    Nothing is given back while fewer bytes are dead than ``FLAGS_eager_delete_tensor_gb`` says, or where that is below
-    0, unless ``everything`` is asked for: memory is short then.
+    Nothing is freed while fewer bytes are dead than ``FLAGS_eager_delete_tensor_gb``, or if that is below 0. With
+    ``everything`` all is freed, because memory is short.
 
-    Each pending operation holds its vars. So when nobody but this function has the var (CPython with a GIL counts
-    that exactly) there is none, and the memory goes back at once; else the engine deletes the var in its turn.
+    Each pending operation holds its vars. So if only this function has a reference to the var (CPython with a GIL
+    counts exactly), no operation is pending, and the memory is freed immediately. Otherwise the engine deletes the var
+    after its pending operations.
     """
     if stream_order.late:
         stream_order.settle()
@@ -150,7 +151,7 @@ def sweep(*, everything: bool = False) -> None:
     while dead:
         try:
             owner, var, context, release, count = _next(dead)
-        except IndexError:  # another thread took the last one
+        except IndexError:  # another thread took the last entry
             return
         if count == _ALONE and var.failure is None and var.events is None:
             release()
@@ -164,7 +165,7 @@ def sweep(*, everything: bool = False) -> None:
 
 
 def _early() -> bool:
-    """True while what is dead is to stay."""
+    """Return whether too few bytes are dead to be freed."""
     global _threshold
     if _threshold is None:
         _threshold = float(config.process("FLAGS_eager_delete_tensor_gb")) * 2**30
@@ -172,7 +173,7 @@ def _early() -> bool:
 
 
 def _arrive(release: Callable[[], object]) -> None:
-    """Give memory back whose var the engine has deleted."""
+    """Free memory whose var the engine has deleted."""
     try:
         release()
     finally:
@@ -180,7 +181,7 @@ def _arrive(release: Callable[[], object]) -> None:
 
 
 def _give_dead_back(context: Context, nbytes: int) -> bool:
-    """A rung of the ladder: what is dead."""
+    """Free dead chunks; a step of storage's ladder."""
     if not dead and not any(shelf.entries for shelf in list(_shelves.values())):
         return False
     drain(everything=True)
@@ -188,13 +189,16 @@ def _give_dead_back(context: Context, nbytes: int) -> bool:
 
 
 def _collect_cycles(context: Context, nbytes: int) -> bool:
-    """A rung: arrays that only cycles hold."""
+    """Collect arrays that only reference cycles hold; a step of the ladder."""
     gc.collect()
     return _give_dead_back(context, nbytes)
 
 
 def _await_frees(context: Context, nbytes: int) -> bool:
-    """A rung: frees that wait for pending operations. Where none does, or in an operation, there is no wait."""
+    """Wait for frees that depend on pending operations; a step of the ladder.
+
+    Without such frees, or inside an operation, it does not wait.
+    """
     awaited = len(coming)
     try:
         return awaited > 0 and (engine.get().settle(PATIENCE_S) or len(coming) < awaited)

@@ -1,1 +1,1 @@
-"""Random draws: their keys, their distributions, and how they are pushed."""
+"""Random draws: their keys, their distributions, and their operations."""

@@ -1,8 +1,8 @@
-"""How a random draw is pushed: what it fills, the parameters that it is given, and the key that it takes.
+"""Pushing of random draws: output array, distribution parameters, and key.
 
-The functions here keep nothing. They take a key on the calling thread, so the order of the calls decides what each one
-draws; the draw itself runs on a worker. A parameter of the wrong kind is told at the call, and a value out of bounds at
-the next wait.
+This module keeps no state. It takes a key on the calling thread, so the order of the calls determines the numbers of
+each draw; the draw itself runs on a worker. A parameter of a wrong type is reported at the call, and a value out of
+bounds at the next wait.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def _dims(shape: Any) -> tuple[int, ...]:
 
 
 def block_shape(shape: Any) -> tuple[int, ...]:
-    """The shape that one element of an array parameter gives."""
+    """Return the shape of the block for each element of an array parameter."""
     return () if shape is None or shape == UNSET else _dims(shape)
 
 
 def target_of(shape: Any, wanted: np.dtype[Any], ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
-    """``out``, whose shape must be ``shape`` where that is given, or a new array."""
+    """Return ``out``, whose shape must equal ``shape`` if given, or a new array."""
     if out is None:
         dims = _dims(shape)
         context = check_context(ctx)
@@ -77,7 +77,7 @@ def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
     given = dict(zip(bounds, values, strict=True))
     for key, value in given.items():
         if not isinstance(value, float):
-            continue  # an array, whose values the distribution judges
+            continue  # an array, whose values the distribution checks
         fits = {"any": True, "positive": value > 0, "not negative": value >= 0, "probability": 0 < value <= 1}
         if not fits[bounds[key]]:
             raise ParameterError(f"{name}: {key} must be {_LEAST[bounds[key]]}, got {value}")
@@ -87,7 +87,7 @@ def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
 
 
 def wanted_dtype(dtype: Any) -> Any:
-    """A dtype as given, None where it is left open: ``np.dtype("float64")`` equals None, so identity decides."""
+    """Return the dtype, or None if unspecified; test by identity, since ``np.dtype("float64")`` equals None."""
     return None if dtype is None or (isinstance(dtype, str) and dtype == "None") else dtype
 
 

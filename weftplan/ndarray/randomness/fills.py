@@ -1,8 +1,8 @@
-"""How each distribution fills an array.
+"""Fill functions: one per random distribution.
 
 ``draw(generator, target, xp, *parameters)`` writes every element of ``target``. Parameters are numbers, or float64
-arrays that broadcast to the shape of ``target``; ``generator`` is NumPy's or CuPy's. What a distribution cannot take
-(a negative mean, for example) raises ValueError there.
+arrays that broadcast to the shape of ``target``; ``generator`` is NumPy's or CuPy's. A parameter outside the
+distribution's domain (a negative mean, for example) raises ValueError there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def negative_binomial(generator: Any, target: Any, xp: Any, k: Any, p: Any) -> N
 
 
 def generalized_negative_binomial(generator: Any, target: Any, xp: Any, mu: Any, alpha: Any) -> None:
-    """Mean ``mu`` and variance mu + alpha mu²: Poisson with gamma distributed mean; plain Poisson where alpha is 0."""
-    spread = xp.maximum(alpha, 1e-300)  # 1 / alpha must be finite; the result is not used where alpha is 0
+    """Mean ``mu`` and variance mu + alpha mu²: Poisson with gamma distributed mean; plain Poisson if alpha is 0."""
+    spread = xp.maximum(alpha, 1e-300)  # 1 / alpha must be finite; the result is unused at elements with alpha 0
     means = generator.standard_gamma(1 / spread, target.shape) * (mu * alpha)
     target[...] = generator.poisson(xp.where(xp.asarray(alpha) == 0, mu, means))

@@ -1,7 +1,7 @@
-"""Keys of random draws: who draws what depends on the seed and the order of the calls alone.
+"""Keys of random draws, determined by the seed and the order of calls.
 
-Each context has a stream of keys (seed, counter); a key is taken on the calling thread. A thread whose draws come at no
-certain time between those of others has a sequence of its own: :class:`Draws`.
+Each context has a stream of keys (seed, counter); a key is taken on the calling thread. A thread whose draws interleave
+with others in no fixed order has its own sequence: :class:`Draws`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _streams: dict[Context, list[int]] = {}
 
 
 def seed(seed_state: int, ctx: Context | str = "all") -> None:
-    """Restart the random numbers of one context, or of all of them; two contexts never draw the same ones.
+    """Restart the random numbers of one context, or of all contexts; two contexts never draw the same numbers.
 
     Raises:
         ParameterError: the seed is not an integer.
@@ -42,9 +42,9 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
 
 
 def next_key(ctx: Context) -> tuple[int, int]:
-    """(seed, counter) of the next draw on ``ctx``; the counter stays below 2**32 draws per seed.
+    """Return (seed, counter) of the next draw on ``ctx``; the counter stays below 2**32 draws per seed.
 
-    Within ``with Draws(…):`` the key is of that sequence.
+    Within ``with Draws(…):`` the key comes from that sequence.
     """
     if _here.draws is not None:
         return _here.draws.next_key(ctx)
@@ -58,14 +58,14 @@ def next_key(ctx: Context) -> tuple[int, int]:
 
 
 def get_state() -> dict[str, Any]:
-    """Where the random numbers of all contexts stand, as plain values for :func:`set_state`."""
+    """Return the state of the random numbers of all contexts, as plain values for :func:`set_state`."""
     with _lock:
         streams = sorted((ctx.device_type, ctx.device_id, *stream) for ctx, stream in _streams.items())
         return {"seed": _seed, "streams": [list(stream) for stream in streams]}
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Go on from what :func:`get_state` has told: every context draws what it would have drawn then.
+    """Restore a state of :func:`get_state`, so that every context continues with the same draws.
 
     Raises:
         ParameterError: it is something else. Nothing is changed then.
@@ -86,7 +86,7 @@ def set_state(state: dict[str, Any]) -> None:
 
 
 def _mixed(number: int, ctx: Context) -> int:
-    """A seed of 63 bits for ``ctx``: the splitmix64 finaliser spreads neighbouring seeds and devices."""
+    """Return a seed of 63 bits for ``ctx``; the splitmix64 finalizer spreads neighbouring seeds and devices."""
     value = number * 127 + ctx.device_id + (ctx.device_typeid << 48)
     value = (value + 0x9E3779B97F4A7C15) & (2**64 - 1)
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
@@ -95,11 +95,11 @@ def _mixed(number: int, ctx: Context) -> int:
 
 
 class Draws:
-    """A sequence of keys of its own: ``with draws:`` gives this thread the next ones, whatever others draw.
+    """An independent sequence of keys: ``with draws:`` gives this thread the next keys, whatever other threads draw.
 
     Args:
-        seed, counter: a key, such as :func:`next_key` gives; another one means other draws.
-        drawn: keys that were taken already.
+        seed, counter: a key, such as the result of :func:`next_key`; a different key gives different draws.
+        drawn: the number of keys taken already.
 
     >>> from weftplan.device.context import cpu
     >>> with Draws(7, 0) as draws:
@@ -115,7 +115,7 @@ class Draws:
         self._drawn = drawn
 
     def next_key(self, ctx: Context) -> tuple[int, int]:
-        """The next key, for a draw on ``ctx``."""
+        """Return the next key, for a draw on ``ctx``."""
         seed, counter = self._start
         drawn, self._drawn = self._drawn, self._drawn + 1
         return _mixed(seed ^ counter * 0x9E3779B97F4A7C15, ctx), drawn

@@ -1,1 +1,1 @@
-"""Arrays that move while memory is short, and chunks that hold memory only while a reader needs it."""
+"""Arrays that are offloaded while memory is short, and chunks that hold memory only while it is needed."""

@@ -1,4 +1,4 @@
-"""Chunks that hold memory only while somebody needs it: under results of executors without a slab."""
+"""Chunks that hold memory only while it is needed, for results of executors without a slab."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from weftplan.storage.recording import address_of
 
 
 class DynamicChunk(SpillableChunk):
-    """A chunk that takes memory at its first use, and after each :meth:`drop` again; var and arrays stay.
+    """A chunk that allocates at its first use and at the first use after :meth:`drop`; var and arrays stay.
 
-    Only operations that declared the var use it, so no two threads take the memory at once.
+    Only operations that declared the var use it, so no two threads allocate concurrently.
     """
 
     __slots__ = ("_address",)
@@ -27,7 +27,7 @@ class DynamicChunk(SpillableChunk):
     def _first_use(self, *, beside: bool = False) -> Any:
         if spilling.moving() or self._home is not None:
             raw = super()._first_use(beside=beside)
-        else:  # nobody else moves the bytes
+        else:  # no other thread moves the bytes
             if due:
                 drain()
             resource, allocation = self._place = self._take()
@@ -47,5 +47,5 @@ class DynamicChunk(SpillableChunk):
 
     @property
     def address(self) -> int:
-        """Where the bytes lie: pools cut new arrays of the same bytes."""
+        """The address of the bytes; pools may hand out several arrays over the same bytes."""
         return self._address

@@ -1,20 +1,20 @@
-"""Copies of arrays to homes and back, made beside the computation: who leaves and who returns is settled at the push.
+"""Asynchronous copies of arrays to offload targets and back, scheduled when operations are pushed.
 
-While everything fits, nothing here is done. From the first time that a device has no room, each push on its arrays is
-followed in a model of the memory, in the order of the program: which arrays are there after it. What the operation
-needs and is away is brought back by an operation of its own on the device's copy queue, and what was used least
-recently is written to a home by another one, so that
+This module is inactive while everything fits. From the first failed allocation on a device, each push on its arrays
+also updates a model of that device's memory, in program order: which arrays are present after the operation. If the
+operation needs an offloaded array, a separate operation on the device's copy queue brings it back. Another operation
+writes the least recently used arrays to an offload target:
 
-    write-back of v   reads v, writes the order r          behind everything that was pushed on v
-    bring-back of x   reads r, writes x                    behind the write-back that makes room for it
+    write-back of v   reads v, writes the order r          after everything that was pushed on v
+    bring-back of x   reads r, writes x                    after the write-back that makes room for it
     the operation     reads r, x, …
 
-and the engine runs both directions beside other operations. The orders carry no failures: an array that failed fails
-nothing but what reads it.
+The engine runs both directions concurrently with other operations. Orders carry no failures: a failed array fails only
+the operations that read it.
 
-The model only says when to begin. An array that it takes to be away and is not costs nothing; one that it takes to be
-there and is not is brought back at its use, and a device that is full in spite of it climbs the ladder of storage, as
-without a model: that tells it that there is less room. Any thread may push; the model has a lock.
+The model only decides when copies begin. If it takes a present array to be away, this costs nothing. If it takes an
+offloaded array to be present, the array is brought back at its use. If a device is full in spite of the model, storage
+climbs its ladder as without a model, and the model lowers its budget. Any thread may push; the model has a lock.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.ndarray.memory import joint_allocation
 
 _lock = whole_in_children(ReentrantLock())
-"""Reentrant, because a destructor that runs in there may push work on arrays."""
+"""Reentrant, because a destructor that runs while it is held may push operations on arrays."""
 
 
 class Guest(Protocol):
-    """A chunk that may be elsewhere, as it is seen from here."""
+    """A chunk that may be offloaded, as this module sees it."""
 
     context: Context
     engine: Any
@@ -53,54 +53,55 @@ class Guest(Protocol):
 
 
 class _Model:
-    """What is in the memory of one device behind the last push."""
+    """A model of the chunks in one device's memory after the last push."""
 
     def __init__(self) -> None:
         self.present: OrderedDict[int, tuple[weakref.ref[Guest], int]] = OrderedDict()
-        """By id, those used least recently first."""
+        """Chunks by id, least recently used first."""
         self.total = 0
         self.budget = 0
-        """Bytes that may be there."""
+        """Bytes that may be present."""
 
     def add(self, chunk: Guest) -> None:
-        """It is there, and was used last."""
+        """Record that a chunk is present and is now the most recently used."""
         if id(chunk) not in self.present:
             self.total += chunk.nbytes
         self.present[id(chunk)] = weakref.ref(chunk), chunk.nbytes
         self.present.move_to_end(id(chunk))
 
     def remove(self, key: int) -> None:
-        """It is not."""
+        """Record that a chunk is no longer present."""
         found = self.present.pop(key, None)
         if found is not None:
             self.total -= found[1]
 
 
 _models: dict[Context, _Model] = {}
-"""Guarded by the lock, as is all that is in them."""
+"""One model per device; guarded by the lock, including the models' contents."""
 _changes: deque[tuple[Context, int, weakref.ref[Guest] | None]] = deque()
-"""Chunks that have got memory and, with None, chunks that are gone, by id: finalizers may only append."""
+"""Pending notices by chunk id: with a reference for a chunk that got memory, with None for a chunk that is gone.
+Finalizers may only append."""
 
 
 def active() -> bool:
-    """True from the first time that a device has no room: operations are ordered behind others that make some."""
+    """Return whether a device has run out of room: operations are then ordered after copies that make room."""
     return bool(_models)
 
 
 def came(chunk: Guest) -> None:
-    """A chunk has got memory, at no push."""
+    """Record that a chunk got memory outside a push."""
     if _models:
         _changes.append((chunk.context, id(chunk), weakref.ref(chunk)))
 
 
 def gone(chunk: Guest) -> None:
-    """A chunk is no more, or was sent away at no push. For finalizers."""
+    """Record that a chunk has died, or was offloaded outside a push. Finalizers may call this."""
     if _models and (context := getattr(chunk, "context", None)) is not None:
         _changes.append((context, id(chunk), None))
 
 
 def short(context: Context, nbytes: int, there: Sequence[Guest]) -> None:
-    """A device has no room for ``nbytes``, with these chunks there, those used least recently first."""
+    """Record that a device has no room for ``nbytes`` while it holds ``there``, least recently used first."""
     with _lock:
         _catch_up()
         held = sum([chunk.nbytes for chunk in there])
@@ -110,19 +111,19 @@ def short(context: Context, nbytes: int, there: Sequence[Guest]) -> None:
             model.budget = held
             for chunk in there:
                 model.add(chunk)
-        elif model.total + nbytes <= model.budget:  # something else needs room, too
+        elif model.total + nbytes <= model.budget:  # memory outside the model takes room, too
             model.budget = max(min(model.budget - nbytes, held), held // 2)
 
 
 def forget() -> None:
-    """Begin anew: arrays wait elsewhere no more, or in other homes."""
+    """Discard all models, because offloading has ended or its targets have changed."""
     with _lock:
         _models.clear()
         _changes.clear()
 
 
 def make_room(where: tuple[HomeSpec, ...], context: Context, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Push what an operation on ``operands`` needs to have gone before; returns the vars that it has to read."""
+    """Push the copies that an operation on ``operands`` depends on; return the vars that it has to read."""
     if not _models:
         return ()
     current = engine.get()
@@ -158,11 +159,11 @@ def make_room(where: tuple[HomeSpec, ...], context: Context, operands: Sequence[
 
 
 def _catch_up() -> None:
-    """Take note of what came and went; under the lock."""
+    """Apply the pending notices to the models; under the lock."""
     while True:
         try:
             context, key, ref = _changes.popleft()
-        except IndexError:  # a destructor may have taken the last one
+        except IndexError:  # a destructor may have taken the last notice
             return
         model = _models.get(context)
         if model is None:
@@ -174,8 +175,10 @@ def _catch_up() -> None:
 
 
 def _victims(model: _Model, need: int, used: dict[int, Guest], current: Any) -> list[Guest]:
-    """Those that leave so that ``need`` bytes more fit; under the lock. Who belongs to another engine than ``current``
-    stays, since nothing here can wait for its operations."""
+    """Choose the chunks to offload so that ``need`` more bytes fit; under the lock.
+
+    Chunks of engines other than ``current`` stay, since this module cannot wait for their operations.
+    """
     found: list[Guest] = []
     for key, (ref, _) in list(model.present.items()):
         if model.total + need <= model.budget:
@@ -193,7 +196,7 @@ def _victims(model: _Model, need: int, used: dict[int, Guest], current: Any) -> 
 
 
 def _lane(where: tuple[HomeSpec, ...], context: Context, *, out: bool) -> tuple[Context, FnProperty]:
-    """Where copies to homes, or from there, are queued: at the device, or where there are no streams at the file."""
+    """Return the queue of copies to or from offload targets: the device's if it has streams, else the file's."""
     if context.has_streams:
         return context, FnProperty.COPY_FROM_GPU if out else FnProperty.COPY_TO_GPU
     place = Context("file", 0) if where[0].kind == "file" else context
@@ -201,22 +204,22 @@ def _lane(where: tuple[HomeSpec, ...], context: Context, *, out: bool) -> tuple[
 
 
 def _write_back(ref: weakref.ref[Guest], where: tuple[HomeSpec, ...]) -> None:
-    """The operation that sends a chunk away, if it is still there and nobody looks at it."""
+    """Offload a chunk if it is still present and has no views; runs as an operation."""
     chunk = ref()
     if chunk is not None:
         try:
             with joint_allocation.Look():
                 chunk.leave(where, beside=True)
         except (OutOfMemoryError, DeviceError, OSError):
-            return  # it stays; who needs the room hears why there is none
+            return  # the chunk stays; the allocation that needs the room reports the error
 
 
 def _bring_back(ref: weakref.ref[Guest]) -> None:
-    """The operation that brings a chunk back, if it is away."""
+    """Bring a chunk back if it is offloaded; runs as an operation."""
     chunk = ref()
     if chunk is not None and chunk.away:
         try:
             with joint_allocation.Look(), joint_allocation.Impatient():
                 chunk.return_beside()
         except (OutOfMemoryError, DeviceError, OSError):
-            return  # who uses it tries again, and hears why
+            return  # the operation that uses the chunk retries and reports the error

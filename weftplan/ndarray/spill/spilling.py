@@ -1,20 +1,20 @@
-"""Arrays that move: elsewhere while memory is short, and back before their next use; together where it is scattered.
+"""Chunks that can be offloaded while memory is short, and compacted while it is fragmented.
 
-Where ``WEFTPLAN_SPILL`` lists homes, every array is a :class:`SpillableChunk`. A rung of storage's ladder copies those
-that were used least recently to a home and gives their memory back; whoever asks such a chunk for its bytes brings them
-back first, which may send others away.
+If ``WEFTPLAN_SPILL`` lists offload targets, every array has a :class:`SpillableChunk`. A step of storage's ladder
+copies the least recently used chunks to a target and frees their memory. A reader of such a chunk first brings the
+bytes back, which may offload others.
 
-When a chunk may leave. Its bytes are handed out as an array of which every view keeps a reference, so the count of
-references tells whether anybody looks at them: an operation, a prepared call, whoever had them exported. The thread
-that sends a chunk away
+A chunk may be offloaded only while it has no views. Its bytes are handed out as an array to which every view refers, so
+the reference count tells whether an operation, a prepared call or an exported array still uses them. The offloading
+thread
 
-1. takes the chunk's lock and the reference to its bytes: from now on whoever wants them waits for the lock;
-2. looks whether there is another reference. Then the bytes are put back;
-3. copies them, gives the memory back, and lets the lock go.
+1. takes the chunk's lock and the reference to its bytes: from now on readers wait for the lock;
+2. checks for another reference; if there is one, it puts the bytes back;
+3. copies the bytes, frees the memory, and releases the lock.
 
-So an operation never waits for more than a copy, and nothing needs the engine: what is pushed and not running yet looks
-for its bytes when it runs. On devices with streams the copy waits for all their work. Where the interpreter does not
-count references exactly (free-threaded builds) nothing leaves.
+So an operation never waits for more than a copy, and the engine is not involved: a pending operation looks up its bytes
+when it runs. On devices with streams the copy waits for all enqueued kernels. If the interpreter does not count
+references exactly (free-threaded builds), no chunk is offloaded.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ LEAST = 4096
 """Smaller chunks stay: their copies cost more time than they free memory."""
 _tick = itertools.count().__next__
 _homes: tuple[HomeSpec, ...] = ()
-"""Where arrays may wait; empty: nowhere."""
+"""Offload targets; empty: no array is offloaded."""
 _movable = False
-"""Arrays may move within their pools though there are no homes."""
+"""Whether arrays may move within their pools even without offload targets."""
 _members: dict[int, weakref.ref[SpillableChunk]] = {}
-"""Chunks with memory that may leave, by id."""
+"""Chunks with memory that may be offloaded or moved, by id."""
 
 
 def _alone(raw: Any) -> int:
-    """How many references there are to ``raw`` when only the caller has it."""
+    """Return the reference count of ``raw``; compare it with :data:`_ALONE`."""
     return getrefcount(raw)
 
 
 class SpillableChunk(Chunk):
-    """A chunk whose bytes may be elsewhere while nobody uses them."""
+    """A chunk whose bytes may be offloaded while they have no views."""
 
     __slots__ = ("_home", "_moving", "_place", "_used", "sent_away")
     movable = True
     sent_away: bool
-    """It has been told to leave, and not to come back since: ``spill_ahead.py`` keeps it."""
+    """Whether ``spill_ahead.py`` has scheduled an offload and no return since; only that module sets it."""
 
     def __init__(self, ctx: Context, nbytes: int, **options: Any) -> None:
         self._moving = threading.Lock()
         self._home: homes.Kept | None = None
-        """Where the bytes are while ``_raw`` is None. Guarded by ``_moving``."""
+        """The offloaded bytes while ``_raw`` is None. Guarded by ``_moving``."""
         self._place: tuple[Resource, Allocation] | None = None
-        """What the bytes were taken from, while they may move there. Guarded by ``_moving``."""
+        """The resource and allocation of the bytes, while they may move there. Guarded by ``_moving``."""
         self._used = _tick()
         self.sent_away = False
         super().__init__(ctx, nbytes, **options)
@@ -89,26 +89,30 @@ class SpillableChunk(Chunk):
 
     @property
     def raw(self) -> Any:
-        """Flat uint8 array of exactly ``nbytes``, which stay where they are as long as there is a view of it: only for
-        operations that declared the var, or after a wait."""
+        """A flat uint8 array of exactly ``nbytes``, which do not move while a view of it exists.
+
+        Only operations that declared the var may use it, or a thread that has waited for the var.
+        """
         self._used = _tick()
         raw = self._raw
         return raw if raw is not None else self._first_use()
 
     @property
     def may_leave(self) -> bool:  # type: ignore[override]
-        """True where it is worth a copy."""
+        """Whether the chunk is large enough to be worth a copy."""
         return self.nbytes >= LEAST
 
     def return_beside(self) -> None:
-        """Bring the bytes back in the order of the current stream, if there is one: for operations that declared the
-        var as written."""
+        """Bring the bytes back in the order of the current stream, if there is one.
+
+        Only operations that declared the var as written may call this.
+        """
         self._first_use(beside=True)
 
     def _first_use(self, *, beside: bool = False) -> Any:
         if due:
             drain()
-        with self._moving:  # behind a copy that is on its way
+        with self._moving:  # wait for a copy in progress
             if self._raw is not None:
                 return self._raw
         resource, allocation = self._take()
@@ -116,7 +120,7 @@ class SpillableChunk(Chunk):
         try:
             with self._moving:
                 raw = self._raw
-                if raw is None:  # else another reader was quicker
+                if raw is None:  # else another reader was faster
                     raw = counted(allocation.raw)
                     kept = self._home
                     if kept is not None:
@@ -131,7 +135,7 @@ class SpillableChunk(Chunk):
                 resource.free(allocation)
         if kept is not None:
             if beside:
-                _free_behind(*kept.given_up())  # behind the copy
+                _free_behind(*kept.given_up())  # after the copy
             else:
                 kept.free()
         if taken is not None:
@@ -145,15 +149,15 @@ class SpillableChunk(Chunk):
             _members[id(self)] = weakref.ref(self)
 
     def leave(self, where: tuple[HomeSpec, ...], *, beside: bool = False) -> bool:
-        """Send the bytes to a home; False: somebody uses them.
+        """Offload the bytes; return False if they are in use.
 
         Args:
-            where: homes, in order.
+            where: offload targets, in order of preference.
             beside: copy in the order of the current stream, if there is one: for operations that declared the var.
                 Otherwise nothing may be pending on the device.
 
         Raises:
-            OutOfMemoryError: no home has room. The bytes are where they were.
+            OutOfMemoryError: no target has room. The bytes stay in place.
         """
         if not self._moving.acquire(blocking=False):
             return False
@@ -164,7 +168,7 @@ class SpillableChunk(Chunk):
             kept = None
             try:
                 stream = current_stream() if beside else None
-                if stream is not None:  # what is enqueued looks at the bytes, too
+                if stream is not None:  # enqueued kernels use the bytes, too
                     stream.record().synchronize()
                 if _alone(raw) == _ALONE:
                     kept = homes.keep(raw, self.context, where, self._origin, beside=beside)
@@ -182,7 +186,7 @@ class SpillableChunk(Chunk):
         if not beside:
             spill_ahead.gone(self)
         if stream is not None and place is not None:
-            _free_behind(*place)  # behind the copy
+            _free_behind(*place)  # after the copy
             return True
         if stream is not None:
             stream.synchronize()
@@ -191,8 +195,10 @@ class SpillableChunk(Chunk):
         return True
 
     def relocate(self) -> int:
-        """Move the bytes to a lower place of their pool; returns how many, 0 where somebody uses them or none is free.
-        Nothing may be pending on the device."""
+        """Move the bytes to a lower address of their pool; return the bytes moved, 0 if in use or if no room is free.
+
+        Nothing may be pending on the device.
+        """
         if not self._moving.acquire(blocking=False):
             return 0
         try:
@@ -214,11 +220,14 @@ class SpillableChunk(Chunk):
 
     @property
     def keeper(self) -> object:
-        """What keeps the bytes that :attr:`raw` has now where they are."""
+        """An object that keeps the current bytes of :attr:`raw` in place while it is referenced."""
         return self.raw, self._release
 
     def drop(self) -> None:
-        """Give the memory back, here or in a home; the contents are undefined afterwards. Without any, do nothing."""
+        """Free the memory, on the device or at an offload target; do nothing if there is none.
+
+        The contents are undefined afterwards.
+        """
         with self._moving:
             release, self._release, self._raw, self._home, self._place = self._release, None, None, None, None
         _members.pop(id(self), None)
@@ -227,7 +236,7 @@ class SpillableChunk(Chunk):
             release()
 
     def drop_in_order(self) -> None:
-        """As :meth:`drop`, behind what the current stream has been given to do, for which nothing waits."""
+        """Free the memory as :meth:`drop` does, in the order of the current stream, without waiting for it."""
         with self._moving:
             place = self._place if self._raw is not None else None
             if place is not None:
@@ -241,7 +250,7 @@ class SpillableChunk(Chunk):
 
     @property
     def away(self) -> bool:
-        """True while the bytes are in a home."""
+        """Whether the bytes are offloaded."""
         return self._home is not None
 
     def __del__(self) -> None:
@@ -255,8 +264,10 @@ def _free_behind(resource: Resource, allocation: Allocation) -> None:
 
 
 def counted(raw: Any) -> Any:
-    """The same bytes as an array whose views refer to it, and not to what it is a view of; where nothing may leave or
-    move, as they are."""
+    """Return the same bytes as an array to which all its views refer, so that its reference count includes them.
+
+    NumPy views otherwise refer to the base of ``raw``. If nothing may be offloaded or moved, return ``raw`` unchanged.
+    """
     if not _homes and not _movable:
         return raw
     if raw.__class__ is np.ndarray:
@@ -270,32 +281,32 @@ def _measured() -> int:
 
 
 _ALONE = _measured() if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
-"""What :func:`_alone` says where there is no other reference; 0, which it never says, where counts are not exact."""
+"""The value of :func:`_alone` without other references; 0, which it never returns, if counts are not exact."""
 
 
 def _settled(context: Context) -> list[SpillableChunk]:
-    """The chunks of a device that may leave or move, those used least recently first; nothing is pending there."""
+    """Synchronize a device and return its chunks that may be offloaded or moved, least recently used first."""
     known = [chunk for ref in list(_members.values()) if (chunk := ref()) is not None and chunk.context == context]
     known.sort(key=lambda chunk: chunk._used)
     place = device.get(context)
-    if known and place.asynchronous:  # what is enqueued there looks at bytes, and may hold them
+    if known and place.asynchronous:  # enqueued kernels use bytes, and may hold references
         with no_stream():
             place.synchronize()
     return known
 
 
 def _compact(context: Context) -> int:
-    """Move chunks to lower places, the highest first, until none has one; returns the bytes."""
+    """Move chunks to lower addresses, the highest first, until no chunk can move; return the bytes moved."""
     total, known = 0, [(address_of(raw), chunk) for chunk in _settled(context) if (raw := chunk._raw) is not None]
     known.sort(key=lambda pair: -pair[0])
-    raw = None  # the last one would count as used
+    raw = None  # a remaining reference would make the last chunk count as used
     while moved := sum([chunk.relocate() for _, chunk in known]):
         total += moved
     return total
 
 
 def _move_together(context: Context, nbytes: int) -> bool:
-    """A rung: where enough is free, but apart, arrays move together."""
+    """Compact the pool if enough bytes are free but fragmented; a step of the ladder."""
     if not _members:
         return False
     resource = storage.in_use().get(context)
@@ -303,7 +314,7 @@ def _move_together(context: Context, nbytes: int) -> bool:
 
 
 def _send_away(context: Context, nbytes: int) -> bool:
-    """A rung: arrays that were used least recently go to a home, until they are ``nbytes``."""
+    """Offload the least recently used arrays until ``nbytes`` are freed; a step of the ladder."""
     if not _homes:
         return False
     freed, known = 0, _settled(context)
@@ -326,8 +337,7 @@ slots.COMPACTOR.fill(_compact)
 
 
 def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
-    """Let arrays that are made from now on wait in these homes, and move within their pools if there are homes or
-    ``movable`` says so.
+    """Let new arrays be offloaded to these targets; with targets or ``movable``, also let them move within their pools.
 
     Raises:
         DeviceError: a folder has another number in this process already.
@@ -342,22 +352,22 @@ def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
 
 
 def active() -> bool:
-    """True while arrays may wait elsewhere."""
+    """Return whether arrays may be offloaded."""
     return bool(_homes)
 
 
 def listed() -> tuple[HomeSpec, ...]:
-    """Where arrays may wait now."""
+    """Return the current offload targets."""
     return _homes
 
 
 def moving() -> bool:
-    """True while arrays may wait elsewhere or move."""
+    """Return whether arrays may be offloaded or moved."""
     return bool(_homes or _movable)
 
 
 def _first(*args: Any, **kwargs: Any) -> Chunk:
-    """The first array: reads the setting. ``true``, the default, is for plans with a budget alone."""
+    """Make the first array's chunk after reading the setting; ``true``, the default, concerns only budgeted plans."""
     text = config.process("WEFTPLAN_SPILL")
     start(() if text.lower() in ("true", "1") else parse(text), movable=config.process("WEFTPLAN_STORAGE_COMPACT"))
     chunk: Chunk = slots.ARRAY_CHUNK.get()(*args, **kwargs)
@@ -366,8 +376,7 @@ def _first(*args: Any, **kwargs: Any) -> Chunk:
 
 @contextmanager
 def using(text: str, *, movable: bool = False) -> Iterator[None]:
-    """Let arrays that are made in the ``with`` block wait in the homes that ``text`` lists, as
-    ``WEFTPLAN_SPILL`` does."""
+    """Offload arrays made in the ``with`` block to the targets that ``text`` lists, as in ``WEFTPLAN_SPILL``."""
     before_class, before, moved = slots.ARRAY_CHUNK.value, _homes, _movable
     start(parse(text), movable=movable)
     try:

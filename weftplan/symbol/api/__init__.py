@@ -1,1 +1,1 @@
-"""The functions and operators that ``mx.sym`` shows."""
+"""The functions and operators of ``mx.sym``."""

@@ -1,4 +1,4 @@
-"""Symbols without inputs (zeros, arange, eye, …), functions of symbols or numbers (maximum, …), and split_v2."""
+"""Symbols without inputs (zeros, arange, eye, …), functions of symbols or numbers (maximum, …), split_v2."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from weftplan.symbol.symbol import Symbol, single
 
 
 def zeros(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Zeros of ``shape`` (float32 unless told otherwise)."""
+    """Return zeros of ``shape``, float32 by default."""
     return function("_zeros")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def ones(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Ones of ``shape`` (float32 unless told otherwise)."""
+    """Return ones of ``shape``, float32 by default."""
     return function("_ones")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def full(shape: Any, val: float, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """``val`` everywhere (float32 unless told otherwise)."""
+    """Return an array of ``shape`` filled with ``val``, float32 by default."""
     return function("_full")(shape=shape, dtype=dtype or "float32", value=float(val), **kwargs)
 
 
@@ -38,7 +38,7 @@ def arange(
     name: str | None = None,
     dtype: Any = None,
 ) -> Symbol:
-    """Numbers from ``start`` up to ``stop`` (exclusive), each ``repeat`` times."""
+    """Return numbers from ``start`` up to ``stop`` (exclusive), each ``repeat`` times."""
     return function("_arange")(
         start=start, stop=stop, step=step, repeat=repeat, infer_range=infer_range, name=name, dtype=dtype or "float32"
     )
@@ -51,10 +51,10 @@ def split_v2(
     squeeze_axis: bool = False,
     name: str | None = None,
 ) -> Symbol:
-    """Pieces of ``ary`` along ``axis``: so many equal ones, or, given places, those between neighbouring places.
+    """Split ``ary`` along ``axis`` into a number of equal sections, or at the given indices.
 
     Raises:
-        ParameterError: neither a number nor places.
+        ParameterError: ``indices_or_sections`` is neither a number nor a sequence of indices.
     """
     if isinstance(indices_or_sections, list | tuple):
         sections, places = 0, [0, *indices_or_sections]  # a list, since MXNet writes one
@@ -75,19 +75,19 @@ slots.SYMBOL_SPLIT.fill(split_v2)
 def linspace(
     start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: Any = None
 ) -> Symbol:
-    """``num`` numbers at equal distances from ``start`` to ``stop``, which is left out unless ``endpoint``."""
+    """Return ``num`` equidistant numbers from ``start`` to ``stop``, which is excluded unless ``endpoint``."""
     return function("_linspace")(
         start=start, stop=stop, num=num, endpoint=endpoint, name=name, dtype=dtype or "float32"
     )
 
 
 def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """``N`` rows and ``M`` columns (0: N) with ones on the diagonal ``k`` places above the main one, else zeros."""
+    """Return ``N`` rows and ``M`` columns (0: N), zero except for a diagonal of 1 at offset ``k`` above the main."""
     return function("_eye")(N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
 
 
 def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Symbol:
-    """Counts and edges: how many numbers fall into each of ``bins``, equidistant over ``range`` or with these edges."""
+    """Return counts and edges of a histogram; ``bins`` is a number of equal bins over ``range``, or the edges."""
     if isinstance(bins, Symbol):
         return function("_histogram")(a, bins, **kwargs)
     if range is None:
@@ -96,27 +96,27 @@ def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Sy
 
 
 def maximum(left: Any, right: Any) -> Any:
-    """The larger of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
+    """Return the elementwise maximum of two symbols or of a symbol and a number; for two numbers, a number."""
     return _either("maximum", left, right, max)
 
 
 def minimum(left: Any, right: Any) -> Any:
-    """The smaller of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
+    """Return the elementwise minimum of two symbols or of a symbol and a number; for two numbers, a number."""
     return _either("minimum", left, right, min)
 
 
 def power(base: Any, exp: Any) -> Any:
-    """``base ** exp`` for symbols and numbers."""
+    """Return ``base ** exp`` for symbols and numbers."""
     return _either("power", base, exp, pow)
 
 
 def hypot(left: Any, right: Any) -> Any:
-    """The square root of the sum of both squares, for symbols and numbers."""
+    """Return the square root of the sum of both squares, for symbols and numbers."""
     return _either("hypot", left, right, math.hypot)
 
 
 def modulo(dividend: Any, divisor: Any) -> Any:
-    """``dividend % divisor`` for symbols and numbers."""
+    """Return ``dividend % divisor`` for symbols and numbers."""
     return _either("mod", dividend, divisor, lambda a, b: a % b)
 
 

@@ -1,6 +1,6 @@
-"""``mx.sym.random``: one function per distribution, whose parameters are numbers or symbols.
+"""``mx.sym.random``: one function per distribution, with numbers or symbols as parameters.
 
-Symbols as parameters give a block of ``shape`` for each of their elements.
+With symbols as parameters, each of their elements gives a block of ``shape``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Numbers = float | Symbol
 
 
 def _draw(name: str, params: dict[str, Any], shape: Any, dtype: Any, kwargs: dict[str, Any]) -> Symbol:
-    """``_sample_<name>`` for symbols, ``_random_<name>`` for numbers."""
+    """Apply ``_sample_<name>`` to symbols or ``_random_<name>`` to numbers."""
     symbols = [isinstance(value, Symbol) for value in params.values()]
     if any(symbols) and not all(symbols):
         raise DTypeError(f"random.{name}: {', '.join(params)} must all be symbols, or all numbers")
@@ -116,4 +116,4 @@ FUNCTIONS: dict[str, Callable[..., Symbol]] = {
         multinomial, shuffle,
     )
 }  # fmt: skip
-"""What has arguments of its own; ``randint`` and ``*_like`` are the operators themselves."""
+"""Functions with their own arguments; ``randint`` and ``*_like`` are the operators themselves."""

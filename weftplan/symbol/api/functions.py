@@ -1,7 +1,7 @@
-"""``mx.sym.<Operator>``: one function per registered operator and alias, made when first asked for.
+"""``mx.sym.<Operator>``: one function per registered operator and alias, made on first use.
 
-This file owns the table of the functions made so far. It relies on the registry of operators for everything that a
-function has to know. Any thread may ask; two that ask at once for the same new function may get two equal ones.
+This file owns the table of functions made so far. It relies on the operator registry for signatures and documentation.
+Any thread may use it; two threads that look up the same new function concurrently may get two equal functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _made: dict[tuple[str, str], tuple[Op, Callable[..., Symbol]]] = {}
 
 
 def function(op_name: str, hint: str = "") -> Callable[..., Symbol]:
-    """The function of an operator or alias; automatic names follow ``hint``, by default the name, as in MXNet.
+    """Return the function of an operator or alias; automatic names follow ``hint``, by default its name, as in MXNet.
 
     Raises:
         UnknownOperatorError: no such operator; the message lists near names.
@@ -77,12 +77,12 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
 
 
 def visible(node: Node) -> Symbol:
-    """A symbol of a node's visible outputs."""
+    """Return a symbol of a node's visible outputs."""
     return Symbol(Entry(node, i) for i in range(node.num_visible_outputs))
 
 
 def _count_inputs(op: Op, args: tuple[Any, ...]) -> int:
-    """How many leading positional arguments are inputs: symbols, or None for one to be made."""
+    """Count the leading positional arguments that are inputs: symbols, or None for a variable to be created."""
     limit = len(op.inputs) if isinstance(op.inputs, tuple) and op.variadic is None else len(args)
     count = 0
     while count < min(limit, len(args)) and (args[count] is None or isinstance(args[count], Symbol)):
@@ -91,16 +91,16 @@ def _count_inputs(op: Op, args: tuple[Any, ...]) -> int:
 
 
 def _positional_params(op: Op, args: tuple[Any, ...], split: int, kwargs: Mapping[str, Any]) -> list[str]:
-    """Names of the parameters that the arguments from ``split`` on give.
+    """Return the names of the parameters that the positional arguments from ``split`` on set.
 
     Raises:
-        DTypeError: the first of them stands where an input belongs, and cannot be a parameter.
-        ParameterError: too many of them, or one that is given by name too.
+        DTypeError: the first of them is at the position of an input, and cannot be a parameter.
+        ParameterError: there are too many, or a parameter is also given by name.
     """
     names = [param.name for param in op.params if param.name != op.variadic]
     count = len(args) - split
     twice = sorted(kwargs.keys() & names[:count])
-    # An array, or a symbol behind something else.
+    # An array, or a symbol after another argument.
     misplaced = any(hasattr(value, "wait_to_read") for value in args[split:])
     if misplaced or twice or count > len(names):
         most = len(args) if misplaced and op.variadic is not None else len(_input_names(op, kwargs))
@@ -114,7 +114,7 @@ def _positional_params(op: Op, args: tuple[Any, ...], split: int, kwargs: Mappin
 
 
 def _input_names(op: Op, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the inputs under the parameters among ``kwargs``; none where these do not parse."""
+    """Return the input names for the parameters in ``kwargs``; no names if these do not parse."""
     if isinstance(op.inputs, tuple):
         return op.inputs
     declared = {param.name for param in op.params}
@@ -125,7 +125,7 @@ def _input_names(op: Op, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _no_symbol(op: Op, which: str, value: Any) -> DTypeError:
-    """The error of an array or a number in the place of an input."""
+    """Return the error for an array or a number passed as an input."""
     advice = "inputs come first, then parameters"
     if hasattr(value, "shape"):
         advice = f"use mx.nd.{op.name} for arrays, or give mx.sym.Variable(...) and bind the array to it"

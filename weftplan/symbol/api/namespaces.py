@@ -1,6 +1,6 @@
-"""``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``: operators under shorter names.
+"""Operator namespaces with short names: ``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``.
 
-A namespace looks its operators up when they are asked for, and keeps none. Any thread may ask.
+A namespace looks up its operators on access and stores none. Any thread may use it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LOOPS = {
     "mx.sym.where to keep what is done, " + _EAGER.format("while_loop"),
     "cond": "a graph has no branches; compute both and choose with mx.sym.where, " + _EAGER.format("cond"),
 }
-"""MXNet's operators with graphs inside, and what there is in their place."""
+"""MXNet's operators with subgraphs, and their replacements."""
 
 
 class Namespace:
-    """Operators whose registered names are one of ``prefixes`` and the name asked for.
+    """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name.
 
-    Automatic names are without the prefix where ``short``.
+    With ``short``, automatic node names omit the prefix.
 
     >>> Namespace("linalg", "_linalg_").nope
     Traceback (most recent call last):

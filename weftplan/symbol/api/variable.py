@@ -1,6 +1,6 @@
 """Variables: the leaves of a graph.
 
-It relies on the scope of attributes that is open in the calling thread, and keeps nothing itself.
+Relies on the attribute scope that is open in the calling thread; keeps no state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def Variable(
     stype: str | None = None,
     **kwargs: str,
 ) -> Symbol:
-    """A symbol that stands for an array given later.
+    """Make a symbol for an array that is provided later.
 
     Args:
         shape: known dimensions, 0 for an unknown one.

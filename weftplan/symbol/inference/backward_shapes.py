@@ -1,6 +1,6 @@
-"""Shapes and dtypes of a backward part, which follow from those of its forward part in one walk.
+"""Shapes and dtypes of backward nodes, derived from the forward nodes in one walk.
 
-Nothing is kept; any thread may ask.
+This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def infer_rest(
     shapes: Sequence[Shape],
     dtypes: Sequence[DType],
 ) -> tuple[list[Shape], list[DType]] | None:
-    """Shapes and dtypes of all entries, from those of the first nodes: a backward part follows from its forward part.
+    """Extend shapes and dtypes of the first nodes to all entries: a backward node follows from its forward node.
 
-    One walk forwards finds both. None where that is not enough, or where a rule objects: then ask
-    ``infer.py``.
+    One forward walk computes both. Return None if that is not enough, or if a rule raises; the full solver
+    (``solver.py``) must run then.
 
     Args:
-        known: shape and dtype of each variable behind the first nodes.
+        known: shape and dtype of each variable after the first nodes.
         rows, inputs, controls: as for :func:`weftplan.symbol.inference.solver.infer_shapes`.
-        shapes, dtypes: what is known, completely, of the entries of the first nodes.
+        shapes, dtypes: the complete facts of the entries of the first nodes.
     """
     found, types = list(shapes), list(dtypes)
     memo: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}

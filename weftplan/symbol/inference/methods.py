@@ -1,7 +1,7 @@
 """Shape and dtype inference as methods of :class:`~weftplan.symbol.symbol.Symbol`.
 
-They order results by the symbol's name lists and say what stayed unknown; ``infer.py`` does the work. Nothing is
-kept; any thread may call them.
+They order results by the symbol's name lists and report unknown shapes; ``solver.py`` does the inference. This module
+keeps no state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from weftplan.symbol.provenance import warn
 
 
 class Inference:
-    """Mixin: what is known of some variables, carried through the graph in both directions."""
+    """A mixin of :class:`Symbol` that infers shapes and dtypes in both directions from those of some variables."""
 
     __slots__ = ()
     entries: list[Entry]
 
     def _nodes(self) -> list[Node]:
-        """All nodes, inputs first."""
+        """Return all nodes, inputs first."""
         raise NotImplementedError
 
     def _variables(self) -> tuple[list[Node], list[Node]]:
-        """(arguments, auxiliary states)."""
+        """Return (arguments, auxiliary states)."""
         raise NotImplementedError
 
     def infer_shape(
         self, *args: Shape | None, **kwargs: Shape
     ) -> tuple[list[Shape], list[Shape], list[Shape]] | tuple[None, None, None]:
-        """Shapes of (arguments, outputs, auxiliary states) from those of some arguments.
+        """Infer the shapes of (arguments, outputs, auxiliary states) from those of some arguments.
 
-        ``(None, None, None)``, after a warning, when some argument stays unknown.
+        Return ``(None, None, None)``, after a warning, if some argument stays unknown.
 
         Args:
             args: shapes in the order of ``list_arguments()``; None where unknown.
@@ -66,9 +66,9 @@ class Inference:
     def infer_shape_partial(
         self, *args: Shape | None, **kwargs: Shape
     ) -> tuple[list[Shape | None], list[Shape | None], list[Shape | None]]:
-        """As :meth:`infer_shape`, but what is unknown comes back as ``()``, or with 0 for a dimension.
+        """Infer shapes as :meth:`infer_shape`, but return ``()`` for an unknown shape and 0 for an unknown dimension.
 
-        Inside ``with mx.np_shape():`` as None, or with -1 for a dimension.
+        Inside ``with mx.np_shape():`` these are None and -1.
         """
         arguments, outputs, states = (list(map(unknown.shown, part)) for part in self._infer("shape", args, kwargs))
         return arguments, outputs, states
@@ -76,7 +76,7 @@ class Inference:
     def infer_type(
         self, *args: Any, **kwargs: Any
     ) -> tuple[list[DType], list[DType], list[DType]] | tuple[None, None, None]:
-        """Dtypes of (arguments, outputs, auxiliary states); ``(None, None, None)`` when some stay unknown.
+        """Infer the dtypes of (arguments, outputs, auxiliary states); ``(None, None, None)`` if some stay unknown.
 
         Raises:
             DTypeError: dtypes conflict; names operator, node and both dtypes.
@@ -94,7 +94,7 @@ class Inference:
     def infer_type_partial(
         self, *args: Any, **kwargs: Any
     ) -> tuple[list[DType | None], list[DType | None], list[DType | None]]:
-        """As :meth:`infer_type`, but None where the dtype is unknown."""
+        """Infer dtypes as :meth:`infer_type`, but return None for each unknown dtype."""
         return self._infer("dtype", args, kwargs)
 
     def _variable_names(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""The dtypes of a graph in which whatever is read has one, as in most networks but for masks: no walk is needed.
+"""Dtype inference without a walk, for graphs whose inputs all have one dtype.
 
-Nothing is kept; any thread may ask.
+Most networks are such graphs, except those with masks. This module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def of_one_dtype(
     inputs: Sequence[Sequence[int]],
     sorts: Mapping[Sort, int],
 ) -> list[DType] | None:
-    """The dtypes of all entries, where whatever is read is the default: nothing else is known of variables, and each
-    rule, told so of all inputs, says nothing else of them, and of outputs only where nobody reads these. None for
-    others.
+    """Return the dtypes of all entries if every entry that a node reads has the default dtype, else None.
+
+    This holds if no variable has another known dtype, and if each rule, given the default for all inputs, keeps it for
+    them and deviates only for outputs that no node reads.
 
     Args:
-        values: what is known of each entry before any rule is asked.
+        values: the known dtype of each entry before any rule is called, or None.
         rows, inputs: as for :func:`weftplan.symbol.inference.solver.infer_dtypes`.
         sorts: of each sort of node one.
     """

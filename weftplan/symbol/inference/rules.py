@@ -1,7 +1,8 @@
-"""What operators' rules say of shapes and dtypes: one question at a time.
+"""Calls of operators' inference rules for single nodes, with cached answers.
 
-Rules are called once per distinct (operator, parameters, what is known), in the whole process: see ``settled.py``. What
-differs between shapes and dtypes is a :class:`Kind`, of which there are two. Any thread may ask.
+A rule is called once per distinct (operator, parameters, known facts) in the whole process; see
+``ops/core/rule_cache.py``. A :class:`Kind` holds the differences between shapes and dtypes; there are two of them. Any
+thread may call this module.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from weftplan.ops.core.schema import Op, Shape
 from weftplan.symbol.node import Node
 
 News = list[tuple[int, Any]]
-"""(position, fact) of each input or output of which a rule learnt something."""
+"""(position, fact) of each input or output for which a rule inferred a new fact."""
 Learnt = tuple[News, News, list[int], list[int]]
-"""What a rule learnt of inputs and outputs, and the positions of those that are still open, in part at least."""
+"""New facts of inputs and of outputs, and the positions of inputs and of outputs that are still partly unknown."""
 Sort = tuple[int, int, int]
-"""What :func:`sort_of` gives."""
+"""The result of :func:`sort_of`."""
 
 
 class Kind:
-    """What differs between shapes and dtypes."""
+    """A kind of fact, shapes or dtypes: its names, parser, merge function, rule and error class."""
 
     __slots__ = ("complete", "error", "hint", "merge", "parse", "rule", "settled", "word")
 
@@ -49,7 +50,7 @@ class Kind:
         self.settled = Settled[Learnt]()
 
     def told(self, op: Op, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
-        """What the operator's rule says of a node with these facts, now or before."""
+        """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
         return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
 
     def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
@@ -94,12 +95,15 @@ DTYPES = Kind("dtype", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype i
 
 
 def sort_of(node: Node) -> Sort:
-    """Of nodes of one sort with equal inputs a rule says the same; the parser gives equal parameters one dictionary."""
+    """Return a key such that a rule answers alike for nodes with equal keys and equal input facts.
+
+    The parser shares one dictionary between equal parameters, so its identity can be part of the key.
+    """
     return id(node.op), id(node.params), len(node.inputs)
 
 
 def differ(old: Any, new: Any) -> bool:
-    """True when two facts are not the same; NumPy holds ``dtype("float64")`` and None to be equal."""
+    """Return whether two facts differ; unlike ``!=``, it distinguishes ``dtype("float64")`` from None."""
     return old is not new and (old is None or new is None or bool(old != new))
 
 
@@ -108,13 +112,13 @@ def _news(old: list[Any], new: list[Any]) -> News:
 
 
 def where(node: Node) -> str:
-    """What an error says of a node."""
+    """Describe a node in an error message."""
     assert node.op is not None
     return f"operator {node.op.name} (node {node.name!r})"
 
 
 def made_at(node: Node) -> str:
-    """Where the user made it, as the end of an error."""
+    """Return the end of an error message: the user's line that made the node."""
     return f"; created at {node.created_at}" if node.created_at else ""
 
 

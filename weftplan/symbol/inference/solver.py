@@ -1,7 +1,7 @@
-"""Shapes and dtypes of every entry of a graph, from those of some variables.
+"""The inference solver: shapes and dtypes of all entries of a graph, from those of some variables.
 
-Operators' rules work in both directions; the graph is walked forwards and backwards in turn until nothing changes.
-``infer_rules.py`` asks them; what needs no such walk is found in ``infer_one_dtype.py`` and ``infer_rest.py``.
+Operators' rules work in both directions; the graph is walked alternately forwards and backwards until nothing changes.
+``rules.py`` calls the rules; ``one_dtype.py`` and ``backward_shapes.py`` handle graphs that need no such walk.
 A backward node (operator with ``backward_of``) needs no rule: its outputs have the shapes of the forward inputs whose
 gradients they are; its forward node is ``control_deps[0]``.
 
@@ -23,11 +23,11 @@ from weftplan.symbol.inference.rules import DTYPES, SHAPES, Kind, Learnt, Sort, 
 from weftplan.symbol.node import Node
 
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
-"""Facts about variables, by name or by node; None says nothing."""
+"""Facts about variables, by name or by node; None is unknown."""
 
 
 def entry_rows(nodes: Sequence[Node]) -> list[int]:
-    """Where each node's entries start in a per-entry list, and at the end its length."""
+    """Return the start of each node's entries in a per-entry list, followed by the list's length."""
     rows = [0]
     total = 0
     for node in nodes:
@@ -44,12 +44,12 @@ def infer_shapes(
     inputs: Sequence[Sequence[int]] | None = None,
     controls: Sequence[Sequence[int]] | None = None,
 ) -> list[Shape | None]:
-    """The shape of every entry; None, or 0 for a dimension, where it stays unknown.
+    """Infer the shape of every entry; None is an unknown shape, 0 an unknown dimension.
 
     Args:
         nodes: in topological order.
-        known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. What they leave open, the
-            ``__shape__`` of a variable may say.
+        known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. Unknown dimensions are
+            filled from the variable's ``__shape__``.
         rows: :func:`entry_rows` of ``nodes``, when the caller has them.
         inputs: entry ids that each node reads, when the caller has them.
         controls: positions of the nodes that each node must follow besides, when the caller has them.
@@ -69,9 +69,9 @@ def infer_dtypes(
     controls: Sequence[Sequence[int]] | None = None,
     default: DType | None = None,
 ) -> list[DType | None]:
-    """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
+    """Infer the dtype of every entry, None if unknown; arguments as for :func:`infer_shapes`.
 
-    ``default`` is that of variables of which nothing is known.
+    ``default`` is the dtype of variables without any known fact.
 
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
@@ -119,7 +119,7 @@ class _Solver:
             unknown = [e for e in variables if values[e] is None]
             for e in unknown:
                 values[e] = default
-            if unknown:  # where most are new, to walk everywhere takes less time than to ask where they are used
+            if unknown:  # if most are new, a walk over all nodes is faster than a search for their users
                 few = learns and 2 * len(unknown) < len(variables)
                 self._until_still(everything, set(unknown) if few else None)
         return values
@@ -130,14 +130,16 @@ class _Solver:
         return {sort_of(node): i for i, node in enumerate(self.nodes) if node.op is not None}
 
     def _may_learn(self) -> bool:
-        """False where nothing is known and no rule says anything of itself: most networks are so before defaults."""
+        """Return False if no fact is known and no rule infers one by itself, as in most networks before defaults."""
         if any(fact is not None for fact in self.values):
             return True
         return bool(self._walk(sorted(self._sorts.values()), None)) or any(fact is not None for fact in self.values)
 
     def _until_still(self, everything: range, stale: set[int] | None = None) -> None:
-        """Walk forwards and backwards in turn: first everywhere, or where these entries are used, and then only where
-        something has changed."""
+        """Walk alternately forwards and backwards until no fact changes.
+
+        The first walk visits all nodes, or only users of ``stale`` entries; later walks visit users of changed entries.
+        """
         stale = self._walk(everything, stale)
         forwards = False
         while stale:
@@ -152,7 +154,7 @@ class _Solver:
             if node.op is not None:
                 continue
             fact = facts.get(node)
-            if kind is SHAPES and fact == ():  # of a node (a head gradient): known to have no dimensions
+            if kind is SHAPES and fact == ():  # given by node (a head gradient): known to have no dimensions
                 self.values[self.rows[i]] = ()
                 continue
             if fact is None:
@@ -177,7 +179,7 @@ class _Solver:
             self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
 
     def _filled(self, node: Node, given: Any) -> Any:
-        """What is given of a variable, and what its attribute adds where it does not clash."""
+        """Merge the given fact of a variable with its attribute, unless they conflict."""
         hint = node.attrs.get(self.kind.hint)
         if hint is None:
             return given
@@ -187,14 +189,14 @@ class _Solver:
             return given
 
     def _walk(self, order: Iterable[int], stale: set[int] | None) -> set[int]:
-        """Visit operator nodes, where ``stale`` is given only those that use one of these entries.
+        """Visit all operator nodes, or only users of ``stale`` entries.
 
-        Returns the entries whose users must be visited again, since they have changed behind the back of one of them.
+        Return the entries that changed after a user of them was visited, so that their users need another visit.
         """
         nodes, rows, inputs, values, memo = self.nodes, self.rows, self.inputs, self.values, self.memo
         controls, told = self.controls, self.kind.told
-        # Invariant: seen[e] is 1 when a node already visited in this walk uses entry e and has left it open (what is
-        # complete never changes); when nodes are passed over, all are taken for seen.
+        # Invariant: seen[e] is 1 if a node already visited in this walk uses entry e and has left it incomplete
+        # (complete facts never change); if the walk skips nodes, all entries count as seen.
         seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
         found: set[int] = set()
         for i in order:
@@ -215,7 +217,7 @@ class _Solver:
             if backward:
                 positions = op.grad_inputs
                 for k, position in enumerate(positions(node.params) if callable(positions) else positions, start):
-                    # What the forward node learns of this input later in the walk makes another visit here necessary.
+                    # A fact of this input that the forward node infers later in the walk requires another visit here.
                     e = reads[position]
                     new, old = values[e], values[k]
                     if new is not None and new is not old and differ(old, new):
@@ -233,7 +235,7 @@ class _Solver:
                 new_ins, new_outs, open_ins, open_outs = result
                 for position, new in new_ins:
                     e = reads[position]
-                    # One entry may be read twice by a node, so the rule may have learnt two different things.
+                    # A node may read an entry twice, so the rule may have inferred two different facts.
                     values[e] = self._merged(node, e, new)
                     if seen[e] or differ(values[e], new):
                         found.add(e)

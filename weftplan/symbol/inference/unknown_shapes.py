@@ -1,6 +1,6 @@
-"""How unknown dimensions are written: 0, as in MXNet before NumPy's semantics, or -1, inside ``with mx.np_shape():``.
+"""The encoding of unknown dimensions: 0, as in MXNet before NumPy semantics, or -1 in ``mx.np_shape()``.
 
--1 is always read as unknown. The switch decides what partial inference answers, and is of the calling thread.
+-1 is always read as unknown. The switch selects the value that partial inference returns; it is per thread.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _local = threading.local()
 
 
 def is_np_shape() -> bool:
-    """Whether unknown dimensions are written -1, in this thread."""
+    """Return whether this thread writes unknown dimensions as -1."""
     return bool(getattr(_local, "active", False))
 
 
 def set_np_shape(active: bool) -> bool:
-    """Write unknown dimensions as -1 (or as 0 again); returns what was before."""
+    """Write unknown dimensions as -1 (or as 0 if not ``active``); return the previous setting."""
     before = is_np_shape()
     _local.active = bool(active)
     return before
 
 
 class np_shape:
-    """``with np_shape():`` unknown dimensions are -1, unknown shapes None.
+    """A context ``with np_shape():`` in which unknown dimensions are -1 and unknown shapes None.
 
     >>> with np_shape():
     ...     shown((0, 3)), shown(None)
@@ -55,7 +55,7 @@ class np_shape:
 
 
 def use_np_shape(function: F) -> F:
-    """Decorator: run ``function`` inside ``with np_shape():``."""
+    """Decorate ``function`` to run inside ``with np_shape():``."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -66,10 +66,10 @@ def use_np_shape(function: F) -> F:
 
 
 def read(shape: Any, what: str) -> Any:
-    """A shape as the caller wrote it, with 0 for what is unknown.
+    """Convert a caller's shape to the internal form, with 0 for unknown dimensions.
 
     Raises:
-        ShapeError: a dimension of no elements inside ``with np_shape():``.
+        ShapeError: a dimension of size 0 inside ``with np_shape():``.
     """
     if shape is None or isinstance(shape, str):
         return shape
@@ -80,7 +80,7 @@ def read(shape: Any, what: str) -> Any:
 
 
 def shown(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """A shape with 0 for what is unknown, as the caller wants to read it."""
+    """Convert a shape with 0 for unknown dimensions to the caller's form."""
     if not is_np_shape():
         return () if shape is None else shape
     return None if shape is None else tuple(dim or -1 for dim in shape)
