@@ -1,4 +1,4 @@
-"""One executor per context, each on its slice of the batch: how a Module trains on several devices."""
+"""Executor group of a data-parallel Module: an executor per context, each on its slice of the batch."""
 
 from __future__ import annotations
 

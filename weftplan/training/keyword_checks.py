@@ -1,4 +1,4 @@
-"""Checks of settings that come as keyword arguments: what they construct, values that are numbers."""
+"""Validation of settings: readable constructor errors and checks of numeric values."""
 
 from __future__ import annotations
 

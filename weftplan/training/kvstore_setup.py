@@ -1,7 +1,7 @@
-"""Which kvstore and which optimizer a Module uses, and who applies it.
+"""Choice of kvstore and optimizer for a Module, and of where updates run.
 
-The decision depends on the number of devices and the largest parameter. Nothing is kept; it is made once, when a
-module's optimizer is set up.
+The decision depends on the number of devices and the largest parameter. It is made once, when a module's optimizer is
+set up. The functions are stateless.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What data-parallel training holds besides its executors: Module's host copies, kvstore buffers, optimizer states.
+"""Memory of data-parallel training outside executors: host copies, kvstore buffers, optimizer states.
 
-The figures follow from sizes alone, as a plan's do; nothing is allocated here. Each one is what the classes that hold
-the bytes allocate, which a test compares with the storage's own statistics.
+The figures follow from sizes alone, like those of an execution plan; nothing is allocated here. Each figure equals the
+bytes that the owning classes allocate; a test compares it with the storage statistics.
 """
 
 from __future__ import annotations

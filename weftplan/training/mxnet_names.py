@@ -1,6 +1,6 @@
-"""Names that scripts for MXNet read of a module, though they are private there, and of its executor group.
+"""Aliases for MXNet's private module and executor-group attributes, for scripts that read them.
 
-Each is another name of something that a module here has under a public one.
+Each alias forwards to a public attribute.
 """
 
 from __future__ import annotations

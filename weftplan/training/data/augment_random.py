@@ -1,4 +1,4 @@
-"""Random decisions of augmentations, drawn from the seeded sequence of ``mx.random`` by the thread that reads."""
+"""Random generator for image augmentation, seeded by ``mx.random`` on the thread that reads."""
 
 from __future__ import annotations
 

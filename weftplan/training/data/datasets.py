@@ -1,6 +1,6 @@
-"""Real data for examples: the handwritten digits that scikit-learn ships, and the text of Python's own help.
+"""Example data sets: scikit-learn's handwritten digits and the text of Python's help topics.
 
-The data are loaded at each call and nothing is kept.
+Each call loads the data from disk; no result is cached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Batches on their way to devices: how one is split, page-locked memory of the host, a copy on each copy queue.
+"""Placement of batches on devices: splitting, page-locked host memory, and copies on copy queues.
 
-The rings are the pools of storage: a batch takes its page-locked memory and its memory on each device as it is read,
-and gives them back when nobody has it any more, so that the next one finds them. What is under way at once is bounded
-by how many batches are read ahead. Called from the thread that reads.
+A batch takes its page-locked memory and its device memory from the storage pools when it is read. Both return to the
+pools when the batch is released, and the next batch reuses them. The prefetch depth bounds the memory in flight. Called
+from the thread that reads.
 """
 
 from __future__ import annotations

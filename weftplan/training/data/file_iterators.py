@@ -1,6 +1,6 @@
-"""Iterators over files, and one around another iterator: CSVIter, MNISTIter, ResizeIter.
+"""File iterators CSVIter and MNISTIter, and ResizeIter, an adapter with a fixed epoch length.
 
-An iterator is used by one thread.
+One thread uses an iterator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Files of images into pixels and back, through Pillow.
+"""Image codecs: decode files into pixels and encode pixels, through Pillow.
 
-Pixels are uint8 of shape (height, width, channels), red first, as MXNet has them. Any thread may call.
+Pixels are uint8 arrays of shape (height, width, channels) in RGB order, as in MXNet. All functions are thread-safe.
 """
 
 from __future__ import annotations

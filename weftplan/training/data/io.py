@@ -1,7 +1,7 @@
-"""Data iterators: batches of named arrays, as ``mx.io``.
+"""Iterator interface of ``mx.io`` (DataIter, DataBatch, DataDesc), and NDArrayIter.
 
-This file owns the interface that ``fit`` relies on, and the iterator over arrays in memory. An iterator is used by
-one thread at a time. The file is long because all others are made of what stands here.
+``fit`` relies on this interface. One thread at a time uses an iterator. The file is long because it holds the base
+classes of all other iterators.
 """
 
 from __future__ import annotations

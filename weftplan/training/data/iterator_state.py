@@ -1,8 +1,7 @@
-"""Where an iterator stands, as plain values: what a checkpoint keeps of it.
+"""Iterator states for checkpoints: their common form as plain values, and its validation.
 
-The contract is that of :meth:`weftplan.training.data.io.DataIter.state`. This file owns the common form of a state:
-the name of the iterator's class, *facts* that an iterator must share with the one that the state is of, and the
-position. The functions keep nothing and may be called from any thread.
+The contract is that of :meth:`weftplan.training.data.io.DataIter.state`. A state holds the name of the iterator's
+class, *facts* that the resuming iterator must share, and the position. The functions are stateless and thread-safe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``mx.io``: data iterators by name.
+"""``mx.io``: public names of the data iterators.
 
-The classes stand in ``io.py``, ``file_iterators.py``, ``libsvm.py``, ``prefetching.py``, ``images/records.py`` and
-``input/``; this file owns their public names alone.
+This file owns only the names. The classes are in ``io.py``, ``file_iterators.py``, ``libsvm.py``, ``prefetching.py``,
+``images/records.py`` and ``input/``.
 """
 
 from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter

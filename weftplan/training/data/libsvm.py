@@ -1,7 +1,7 @@
-"""LibSVMIter: samples of few features in text files, each feature with its number.
+"""LibSVMIter: sparse samples from text files in LIBSVM format, as dense batches.
 
-A line is ``label number:value number:value …``; what follows a ``#`` is a remark. The rows are kept as they are in the
-file, without the features that are 0; a batch is a dense array, since there are no sparse ones here.
+A line is ``label index:value index:value …``; a ``#`` starts a comment. Rows are stored sparse in memory. Batches are
+dense arrays, because the package has no sparse arrays.
 """
 
 from __future__ import annotations

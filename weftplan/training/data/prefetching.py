@@ -1,8 +1,8 @@
-"""``PrefetchingIter``: the next batches are made by threads while this one is used.
+"""``PrefetchingIter``: threads that read the next batches ahead of the consumer.
 
-Each iterator has one thread, which owns it between two calls of ``reset`` or ``set_state``; whoever uses the
-``PrefetchingIter`` is one thread, too. What a thread gives comes in the order in which it was asked for, so batches
-are the same whatever the depth, and so are errors: they are raised where the batch would have come.
+Each wrapped iterator has one thread, which owns it between two calls of ``reset`` or ``set_state``. One thread uses the
+``PrefetchingIter`` itself. Reads are delivered in request order, so batches do not depend on the depth. Errors keep
+their order, too: they are raised in place of the batch that failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``mx.recordio``: files of byte records, with or without an index, and the header of a labelled record.
+"""``mx.recordio``: record files with or without an index, and headers of labelled records.
 
-A record is the word ``0xced7230a``, a word with its length (29 bits) and what part of a record it is (3 bits: whole,
-first, middle, last), its bytes, and zeros up to a multiple of 4. Where a record holds the first word itself, at a
-multiple of 4, it is cut there and the word left out. All words are little endian.
+A record is the magic word ``0xced7230a``, a word that packs the length (29 bits) and the part kind (3 bits: whole,
+first, middle, last), the payload, and zero padding to a multiple of 4. If the payload contains the magic word at a
+multiple of 4, the record is split there and the word left out. All words are little endian.
 """
 
 from __future__ import annotations

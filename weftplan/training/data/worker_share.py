@@ -1,4 +1,4 @@
-"""One worker's part of every batch: what several processes train on together is the batch of one."""
+"""PartOfBatchIter: a worker's share of every batch in data-parallel training with several processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Callbacks of ``fit``: speed, checkpoints, a live display, and a clean stop on Ctrl-C.
+"""Callbacks of ``fit``: speed, checkpoints, a progress bar, and a clean stop on Ctrl-C.
 
-They are called on the thread that runs ``fit``. What they read of arrays they wait for.
+They run on the thread that calls ``fit`` and wait for any array they read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Parameter files: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair, and safetensors.
+"""Parameter files: MXNet's pair of symbol and parameters, and safetensors.
 
-Files appear whole or not at all. Writing waits for the arrays; any thread may do it.
+MXNet's pair is ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``.
+Writes are atomic: a file appears whole or not at all. Writing waits for the arrays. Any thread may write.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: written beside the training, whole or not at all, and found again.
+"""Run checkpoints: written atomically on a background thread, pruned, and read again on resume.
 
-A checkpoint is one safetensors file, ``<prefix>-step<number of updates>.safetensors``: parameters and auxiliary states
-under their names, and whatever else the run needs to go on with the same bits. The thread that trains gathers copies
-(:mod:`weftplan.training.fit.run_state`), and a thread of its own waits for them and writes, one file at a time. A file
-takes its name when its bytes are on the disk, so a process may be killed at any moment.
+A checkpoint is a safetensors file, ``<prefix>-step<number of updates>.safetensors``. It holds parameters and auxiliary
+states under their names, and all other state that a bit-identical resume needs. The training thread gathers copies
+(:mod:`weftplan.training.fit.run_state`). A background thread waits for the copies and writes one file at a time. A file
+receives its name only after its bytes are on disk, so killing the process at any moment is safe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a person sees of training: one live line on a terminal, and one line that stays for each epoch.
+"""Progress display of ``fit``: a live terminal line, and a permanent line per epoch.
 
-``fit(progress=True)`` and ``weftplan train`` share it; a file or a pipe gets the lines that stay, and nothing else. By
-default ``fit`` shows the live line alone, on stderr, once training has taken a second.
+``fit(progress=True)`` and ``weftplan train`` share it. A file or a pipe receives only the permanent lines. By default
+``fit`` shows only the live line, on stderr, once training has taken a second.
 """
 
 from __future__ import annotations

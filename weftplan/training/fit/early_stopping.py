@@ -1,4 +1,4 @@
-"""When to stop: no better validation for a number of epochs, and which epoch was the best so far."""
+"""EarlyStopping: the stopping rule of ``fit``, with a record of the best epoch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What happens while ``fit`` runs, as lines of JSON in ``events.jsonl``, and as a page.
+"""Training events of ``fit``: a JSON Lines log, ``events.jsonl``, and a summary page.
 
-One line is one event: ``begin``, ``step`` (the figures since the last line), ``epoch``, ``checkpoint``, ``warning``,
-``resume``, ``end``. Lines are only added, so a process that is killed leaves at most one half line, which readers leave
-out. In the first minutes nearly every step has a line; later there is one a second, so that a night is a few megabytes.
+Each line is an event: ``begin``, ``step`` (the figures since the last line), ``epoch``, ``checkpoint``, ``warning``,
+``resume``, ``end``. The file is append-only. A killed process leaves at most one incomplete line, which readers ignore.
+In the first minutes nearly every step has a line; later there is one line per second, so a night takes a few megabytes.
 
-The thread that trains writes. Others only append to a deque (which is atomic), and the next line takes it along.
+Only the training thread writes. Other threads append to a deque (an atomic operation), and the next write drains it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What goes wrong silently in training, told once: outputs that are no numbers, labels that no class has, gradients
-that explode or vanish, and devices that wait for data or for the thread that trains."""
+"""One-time warnings of ``fit``: NaN outputs, invalid labels, bad gradients, starved devices."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One call of ``fit``: the loop over epochs and batches, with what it keeps beside the module.
+"""The loop of one ``fit`` call over epochs and batches, and the state of that call.
 
-A :class:`Fitting` lives as long as the call and is used by the thread that trains. It counts updates, sums gradients
-of micro-batches, writes checkpoints, and tells how it goes; what each of those means stands in the file of its own, and
-how it goes on from a checkpoint in ``resumable_run.py``.
+A :class:`Fitting` lives as long as the call and belongs to the training thread. It counts updates, sums the gradients
+of micro-batches, writes checkpoints and reports progress. Each of these has its own file; ``resumable_run.py`` resumes
+from a checkpoint.
 """
 
 from __future__ import annotations

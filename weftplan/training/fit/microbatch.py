@@ -1,7 +1,7 @@
-"""Batches in pieces: gradients are summed over several small forward and backward passes before one update.
+"""Micro-batches: a batch split into pieces whose gradients are summed before a single update.
 
-This file cuts batches and their descriptions; the loop that sums stands in ``fitting.py``. Nothing is kept, and a piece
-is a view of its batch where the samples lie along the first axis.
+This file splits batches and their descriptions; the loop that sums is in ``loop.py``. The functions are stateless. A
+piece is a view of its batch if the samples lie along the first axis.
 """
 
 from __future__ import annotations

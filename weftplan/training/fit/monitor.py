@@ -1,7 +1,7 @@
-"""``mx.mon.Monitor``: a statistic of every array of a network, every so many batches.
+"""``mx.mon.Monitor``: a statistic of every array in a network, computed every ``interval`` batches.
 
-It relies on executors to show every array as it is pushed. The statistics are arrays, and are waited for when they
-are printed. The thread that trains uses it.
+Executors pass every array to the monitor as they push it. Statistics are arrays; printing waits for them. The training
+thread uses the monitor.
 """
 
 from __future__ import annotations

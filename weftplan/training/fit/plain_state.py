@@ -1,8 +1,8 @@
-"""Objects as plain values and arrays, and back: what a checkpoint keeps of metrics, optimizers and iterators.
+"""Serialization of metrics, optimizers and iterators into JSON values and arrays for checkpoints.
 
-Numbers, texts, lists and dictionaries become what JSON can hold; arrays, on whatever device, go into a table beside
-it. Nothing here is a pickle, so reading a file runs no code. Copies of NDArrays are pushed to the engine and not waited
-for. One thread uses a :class:`Packer`.
+Numbers, texts, lists and dictionaries become JSON values. Arrays, on any device, go into a separate table. No pickle is
+involved, so reading a file runs no code. Copies of NDArrays are pushed to the engine without waiting. One thread uses
+a :class:`Packer`.
 """
 
 from __future__ import annotations

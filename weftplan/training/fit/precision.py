@@ -1,10 +1,11 @@
-"""Mixed precision: a network computed in float16 or bfloat16 with float32 weights, and the scale of its loss.
+"""Mixed precision: networks lowered to float16 or bfloat16 with float32 weights, and loss scaling.
 
-:func:`lowered` puts casts into a network: what consists of products runs in 16 bits, what is sensitive (losses,
-softmax, sums, whatever is not known to be harmless) in float32. Parameters stay float32, so they are the master weights
-themselves, gradients arrive in float32, and optimizers, stores and checkpoints need not know. :class:`LossScale`
-multiplies the gradients of all losses by a power of two, so that small ones do not become zero in float16, and lets it
-rise and fall; bfloat16, whose range is that of float32, has the scale 1. One thread uses it, the one that trains.
+:func:`lowered` inserts casts into a network. Matrix products run in 16 bits; sensitive operators (losses, softmax,
+sums, and every operator not listed as safe) run in float32. Parameters stay float32, so they serve as master weights.
+Gradients arrive in float32; optimizers, stores and checkpoints are unaffected.
+
+:class:`LossScale` multiplies the gradients of all losses by a power of two, so that small gradients do not underflow in
+float16, and adapts that factor. bfloat16 has the range of float32, so its scale is 1. Only the training thread uses it.
 """
 
 from __future__ import annotations

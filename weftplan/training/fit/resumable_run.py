@@ -1,8 +1,8 @@
-"""Where a run of ``fit`` stands, as a checkpoint holds it, and how it goes on from one.
+"""Resumable state of a ``fit`` run: snapshots for checkpoints, and resuming from a checkpoint.
 
-This file decides what a snapshot of the loop contains and in which order it is put back; how the state of each part is
-gathered stands in ``run_state.py``, how files are written in ``checkpointing.py``. A run belongs to the thread that
-trains, and snapshots are taken between two updates.
+This file decides what a snapshot contains and the order in which it is restored. ``run_state.py`` gathers the state of
+each part; ``checkpointing.py`` writes the files. A run belongs to the training thread. Snapshots are taken between two
+updates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What training consists of besides its files: gathered into plain values and arrays, and given back.
+"""Gathering and restoring training state: module, optimizer, metric and random-number state.
 
-Same state, same bits: parameters, auxiliary states of every context, the optimizer with its states, what a compressing
-store remembers, metrics, the iterator's place, and random numbers. Gathering pushes copies and waits for nothing, so
-training goes on while somebody else writes them. Both happen on the thread that trains.
+Equal state gives equal bits. The state is: parameters, the auxiliary states of every context, the optimizer with its
+states, residuals of gradient compression, metrics, the iterator's position, and random-number generators. Gathering
+pushes copies without waiting, so training continues while another thread writes them. Gathering and restoring run on
+the training thread.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""What every initializer is made of: a description of the parameter, a choice by its name, and a registry.
+"""Base of initializers: parameter descriptions, dispatch by parameter name, and the registry.
 
 An initializer is called with a description (name and attributes of the parameter) and an array. A variable's own
-``__init__`` attribute wins; otherwise the name decides: ``*_bias``, ``*_beta``, ``*_moving_mean`` become 0,
-``*_gamma``, ``*_moving_var`` become 1, and ``*_weight`` is what the initializer is for. Random values come from the
-seeded sequence of :mod:`weftplan.ndarray.random`, one key per parameter, so they depend on seed and order of calls
-only.
+``__init__`` attribute takes precedence. Otherwise the name decides: ``*_bias``, ``*_beta``, ``*_moving_mean`` become 0,
+``*_gamma``, ``*_moving_var`` become 1, and ``*_weight`` receives the initializer's own values. Random values come from
+the seeded sequence of :mod:`weftplan.ndarray.random`, one key per parameter, so they depend only on the seed and the
+order of calls.
 
-An initializer of one's own gives :meth:`Initializer.values`, or replaces the methods that MXNet's ask for:
-``_init_weight(name, arr)``, ``_init_bias``, ``_init_gamma``, ``_init_beta``, ``_init_zero``, ``_init_one``,
-``_init_default``.
+A custom initializer overrides :meth:`Initializer.values`, or MXNet's methods: ``_init_weight(name, arr)``,
+``_init_bias``, ``_init_gamma``, ``_init_beta``, ``_init_zero``, ``_init_one``, ``_init_default``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Initializers: fill a parameter by rule, as ``mx.init``.
+"""Initializers of ``mx.init``: constants, random distributions, Xavier, and dispatch by pattern.
 
-Random values come from ``mx.random``, so they depend on its seed and the order of the calls. An initializer keeps its
-settings only, and may be used for many networks.
+Random values come from ``mx.random``, so they depend on its seed and the order of the calls. An initializer stores only
+its settings and may be used for many networks.
 """
 
 from __future__ import annotations

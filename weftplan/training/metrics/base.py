@@ -1,7 +1,7 @@
-"""What every metric is made of: a sum and a count, over the batches since a reset, and a registry of names.
+"""Base of metrics: a sum and a count over the batches since a reset, and the registry of names.
 
-A metric of one's own gives :meth:`EvalMetric.measure`, or replaces :meth:`EvalMetric.update` and counts in
-``sum_metric`` and ``num_inst``, as those written for MXNet do.
+A custom metric overrides :meth:`EvalMetric.measure`. Alternatively it overrides :meth:`EvalMetric.update` and
+accumulates into ``sum_metric`` and ``num_inst``, like metrics written for MXNet.
 """
 
 from __future__ import annotations

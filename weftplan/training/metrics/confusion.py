@@ -1,7 +1,7 @@
-"""Metrics of classifiers that need counts of every kind of mistake: F1, MCC, PCC.
+"""Classification metrics from confusion matrices: F1, MCC, PCC.
 
-They wait for labels and predictions and count on the host. A metric keeps its counts until it is reset; one thread
-uses it.
+They wait for labels and predictions and count on the host. A metric accumulates counts until it is reset. One thread
+uses a metric.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Evaluation metrics: running averages over (labels, predictions), as ``mx.metric``.
+"""Evaluation metrics of ``mx.metric``: running averages over (labels, predictions).
 
-``update`` takes lists with one array per output (or per device); reading an array waits for it.
+``update`` takes lists with an array per output (or per device). Reading an array waits for it.
 """
 
 from __future__ import annotations

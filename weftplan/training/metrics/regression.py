@@ -1,7 +1,7 @@
-"""Metrics of numbers: errors, losses and correlation.
+"""Regression metrics: errors, losses and correlation.
 
-They wait for labels and predictions and compute on the host. A metric keeps its sums until it is reset; one thread
-uses it.
+They wait for labels and predictions and compute on the host. A metric accumulates sums until it is reset. One thread
+uses a metric.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What every module can do with forward, backward and update: fit, score, predict.
+"""BaseModule: the ``fit``, ``score`` and ``predict`` loops on top of forward, backward and update.
 
-This file owns the loops; what a module is made of is the subclass's. A module is used by one thread at a time; that
-thread waits only where a metric or a caller reads values. Longer than other files: MXNet gives ``fit`` many arguments,
-and a subclass many steps, each of a few lines.
+This file owns the loops; a subclass owns the parameters and executors. One thread at a time uses a module. It waits
+only when a metric or a caller reads values. The file is long because MXNet gives ``fit`` many arguments and a subclass
+many steps, each a few lines long.
 """
 
 from __future__ import annotations

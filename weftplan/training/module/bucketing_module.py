@@ -1,8 +1,8 @@
-"""``mx.mod.BucketingModule``: one network in several sizes, for sequences of different lengths.
+"""``mx.mod.BucketingModule``: a network in several sizes, for sequences of different lengths.
 
-Each bucket is a :class:`~weftplan.training.module.module.Module`. That of the default bucket owns parameters,
-optimizer and kvstore; the others are bound when their first batch comes, with its arrays and in its memory, so what a
-bucket computed is overwritten by the next one that runs.
+Each bucket is a :class:`~weftplan.training.module.module.Module`. The default bucket owns the parameters, the optimizer
+and the kvstore. Other buckets are bound when their first batch arrives. They share the default bucket's arrays and
+memory, so the next bucket that runs overwrites the results of the previous run.
 """
 
 from __future__ import annotations

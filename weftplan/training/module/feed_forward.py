@@ -1,4 +1,4 @@
-"""``mx.model.FeedForward``: the estimator of scripts that are older than Module, on top of Module.
+"""``mx.model.FeedForward``: the estimator API that predates Module, on top of Module.
 
 One thread uses it at a time.
 """

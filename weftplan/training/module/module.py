@@ -1,6 +1,7 @@
 """``mx.mod.Module``: a symbol with its parameters, trained on one or several contexts.
 
-Longer than other files: one class, whose many methods are MXNet's and short; what they do stands in files beside it.
+The file is long because it holds a single class with many short methods, MXNet's. Their implementation is in the other
+files of this folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Checks of what a Module is given: contexts, names of inputs, and batches.
+"""Validation of Module arguments: contexts, input names and batches.
 
-They raise before anything changes, and keep nothing. A module calls them on the thread that uses it.
+Each check raises before any state changes. The functions are stateless and run on the calling thread.
 """
 
 from __future__ import annotations

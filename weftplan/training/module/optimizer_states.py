@@ -1,7 +1,7 @@
-"""Whose optimizer states are whose, when a module loads those of one with other devices or another kvstore.
+"""Conversion of optimizer states between modules with different devices or kvstores.
 
-A store keeps the states of a parameter under its name. Without one every context has its own, under the number
-``index of the parameter * number of contexts + number of the context``.
+A store keys the states of a parameter by name. Without a store every context has its own states, keyed by ``index of
+the parameter * number of contexts + number of the context``.
 """
 
 from __future__ import annotations

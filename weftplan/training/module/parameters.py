@@ -1,7 +1,6 @@
-"""What parameters and auxiliary states begin with: a given value, or the initializer's.
+"""Initial values of parameters and auxiliary states: caller-provided or from the initializer.
 
-Names that are missing or unknown are told before an array is touched. Nothing is kept; a module calls it on the
-thread that uses it.
+Missing or unknown names raise before any array is written. The functions are stateless and run on the calling thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Modules that compute in Python: a base whose steps do nothing, and a loss whose gradient is a function.
+"""Modules written in Python: PythonModule, a base with no-op steps, and PythonLossModule.
 
-They stand in a :class:`~weftplan.training.module.sequential_module.SequentialModule` behind modules that train.
+In a :class:`~weftplan.training.module.sequential_module.SequentialModule` they come after the modules that train.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""``mx.mod.SequentialModule``: modules in a chain, the outputs of one the data of the next.
+"""``mx.mod.SequentialModule``: a chain of modules, each fed with the outputs of its predecessor.
 
-One symbol of all would be planned as a whole; the chain is for parts that are not symbols, such as a loss in Python.
+A single symbol of all parts would be planned as a whole. The chain is for parts that are not symbols, such as a loss in
+Python.
 """
 
 from __future__ import annotations

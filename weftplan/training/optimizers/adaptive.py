@@ -1,4 +1,4 @@
-"""Ftrl, FTML, LAMB, Adamax and Nadam: a rate of its own for each element of a weight."""
+"""Adaptive optimizers with a rate per weight element: Ftrl, FTML, LAMB, Adamax, Nadam."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every optimizer is made of: rates, multipliers, counts of updates, and half precision.
+"""Base of optimizers: learning rates, multipliers, update counts, and half precision.
 
-An optimizer owns the counts of updates of every parameter; states belong to whoever calls it, a store or an updater.
-Updates are pushed and return at once. One thread at a time uses an optimizer.
+An optimizer owns the update counts of every parameter. Its caller, a store or an updater, owns the states. Updates are
+pushed to the engine and return immediately. One thread at a time uses an optimizer.
 """
 
 from __future__ import annotations

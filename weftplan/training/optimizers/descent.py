@@ -1,6 +1,6 @@
-"""Variants of plain descent: Signum, SGLD, DCASGD, LARS and LBSGD.
+"""Variants of gradient descent: Signum, SGLD, DCASGD, LARS, LBSGD.
 
-Each owns its formula and its states' shapes only; ``optimizer_base.py`` has what they share.
+Each class owns only its formula and the shapes of its states; ``base.py`` holds the common part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Steps of an optimizer on many weights, pushed as one operation: each is one operator's call on a weight of its own.
+"""Fused optimizer steps: the updates of many weights pushed as a single operation.
 
-The operation reads all gradients and writes all weights and states, so it is ordered by their vars as the single calls
-are, and computes what they compute, bit by bit. It runs in parts on idle cores. Nothing is kept; one thread at a time
-uses an optimizer.
+Each update is an operator call on its own weight. The operation reads all gradients and writes all weights and states.
+Its variables therefore order it exactly like the single calls, and its results are bit-identical to theirs. It runs in
+parts on idle cores. The functions are stateless; one thread at a time uses an optimizer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Learning-rate schedules: callables from the number of updates to a rate, as ``mx.lr_scheduler``.
+"""Learning-rate schedules of ``mx.lr_scheduler``: callables from the number of updates to a rate.
 
-A schedule keeps how far it has come, so each optimizer has one of its own, which one thread uses.
+A schedule is stateful (it stores its progress). Each optimizer therefore needs its own schedule, used by one thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Augmenters of ``mx.image``: objects that take an image and give another one, and the usual list of them.
+"""Image augmenters of ``mx.image``: callables from an image to a new image, and their default list.
 
-Images are NDArrays of shape (height, width, channels). Each call draws from the sequence of ``mx.random``.
+Images are NDArrays of shape (height, width, channels). Random augmenters draw from the sequence of ``mx.random``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``mx.image.ImageDetIter``: images with boxes, decoded and augmented as they are read.
+"""``mx.image.ImageDetIter``: batches of images with bounding boxes, decoded and augmented on read.
 
-A label is one row of numbers, as ``im2rec`` packs it: how many numbers its head has, how many each box has, the rest of
-the head, then the boxes, each of (class, left, top, right, bottom, …) with places as parts of the image. The iterator
-belongs to one thread.
+A label is a flat row of numbers, as ``im2rec`` packs it: the length of the header, the length of a box, the rest of the
+header, then the boxes. A box is (class, left, top, right, bottom, …); coordinates are fractions of the image size. The
+iterator belongs to one thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Augmenters of images with boxes: objects that take an image and its boxes and give others, and their usual list.
+"""Object-detection augmenters: callables that transform an image with its boxes, and their default list.
 
-Boxes are rows of (class, left, top, right, bottom, …) whose places are parts of the image's width and height. Each call
-draws from the sequence of ``mx.random`` and changes nothing that it is given.
+Boxes are rows of (class, left, top, right, bottom, …); coordinates are fractions of the image's width and height.
+Random augmenters draw from the sequence of ``mx.random``. No augmenter modifies its inputs.
 """
 
 from __future__ import annotations

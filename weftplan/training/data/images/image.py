@@ -1,7 +1,7 @@
-"""``mx.image``: reading, resizing, cropping and turning of single images.
+"""``mx.image`` functions on single images: read, resize, crop, rotate.
 
-Images are NDArrays on the host of shape (height, width, channels); those of :func:`imrotate` alone are (channels,
-height, width). Functions wait for what they get and give new arrays; random ones draw from the sequence of
+Images are NDArrays on the host of shape (height, width, channels), except for :func:`imrotate`, which takes (channels,
+height, width). Each function waits for its inputs and returns a new array. Random functions draw from the sequence of
 ``mx.random``.
 """
 

@@ -1,7 +1,7 @@
-"""``mx.image.ImageIter``: batches of images from a list of files or a file of records, through augmenters.
+"""``mx.image.ImageIter``: batches of augmented images from an image list or a record file.
 
-Used by one thread, which also decodes; :class:`~weftplan.training.data.images.records.ImageRecordIter` has threads for
-that.
+One thread uses the iterator and decodes the images.
+:class:`~weftplan.training.data.images.records.ImageRecordIter` decodes on several threads.
 """
 
 from __future__ import annotations

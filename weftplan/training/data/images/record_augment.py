@@ -1,6 +1,6 @@
-"""What ``ImageRecordIter`` does with one image: its settings, and the steps in their order.
+"""Augmentation settings and pipeline of ``ImageRecordIter`` for a single image.
 
-Pure functions of pixels, settings and a generator; any thread may call them.
+Pure functions of pixels, settings and a generator; all are thread-safe.
 """
 
 from __future__ import annotations

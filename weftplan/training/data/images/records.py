@@ -1,7 +1,7 @@
-"""``mx.io.ImageRecordIter``: batches of images from a file of records, decoded and augmented by threads.
+"""``mx.io.ImageRecordIter``: image batches from a record file, decoded and augmented by threads.
 
-Used by one thread; a pool of threads, which ends with the iterator, makes the next batches meanwhile. What a sample
-becomes depends on the seed, the epoch and the sample alone, never on the threads.
+One thread uses the iterator. Its thread pool prepares the next batches and shuts down with the iterator. A sample's
+augmentation depends only on the seed, the epoch and the sample, never on thread scheduling.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Images in another size, or moved by an affine map: OpenCV's rules, in NumPy, for any dtype and number of channels.
+"""Image resizing and affine warps with OpenCV's rules, in NumPy, for any dtype and channel count.
 
-A size is changed along one axis after the other; each new pixel is a weighted sum of a few old ones, chosen by a table.
-Results of uint8 are rounded, and differ from OpenCV's fixed-point sums by at most 1. Any thread may call.
+Resizing is separable: each axis is resampled in turn, and each new pixel is a weighted sum of a few old pixels that an
+index table selects. uint8 results are rounded and differ from OpenCV's fixed-point sums by at most 1. All functions are
+thread-safe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``mx.io.DatasetIter``: batches from any dataset or iterable, read by this process or by workers.
+"""``mx.io.DatasetIter``: batches from any dataset or iterable, read inline or by worker processes.
 
-An iterator is used by one thread at a time. What batches hold depends on the source, the seed of ``mx.random`` and the
-settings, never on the number of workers or on who was faster.
+One thread at a time uses an iterator. The contents of batches depend on the source, the seed of ``mx.random`` and the
+settings, never on the number of workers or their timing.
 """
 
 from __future__ import annotations

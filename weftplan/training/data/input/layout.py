@@ -1,6 +1,6 @@
-"""What a sample looks like: which parts it has, their names, shapes and dtypes, and how it goes into rows of a batch.
+"""Batch layout: names, shapes and dtypes of a sample's parts, and copying samples into rows.
 
-A layout is made once, of the first sample, in the process that owns the iterator; workers get a copy.
+The process that owns the iterator derives the layout from the first sample. Workers receive a copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading one batch: the same code in this process and in a worker, hence the same bits.
+"""Batch reader, shared by the owner process and the workers, so both produce the same bits.
 
 A reader is used by one thread.
 """

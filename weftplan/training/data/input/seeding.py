@@ -1,7 +1,7 @@
-"""The order of an epoch, and a seed for each sample: functions of a key alone, so every process agrees on them.
+"""Epoch order and per-sample seeds: pure functions of a key, so all processes agree.
 
-A seed belongs to the thread that reads a sample. The generators of ``random``, NumPy and PyTorch are seeded, too, and
-those belong to the process.
+A sample's seed is local to the thread that reads the sample. Seeding a sample also seeds the global generators of
+``random``, NumPy and PyTorch, which belong to the process.
 """
 
 from __future__ import annotations

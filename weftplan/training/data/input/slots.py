@@ -1,9 +1,9 @@
-"""Shared memory that workers fill and their owner reads: one segment, cut into slots of a batch each.
+"""Shared-memory segment of batch slots: workers fill them, the owner process reads them.
 
-Nothing is left in /dev/shm, whoever is killed when. The name of a segment is taken away as soon as all workers have
-mapped it; from then on the memory goes with the last process that has it, as the kernel does for any mapping. Who is
-killed before, with everything that would clean up after it, leaves a name that holds its number, when it was started
-and its space of process numbers; the next process that makes a segment removes the names of processes that are no more.
+No segment stays in /dev/shm, even if processes are killed. The owner unlinks the name as soon as all workers have
+mapped the segment; after that the kernel frees the memory when the last process unmaps it. If the owner and its
+resource tracker are killed before the unlink, the name stays. It contains the owner's process ID, start time and PID
+namespace. The next process that creates a segment removes the names of dead processes.
 """
 
 from __future__ import annotations

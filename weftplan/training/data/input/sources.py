@@ -1,6 +1,6 @@
-"""What samples come from: a dataset that is asked for samples by number, or a stream that gives them in its own order.
+"""Sample sources: a map-style dataset, read by index, or a stream, read in its own order.
 
-Libraries are recognised by what their objects can do, and none is imported.
+Sources are recognised by duck typing; no third-party library is imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a worker process does: read the batches that it is asked for into shared memory, until its owner is gone.
+"""Main loop of a worker process: read requested batches into shared memory until the owner exits.
 
-It answers every task with what came of it or with a traceback. It ends when its owner closes the connection or dies,
-and it does not listen to Ctrl-C, which is its owner's to handle.
+A worker answers every request with a result or a traceback. It exits when its owner closes the connection or dies.
+It ignores SIGINT, because the owner handles Ctrl-C.
 """
 
 from __future__ import annotations

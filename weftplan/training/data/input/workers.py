@@ -1,8 +1,8 @@
-"""The processes that read batches, as their owner sees them: who does what, who has died, who is late.
+"""Pool of worker processes, seen from the owner: scheduling, deadlines, dead-worker detection.
 
-A pool belongs to one process and is used by one thread at a time. Batches are asked for with :meth:`Pool.submit` and
-taken in any order; which worker reads which batch changes nothing but the time. Nothing here waits without an end: a
-wait ends with an answer, with the death of a worker, which its sentinel tells, or at the deadline.
+A pool belongs to one process and is used by one thread at a time. :meth:`Pool.submit` requests a batch; results are
+taken in any order. The choice of worker affects only the timing. Every wait is bounded: it ends with an answer, with
+the death of a worker (its sentinel becomes ready), or at the deadline.
 """
 
 from __future__ import annotations
