@@ -1,4 +1,4 @@
-"""Object-detection augmenters: callables that transform an image with its boxes, and their default list.
+"""Object-detection augmenters: callables on an image and its boxes, and their default list.
 
 Boxes are rows of (class, left, top, right, bottom, …); coordinates are fractions of the image's width and height.
 Random augmenters draw from the sequence of ``mx.random``. No augmenter modifies its inputs.
