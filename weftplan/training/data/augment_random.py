@@ -10,5 +10,5 @@ from weftplan.training.data import io
 
 
 def generator() -> np.random.Generator:
-    """A generator whose numbers depend on the seed of ``mx.random`` and the order of the calls alone."""
+    """Return a generator whose numbers depend only on the seed of ``mx.random`` and the order of calls."""
     return io.generator(random.next_key(cpu()))

@@ -12,11 +12,11 @@ from typing import Any
 from weftplan.errors import NotResumableError, ParameterError
 
 State = dict[str, Any]
-"""None, booleans, numbers, text, and lists and dictionaries of these: JSON holds it without loss."""
+"""None, booleans, numbers, text, and lists and dictionaries of these; JSON stores them without loss."""
 
 
 def make_state(iterator: object, facts: Mapping[str, Any], **position: Any) -> State:
-    """The state of an iterator that is at this position.
+    """Return the state of an iterator at this position.
 
     >>> make_state([], {"batch_size": 2}, batch=7)
     {'iterator': 'list', 'of': {'batch_size': 2}, 'batch': 7}
@@ -25,11 +25,11 @@ def make_state(iterator: object, facts: Mapping[str, Any], **position: Any) -> S
 
 
 def read_state(iterator: object, state: Any, facts: Mapping[str, Any], *names: str) -> list[Any]:
-    """The values of a position under these names, from a state of such an iterator.
+    """Return the values under these names from a state, after checking that it fits the iterator.
 
     Raises:
-        ParameterError: the state is none, one of another class, or of an iterator with other facts; the message lists
-            the differences.
+        ParameterError: not a state, a state of another class, or of an iterator with other facts; the message lists the
+            differences.
 
     >>> read_state([], {"iterator": "list", "of": {"batch_size": 2}, "batch": 7}, {"batch_size": 2}, "batch")
     [7]
@@ -56,7 +56,7 @@ def read_state(iterator: object, state: Any, facts: Mapping[str, Any], *names: s
 
 
 def whole_in(iterator: object, what: str, value: Any, most: int) -> int:
-    """``value`` if it is a whole number in [0, most].
+    """Return ``value`` if it is a whole number in [0, most].
 
     Raises:
         ParameterError: it is not.
@@ -69,7 +69,7 @@ def whole_in(iterator: object, what: str, value: Any, most: int) -> int:
 
 
 def numbers_in(iterator: object, what: str, value: Any, below: int) -> list[int]:
-    """``value`` if it is a list of whole numbers in [0, below).
+    """Return ``value`` if it is a list of whole numbers in [0, below).
 
     Raises:
         ParameterError: it is not.
@@ -82,7 +82,7 @@ def numbers_in(iterator: object, what: str, value: Any, below: int) -> list[int]
 
 
 def key_in(iterator: object, value: Any) -> tuple[int, int]:
-    """``value`` if it is the key of a random draw: two whole numbers.
+    """Return ``value`` if it is the key of a random draw: two whole numbers.
 
     Raises:
         ParameterError: it is not.
@@ -98,12 +98,12 @@ def not_resumable(
     iterator: object,
     why: str = "it does not say where it stands; give it state() and set_state(state), see mx.io.DataIter",
 ) -> NotResumableError:
-    """The error of an iterator that cannot be resumed."""
+    """Return the error of an iterator that cannot be resumed."""
     return NotResumableError(f"{type(iterator).__name__} cannot be resumed: {why}")
 
 
 def place_of(data: Any) -> Any:
-    """Where an iterator stands; None for one that cannot tell."""
+    """Return the state of an iterator, or None if it has none."""
     try:
         return data.state()
     except (AttributeError, NotImplementedError, NotResumableError):

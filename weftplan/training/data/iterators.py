@@ -31,4 +31,4 @@ __all__ = [
 ]
 
 ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter
-"""What scripts for MXNet's older readers of images say."""
+"""Aliases for scripts that use MXNet's older image iterators."""

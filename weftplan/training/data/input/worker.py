@@ -117,9 +117,10 @@ def _failed(ticket: int, error: BaseException) -> Failed:
 
 
 def _bound_threads() -> int | None:
-    """Limit the threads of native libraries, because several workers share the cores.
-    The limit (1, unless configured) applies to loaded libraries and to libraries loaded later. Returns the limit, or
-    None if the user has set a BLAS environment variable."""
+    """Limit the threads of native libraries, loaded now or later, because several workers share the cores.
+
+    Returns the limit (1, unless configured), or None if the user has set a BLAS environment variable.
+    """
     blas_threads.limit()
     threads, _ = blas_threads.planned()
     if threads is not None:
