@@ -44,7 +44,7 @@ class InitDesc(str):
 
 
 class Initializer(Constructed):
-    """Base: chooses by name; a subclass says what a weight gets."""
+    """Base of initializers: dispatches by parameter name; a subclass computes the values of a weight."""
 
     registry: ClassVar[dict[str, type[Initializer]]] = {}
 
@@ -142,21 +142,21 @@ def alias(*names: str) -> Callable[[K], K]:
 
 
 _ELSEWHERE = {"fusedrnn": "weftplan.rnn"}
-"""Initializers that a package further up registers: files name them, whether it has been imported or not."""
+"""Initializers registered by a package of a higher layer, imported on first use by name."""
 Rule = Callable[[InitDesc, NDArray], None]
 """Anything that fills an array for a parameter: an initializer, or a function."""
 
 
 def create(spec: Any, **settings: Any) -> Rule:
-    """An initializer from itself, a class alias (``"xavier"``) or the JSON text of :meth:`Initializer.dumps`.
+    """Create an initializer from an initializer, a class alias (``"xavier"``) or JSON of :meth:`Initializer.dumps`.
 
-    A function of (description, array) is one, too.
+    A function of (description, array) is returned unchanged.
 
     Args:
-        settings: of the class, where ``spec`` is its alias.
+        settings: keyword arguments of the class, if ``spec`` is its alias.
 
     Raises:
-        ParameterError: unknown name or setting, or something else.
+        ParameterError: unknown name or setting, or ``spec`` has another type.
 
     >>> import weftplan as mx
     >>> mx.init.create('["Constant", {"value": 0.25}]')
@@ -194,7 +194,7 @@ def create(spec: Any, **settings: Any) -> Rule:
 
 
 def _plain(value: Any) -> Any:
-    """An array as nested lists, which JSON text can hold; anything else as it is."""
+    """Convert an array to nested lists for JSON; return other values unchanged."""
     if isinstance(value, NDArray):
         value = value.asnumpy()
     return value.tolist() if isinstance(value, np.ndarray) else value

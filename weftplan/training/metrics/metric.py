@@ -87,7 +87,7 @@ class CustomMetric(EvalMetric):
 @alias("composite")
 @register
 class CompositeEvalMetric(EvalMetric):
-    """Several metrics as one."""
+    """Composite of several metrics."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CompositeEvalMetric(EvalMetric):
         super().__init__(name, output_names, label_names)
 
     def add(self, metric: Any) -> None:
-        """One more, as :func:`create` takes it."""
+        """Append a metric, in any form that :func:`create` accepts."""
         self.metrics.append(create(metric))
 
     def get_config(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Layout:
         return sum(_aligned(self.rows * part.row_bytes) for part in self.parts)
 
     def views(self, memory: Any) -> list[Host]:
-        """Return the parts of a batch as views of ``memory``, a writable buffer of :attr:`nbytes`; they keep it alive."""
+        """Return the parts of a batch as views of ``memory`` (:attr:`nbytes` writable bytes), which they keep alive."""
         # np.ndarray(…, buffer=memory) would not prevent the mapping from being closed while views exist.
         whole = np.frombuffer(memory, np.uint8)
         found, start = [], 0
