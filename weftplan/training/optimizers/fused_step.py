@@ -28,12 +28,12 @@ class Step(NamedTuple):
     params: dict[str, Any]
 
     def push(self) -> None:
-        """Alone."""
+        """Push the step as a separate operation."""
         getattr(nd, self.op)(*self.arrays, out=self.arrays[0], **self.params)
 
 
 def push_together(steps: Sequence[Step]) -> None:
-    """Steps that do not depend on one another's order."""
+    """Push independent steps, fused if possible."""
     groups: dict[Any, list[Step]] = {}
     for step in steps:
         weight = step.arrays[0]
@@ -58,7 +58,7 @@ def push_together(steps: Sequence[Step]) -> None:
 
 
 def _can_be_one(group: Sequence[Step]) -> bool:
-    """Whether these steps may be one operation: all in memory of the host at once, no array in two of them."""
+    """Return whether these steps can be fused: uniform arrays in host memory, none written twice, no offloading."""
     if MAKE_ROOM.value is not None or engine.debug_enabled():
         return False
     written = [array.var for step in group for k, array in enumerate(step.arrays) if k != 1]
