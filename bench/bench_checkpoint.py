@@ -22,7 +22,7 @@ import numpy as np
 
 import weftplan as mx
 from weftplan import engine, models
-from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.loop import Fitting
 from weftplan.training.metrics import metric

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.checkpoint_writer import Checkpoints
 
 DOCS = Path(__file__).parent
 

@@ -26,7 +26,7 @@ from weftplan.kvstore.updater import Updater
 from weftplan.ndarray.formats import safetensors
 from weftplan.planner import MemoryPlan
 from weftplan.support.atomic_files import FREE
-from weftplan.training.fit.checkpointing import read_snapshot
+from weftplan.training.fit.checkpoint_writer import read_snapshot
 from weftplan.training.module.optimizer_states import read_states
 
 MUCH = 4 * FREE

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import weftplan as mx
 from weftplan.cli import main
 from weftplan.report.inspection import inspect
-from weftplan.training.fit.checkpoint import save_checkpoint
+from weftplan.training.fit.parameter_files import save_checkpoint
 
 
 def call(*args: object) -> Result:

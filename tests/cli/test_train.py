@@ -105,7 +105,7 @@ def test_same_bits_on_every_engine(network, monkeypatch, four_workers):
 
 def test_report_and_checkpoint(tmp_path):
     """--report writes a picture and the result; --checkpoint a file pair that loads again."""
-    from weftplan.training.fit.checkpoint import load_checkpoint
+    from weftplan.training.fit.parameter_files import load_checkpoint
 
     report, prefix = tmp_path / "new" / "report", tmp_path / "digits"
     result = train("--epochs", "1", "--report", str(report), "--checkpoint", str(prefix), "--network", "mlp")
@@ -185,7 +185,7 @@ def test_gpu_without_a_gpu():
 
 def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
     """Ctrl-C, from the first line on: exit code 130, a message, and a checkpoint that predicts."""
-    from weftplan.training.fit.checkpoint import load_checkpoint
+    from weftplan.training.fit.parameter_files import load_checkpoint
 
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "weftplan", "train", "--network", "resnet", "--epochs", "500"],

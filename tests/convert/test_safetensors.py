@@ -15,7 +15,7 @@ import weftplan as mx
 from weftplan.cli import main
 from weftplan.convert import load_safetensors, save_safetensors
 from weftplan.errors import FormatError, MXNetError
-from weftplan.training.fit.checkpoint import load_checkpoint, save_checkpoint
+from weftplan.training.fit.parameter_files import load_checkpoint, save_checkpoint
 
 ARGS = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),

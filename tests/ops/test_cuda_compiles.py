@@ -66,8 +66,8 @@ def test_nvrtc_takes_every_source():
         assert len(_or_skip(text)) > 0
 
 
-BOUND_BY_MEMORY = ("normalize", "normalize_back", "pool", "pool_back", "pool_whole", "softmax_columns",
-                   "softmax_columns_back", "drop", "drop_back")  # fmt: skip
+BOUND_BY_MEMORY = ("piece_sums", "piece_squares", "piece_products", "normalize", "normalize_back", "pool", "pool_back",
+                   "pool_whole", "softmax_columns", "softmax_columns_back", "drop", "drop_back")  # fmt: skip
 """Kernels whose arithmetic is to take less time than their memory."""
 
 

@@ -55,6 +55,10 @@ CASES = {
     "channels of one image": (
         "BatchNorm", [numbers(2, 3, 1500), *numbers(3, 3), np.ones(3)], {"fix_gamma": False}),
     "channels of odd rows": ("BatchNorm", [numbers(301, 2, 7), *numbers(3, 2), np.ones(2)], {"fix_gamma": False}),
+    "channels in pieces": ("BatchNorm", [numbers(3, 2, 60, 71), *numbers(3, 2), np.ones(2)], {"fix_gamma": False}),
+    "channels in pieces at the end": ("BatchNorm", [numbers(8200, 3), *numbers(3, 3), np.ones(3)], {"axis": -1}),
+    "pieces of what was learnt": (
+        "BatchNorm", [numbers(9, 1, 1000), *numbers(3, 1), np.full(1, 2.0)], {"use_global_stats": True}),
     "statistics that were learnt": (
         "BatchNorm", [numbers(4, 3, 40), *numbers(3, 3), np.full(3, 2.0)], {"use_global_stats": True}),
     "rows longer than a block": ("LayerNorm", [numbers(3, 2500), *numbers(2, 2500)], {}),

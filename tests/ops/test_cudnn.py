@@ -15,7 +15,7 @@ from tests.standin_cudnn import cudnn
 from tests.standin_cudnn.graph import Graph, recommended
 from tests.standin_cupy import machine, meter
 from weftplan.errors import DeviceError
-from weftplan.ops.cuda import cudnn_graphs
+from weftplan.ops.cuda import cudnn_algorithms
 
 SHAPES = {
     "plain": ((2, 4, 9, 8), {"kernel": (3, 3), "pad": (1, 1), "num_filter": 6}),
@@ -92,7 +92,7 @@ def bound(context, **params):
     executor.forward(is_train=False)
     executor.outputs[0].wait_to_read()
     assert executor.allocated_bytes == executor.memory_plan.peak
-    return [found for found in cudnn_graphs._found.values() if not isinstance(found, str)]
+    return [found for found in cudnn_algorithms._found.values() if not isinstance(found, str)]
 
 
 IMAGE = 2 * 4 * 8 * 8 * 4
@@ -126,7 +126,7 @@ def test_exhaustive_search_and_the_node_itself(monkeypatch):
     with cudnn(), place("standin", kind="NaiveEngine") as context:
         (searched,) = bound(context)
         assert searched.workspace == 4 * IMAGE
-        cudnn_graphs.forget()
+        cudnn_algorithms.forget()
         (told,) = bound(context, cudnn_tune="off")
         assert told.workspace == 2 * IMAGE
 
@@ -217,12 +217,12 @@ def test_pointwise_products_take_nothing_beside_the_plan(name):
 def test_a_plan_for_cudnn_does_not_run_without_scratch():
     """Where even the smallest algorithm does not fit what was planned, the error says so."""
     with cudnn(), place("standin", kind="NaiveEngine") as context:
-        problem = cudnn_graphs.Problem(
+        problem = cudnn_algorithms.Problem(
             "fprop", (1, 1, 4, 4), (1, 1, 3, 3), (1, 1, 2, 2), (1, 1), (1, 1), (0, 0), "float64"
         )
         xp = mx.device.get(context(0)).xp
         with pytest.raises(DeviceError, match="planned for cuDNN with 0 bytes"):
-            cudnn_graphs.run(xp, problem, 0, (None, None, None), None)
+            cudnn_algorithms.run(xp, problem, 0, (None, None, None), None)
 
 
 @pytest.mark.shows("FLAGS_enable_cublas_tensor_op_math")
@@ -266,14 +266,14 @@ def test_nodes_are_planned_on_their_own_gpu(monkeypatch, level):
     """When an executor is bound to gpu(2), and to each GPU of a Module; no worker plans or measures anything, and GPUs
     of one model take the same algorithm."""
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
-    asked, choose = [], cudnn_graphs._choose
+    asked, choose = [], cudnn_algorithms._choose
     main = threading.current_thread()
 
     def spied(library, xp, *rest):
         asked.append((xp.cuda.runtime.getDevice(), threading.current_thread() is main))
         return choose(library, xp, *rest)
 
-    monkeypatch.setattr(cudnn_graphs, "_choose", spied)
+    monkeypatch.setattr(cudnn_algorithms, "_choose", spied)
     net = network("Convolution", {"kernel": (3, 3), "num_filter": 4})
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="f"), name="softmax")
     with cudnn(), place("standin") as context:
@@ -291,5 +291,5 @@ def test_nodes_are_planned_on_their_own_gpu(monkeypatch, level):
         module = mx.mod.Module(net, context=contexts)
         module.fit(data, num_epoch=2)
         assert set(asked) == {(1, True), (3, True)}
-        assert len({found.index for found in cudnn_graphs._found.values() if not isinstance(found, str)}) == 1
+        assert len({found.index for found in cudnn_algorithms._found.values() if not isinstance(found, str)}) == 1
         del executor, module

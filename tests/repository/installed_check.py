@@ -10,7 +10,7 @@ import pkgutil
 
 import numpy as np
 
-OPTIONAL = {"cupy", "mpi4py", "onnx", "onnxruntime", "safetensors", "llvmlite", "PIL", "matplotlib", "sklearn"}
+OPTIONAL = {"cupy", "mpi4py", "onnx", "onnxruntime", "safetensors", "llvmlite", "PIL", "matplotlib", "sklearn", "torch"}
 
 
 def check_modules() -> None:

@@ -80,7 +80,12 @@ def with_twice(folder: Path) -> Path:
 
 def test_every_section_has_an_example():
     """Each kind of extension has a section with an example, and each section with an example is tested here."""
-    assert {title for title, blocks in SECTIONS.items() if blocks} == {*PLUGINS, "Add an operator", "Add a metric"}
+    assert {title for title, blocks in SECTIONS.items() if blocks} == {
+        *PLUGINS,
+        "Add an operator",
+        "Add a fusion",
+        "Add a metric",
+    }
 
 
 def test_operator_passes_the_paperwork(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.standin_cudnn.graph import Graph, NotSupported, Plan, recommended
 from tests.standin_cupy.machine import ids, machine, thread
-from weftplan.ops.cuda import cudnn_graphs
+from weftplan.ops.cuda import cudnn_algorithms
 
 __all__ = ["Plan", "cudnn", "recommended"]
 
@@ -52,11 +52,11 @@ def cudnn() -> Iterator[types.ModuleType]:
     module.pygraph = type("pygraph", (Graph,), {"cudnn": module})
     before = sys.modules.get("cudnn")
     sys.modules["cudnn"] = module
-    cudnn_graphs.forget()
+    cudnn_algorithms.forget()
     try:
         yield module
     finally:
-        cudnn_graphs.forget()
+        cudnn_algorithms.forget()
         if before is None:
             del sys.modules["cudnn"]
         else:

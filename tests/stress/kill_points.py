@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import weftplan as mx
-from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.checkpoint_writer import Checkpoints
 
 EPOCHS = 3
 KINDS = ("plain", "prefetching", "of one's own", "two devices", "micro-batches", "buckets")

@@ -14,8 +14,8 @@ from tests.training.killed_runs import EPOCHS, data, network, run, same
 from weftplan.convert import load_safetensors, save_safetensors
 from weftplan.errors import FormatError, ParameterError
 from weftplan.ndarray.formats import safetensors as file_format
-from weftplan.training.fit import checkpointing
-from weftplan.training.fit.checkpointing import Checkpoints, read_snapshot
+from weftplan.training.fit import checkpoint_writer
+from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 
 
 def test_how_many_stay(tmp_path):
@@ -143,14 +143,14 @@ def test_checkpoints_of_an_earlier_run_are_not_mixed_with_new_ones(tmp_path):
 def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     """The next batches run while a checkpoint is being written; the next checkpoint waits for it."""
     writing, go_on, steps = threading.Event(), threading.Event(), []
-    real = checkpointing.write_snapshot
+    real = checkpoint_writer.write_snapshot
 
     def slow(path, snapshot):
         writing.set()
         assert go_on.wait(60)
         return real(path, snapshot)
 
-    monkeypatch.setattr(checkpointing, "write_snapshot", slow)
+    monkeypatch.setattr(checkpoint_writer, "write_snapshot", slow)
 
     def after(param):
         steps.append(param.nbatch)

@@ -8,7 +8,7 @@ import pytest
 import weftplan as mx
 from tests.training.killed_runs import EPOCHS, Plain, data, network, run, same
 from weftplan.errors import MXNetError, ParameterError
-from weftplan.training.fit.checkpointing import Checkpoints, read_snapshot
+from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 
 
 @pytest.mark.parametrize("stop", [0, 3, 4, 5, 9, 13])

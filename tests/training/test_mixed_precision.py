@@ -6,7 +6,7 @@ import pytest
 import weftplan as mx
 from tests.support.training import weights
 from weftplan.errors import BindError, ParameterError
-from weftplan.training.fit.checkpointing import Checkpoints, read_snapshot
+from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 from weftplan.training.fit.precision import SCALE, LossScale, lowered
 
 

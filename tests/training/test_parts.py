@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.training.data.io import NDArrayIter
+from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.initializers import initializer as init
 from weftplan.training.metrics import metric
 from weftplan.training.optimizers import lr_scheduler

@@ -24,7 +24,7 @@ from weftplan.report.inspection import input_names
 from weftplan.support.atomic_files import replacing
 from weftplan.support.progress import watching
 from weftplan.symbol import topological_order
-from weftplan.training.fit.checkpoint import write_params
+from weftplan.training.fit.parameter_files import write_params
 
 TOLERANCE = 1e-4
 """Largest difference of an exported model's outputs, as a share of their largest value."""

@@ -14,7 +14,7 @@ from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
 from weftplan.support.atomic_files import unpack_gzip
 from weftplan.symbol import Symbol
-from weftplan.training.fit.checkpoint import parameter_files, read_params
+from weftplan.training.fit.parameter_files import parameter_files, read_params
 
 Params = dict[str, NDArray]
 

@@ -13,7 +13,7 @@ from weftplan.convert.onnx_in import OnnxFile, import_model
 from weftplan.convert.onnx_out import export_model as _export
 from weftplan.support.atomic_files import replacing
 from weftplan.symbol import Symbol, load
-from weftplan.training.fit.checkpoint import read_params
+from weftplan.training.fit.parameter_files import read_params
 
 __all__ = ["export_model", "get_model_metadata", "import_model"]
 

@@ -65,7 +65,7 @@ from weftplan.device import gpus
 from weftplan.device.context import Context, current_context
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.training.data.io import DataBatch, DataIter
+from weftplan.training.data.ndarray_iter import DataBatch, DataIter
 
 __all__ = [
     "DummyIter",

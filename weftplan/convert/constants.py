@@ -15,7 +15,7 @@ from weftplan.ndarray import NDArray
 from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.symbol import Symbol
 from weftplan.symbol.traversal import followed, rewired, split_variables, topological_order
-from weftplan.training.fit.checkpoint import Params
+from weftplan.training.fit.parameter_files import Params
 
 MOST_BYTES = 1 << 24
 """Bytes of a folded array: larger ones cost more memory than the time that they save is worth."""

@@ -23,7 +23,7 @@ from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.symbol import Symbol
 from weftplan.symbol.traversal import followed, rewired, topological_order
-from weftplan.training.fit.checkpoint import Params
+from weftplan.training.fit.parameter_files import Params
 
 LINEAR = ("Convolution", "FullyConnected")
 """Operators whose weight has a row for each channel of the output."""

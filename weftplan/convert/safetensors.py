@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.formats import safetensors as file_format
-from weftplan.training.fit.checkpoint import Params, parameter_metadata, read_safetensors
+from weftplan.training.fit.parameter_files import Params, parameter_metadata, read_safetensors
 
 __all__ = ["load_safetensors", "save_safetensors"]
 

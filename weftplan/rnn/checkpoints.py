@@ -9,7 +9,7 @@ from typing import Any
 from weftplan.ndarray import NDArray
 from weftplan.rnn.base import BaseRNNCell
 from weftplan.symbol import Symbol
-from weftplan.training.fit.checkpoint import load_checkpoint, save_checkpoint
+from weftplan.training.fit.parameter_files import load_checkpoint, save_checkpoint
 
 Cells = BaseRNNCell | Sequence[BaseRNNCell]
 

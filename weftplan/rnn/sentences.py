@@ -14,8 +14,8 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, generator, order_key
 from weftplan.training.data.iterator_state import State, key_in, make_state, read_state, whole_in
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, generator, order_key
 
 Sentences = Iterable[Sequence[Any]]
 

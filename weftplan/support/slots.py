@@ -128,7 +128,7 @@ TEMPORARY_SOURCE: Slot[Function] = Slot("weftplan.device.temporaries", "weftplan
 
 WAIT_HELPERS: Slot[list[Callable[[], None]]] = Slot(
     "weftplan.engine.threaded",
-    "weftplan.kvstore.distributed.exchange.member",
+    "weftplan.kvstore.distributed.base",
     "a thread that waits for a var: exchanges that it may run inline",
     [],
 )

@@ -1,12 +1,12 @@
 """``mx.model``: public names of checkpoint functions and :class:`FeedForward`.
 
-This file owns only the names. The functions are in ``checkpoint.py``, the class in ``feed_forward.py``.
+This file owns only the names. The functions are in ``parameter_files.py``, the class in ``feed_forward.py``.
 """
 
 from __future__ import annotations
 
 from weftplan.training.fit.callbacks import BatchEndParam
-from weftplan.training.fit.checkpoint import load_checkpoint, load_params, save_checkpoint
+from weftplan.training.fit.parameter_files import load_checkpoint, load_params, save_checkpoint
 from weftplan.training.module.feed_forward import FeedForward
 
 __all__ = ["BatchEndParam", "FeedForward", "load_checkpoint", "load_params", "save_checkpoint"]

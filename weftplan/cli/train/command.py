@@ -32,7 +32,7 @@ from weftplan.kvstore import create as create_store
 from weftplan.ndarray import random
 from weftplan.support.progress import is_shown
 from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
-from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.events import Events
 from weftplan.training.initializers.initializer import Xavier

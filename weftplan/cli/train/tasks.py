@@ -18,7 +18,7 @@ from weftplan.device.context import Context
 from weftplan.errors import ParameterError
 from weftplan.symbol import Symbol
 from weftplan.training.data.datasets import Lines, load_digits, load_help_text
-from weftplan.training.data.io import DataIter, NDArrayIter
+from weftplan.training.data.ndarray_iter import DataIter, NDArrayIter
 from weftplan.training.data.worker_share import PartOfBatchIter
 from weftplan.training.metrics.metric import Perplexity
 from weftplan.training.module.base_module import BaseModule

@@ -24,7 +24,7 @@ from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import copy_to_all
-from weftplan.kvstore.distributed.exchange.member import EXIT_S, FAILED_S, KVStoreDist
+from weftplan.kvstore.distributed.base import EXIT_S, FAILED_S, KVStoreDist
 from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.footprint import AsyncFootprint, Place

@@ -28,15 +28,15 @@ from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST, copy_each, together_fit
 from weftplan.kvstore.distributed.arrays.exchange_cache import Arrays
 from weftplan.kvstore.distributed.arrays.lazy_values import may_be_late
+from weftplan.kvstore.distributed.base import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.exchange.bucket_operation import JointPart
 from weftplan.kvstore.distributed.exchange.call_cache import Bucket, Call, Calls, Stored
-from weftplan.kvstore.distributed.exchange.member import KVStoreDist, arrays_in, described
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, Part, Ticket
-from weftplan.kvstore.distributed.exchange.whole_push import begun_together
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport.wire import INLINE
+from weftplan.kvstore.distributed.whole_push import begun_together
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array

@@ -55,18 +55,22 @@ LARGEST = TOTAL.replace("total(", "largest(").replace("s[t] + s[t + k]", "fmax(s
 
 
 _WALK = {
-    "PLACES": """unsigned int c = blockIdx.x;
+    "PLACES": """unsigned int c = blockIdx.x / (unsigned int)pieces;
+    unsigned int piece = blockIdx.x - c * (unsigned int)pieces;
+    unsigned int length = ((unsigned int)count + (unsigned int)pieces - 1) / (unsigned int)pieces;
+    unsigned int lower = piece * length + threadIdx.x;
+    unsigned int upper = min(piece * length + length, (unsigned int)count);
     unsigned int wide = (unsigned int)inner;
     unsigned int pitch = (unsigned int)channels * wide;
-    unsigned int first = threadIdx.x % wide;
-    unsigned int begin = threadIdx.x / wide * pitch + c * wide + first;
+    unsigned int first = lower % wide;
+    unsigned int begin = lower / wide * pitch + c * wide + first;
     unsigned int step = blockDim.x % wide;
     unsigned int stride = blockDim.x / wide * pitch + step;
     unsigned int at = begin;
     unsigned int column = first;""",
     "WALK": """at = begin;
     column = first;
-    for (unsigned int i = threadIdx.x; i < (unsigned int)count; i += blockDim.x) {""",
+    for (unsigned int i = lower; i < upper; i += blockDim.x) {""",
     "STEP": """at += stride;
         column += step;
         if (column >= wide) {
@@ -79,11 +83,11 @@ _WALK = {
 
 
 def walking(code: str) -> str:
-    """A source in which a block goes through channel ``blockIdx.x`` of an array (outer, ``channels``, ``inner``), which
-    has ``count`` elements, and each thread through every ``blockDim.x``-th of them.
+    """A source whose blocks go through the channels of an array (outer, ``channels``, ``inner``).
 
-    ``PLACES`` stands for declarations; between ``WALK`` and ``STEP`` an element is at ``at``. Divisions are made once
-    for each thread.
+    ``PLACES`` stands for declarations: block ``blockIdx.x`` works on one of ``pieces`` pieces of channel ``c``, which
+    has ``count`` elements, and each thread on every ``blockDim.x``-th of them. Between ``WALK`` and ``STEP`` an element
+    is at ``at``. Divisions are made once for each thread.
     """
     return re.sub(r"\b(?:PLACES|WALK|STEP)\b", lambda found: _WALK[found[0]], code)
 

@@ -1,8 +1,9 @@
-"""BatchNorm, forward and backward: one block for each channel, one launch.
+"""BatchNorm, forward and backward: one launch with a block for each channel, or a few with several blocks for each.
 
-A block reads its channel two or three times; sums run by thread, then by halves, in one fixed order. A thread walks
-through its elements by adding to a place of 32 bits: nothing is divided in a loop. The formulas are those of
-:mod:`weftplan.ops.nn.batch_norm`.
+A channel is read two or three times. Few large channels would leave most of a GPU idle, so they are cut into pieces,
+whose sums a first launch leaves in scratch and a later one adds up. All sums run by thread, by halves of a block, then
+by pieces: one order, which depends on shapes alone. A thread walks through its elements by adding to a place of 32
+bits: nothing is divided in a loop. The formulas are those of :mod:`weftplan.ops.nn.batch_norm`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,53 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 _SOURCE = (
     TOTAL
     + """
+__device__ A joined(const A* parts, unsigned int pieces) {
+    A sum = (A)0;
+    for (unsigned int k = 0; k < pieces; ++k) sum += parts[k];
+    return sum;
+}
+
+extern "C" __global__ void piece_sums(const T* x, A* sums, long long channels, long long inner, long long count,
+                                      long long pieces) {
+    __shared__ A s[1024];
+    PLACES
+    A sum = (A)0;
+    WALK
+        sum += (A)x[at];
+    STEP
+    sum = total(s, sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+extern "C" __global__ void piece_squares(const T* x, const A* sums, A* squares, long long channels, long long inner,
+                                         long long count, long long pieces) {
+    __shared__ A s[1024];
+    PLACES
+    A mean = joined(sums + c * (unsigned int)pieces, (unsigned int)pieces) / (A)count;
+    A sum = (A)0;
+    WALK
+        A d = (A)x[at] - mean;
+        sum += d * d;
+    STEP
+    sum = total(s, sum);
+    if (threadIdx.x == 0) squares[blockIdx.x] = sum;
+}
+
 extern "C" __global__ void normalize(const T* x, T* y, const A* gamma, const A* beta, A* moving_mean, A* moving_var,
-                                     A* mean_out, A* inverse_out, long long channels, long long inner, long long count,
-                                     A eps, A keep, A take, int learn, int update, int scaled, int write) {
+                                     A* mean_out, A* inverse_out, const A* sums, const A* squares, long long channels,
+                                     long long inner, long long count, long long pieces, A eps, A keep, A take,
+                                     int learn, int update, int scaled, int write) {
     __shared__ A s[1024];
     PLACES
     A mean = (A)0;
     A var = (A)0;
-    if (learn == 1) {
+    if (learn == 0) {
+        mean = moving_mean[c];
+        var = moving_var[c];
+    } else if (pieces > 1) {
+        mean = joined(sums + c * (unsigned int)pieces, (unsigned int)pieces) / (A)count;
+        var = joined(squares + c * (unsigned int)pieces, (unsigned int)pieces) / (A)count;
+    } else {
         A sum = (A)0;
         WALK
             sum += (A)x[at];
@@ -40,16 +80,14 @@ extern "C" __global__ void normalize(const T* x, T* y, const A* gamma, const A* 
             sum += d * d;
         STEP
         var = total(s, sum) / (A)count;
-        if (update == 1 && threadIdx.x == 0) {
-            moving_mean[c] = moving_mean[c] * keep + mean * take;
-            moving_var[c] = moving_var[c] * keep + var * take;
-        }
-    } else {
-        mean = moving_mean[c];
-        var = moving_var[c];
+    }
+    bool tells = piece == 0 && threadIdx.x == 0;
+    if (learn == 1 && update == 1 && tells) {
+        moving_mean[c] = moving_mean[c] * keep + mean * take;
+        moving_var[c] = moving_var[c] * keep + var * take;
     }
     A inverse = (A)1 / sqrt(var + eps);
-    if (threadIdx.x == 0) {
+    if (tells) {
         mean_out[c] = mean;
         inverse_out[c] = inverse;
     }
@@ -61,13 +99,11 @@ extern "C" __global__ void normalize(const T* x, T* y, const A* gamma, const A* 
     STEP
 }
 
-extern "C" __global__ void normalize_back(const T* dy, const T* x, T* dx, const A* gamma, const A* mean_in,
-                                          const A* inverse_in, A* dgamma, A* dbeta, long long channels,
-                                          long long inner, long long count, int given, int scaled, int write) {
+extern "C" __global__ void piece_products(const T* dy, const T* x, const A* mean_in, A* sums, A* products,
+                                          long long channels, long long inner, long long count, long long pieces) {
     __shared__ A s[1024];
     PLACES
     A mean = mean_in[c];
-    A inverse = inverse_in[c];
     A sum = (A)0;
     A product = (A)0;
     WALK
@@ -76,8 +112,37 @@ extern "C" __global__ void normalize_back(const T* dy, const T* x, T* dx, const 
         product += ((A)x[at] - mean) * g;
     STEP
     sum = total(s, sum);
-    A slope = total(s, product) * inverse;
+    product = total(s, product);
     if (threadIdx.x == 0) {
+        sums[blockIdx.x] = sum;
+        products[blockIdx.x] = product;
+    }
+}
+
+extern "C" __global__ void normalize_back(const T* dy, const T* x, T* dx, const A* gamma, const A* mean_in,
+                                          const A* inverse_in, A* dgamma, A* dbeta, const A* sums, const A* products,
+                                          long long channels, long long inner, long long count, long long pieces,
+                                          int given, int scaled, int write) {
+    __shared__ A s[1024];
+    PLACES
+    A mean = mean_in[c];
+    A inverse = inverse_in[c];
+    A sum = (A)0;
+    A product = (A)0;
+    if (pieces > 1) {
+        sum = joined(sums + c * (unsigned int)pieces, (unsigned int)pieces);
+        product = joined(products + c * (unsigned int)pieces, (unsigned int)pieces);
+    } else {
+        WALK
+            A g = (A)dy[at];
+            sum += g;
+            product += ((A)x[at] - mean) * g;
+        STEP
+        sum = total(s, sum);
+        product = total(s, product);
+    }
+    A slope = product * inverse;
+    if (piece == 0 && threadIdx.x == 0) {
         dgamma[c] = scaled == 1 ? slope : (A)0;
         dbeta[c] = sum;
     }
@@ -104,6 +169,19 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
     return shape[axis], inner, math.prod(shape[:axis]) * inner
 
 
+_PIECE, _BLOCKS, _MOST = 4096, 512, 64
+"""Elements of a piece at least, blocks that fill a GPU (132 multiprocessors with four blocks each), pieces at most."""
+
+
+def _pieces(channels: int, count: int) -> int:
+    """Into how many pieces each channel is cut: from shapes alone, since the order of sums depends on it.
+
+    >>> _pieces(64, 32 * 112 * 112), _pieces(512, 10**6), _pieces(3, 5000)
+    (8, 1, 1)
+    """
+    return max(1, min(_MOST, count // _PIECE, _BLOCKS // channels)) if channels else 1
+
+
 def _flag(value: Any) -> Any:
     return np.int32(bool(value))
 
@@ -115,13 +193,20 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     mean, inverse = (ctx.take((channels,), acc) if out is None else out for out in outputs[1:])
     spare = ctx.take((1,), data.dtype) if outputs[0] is None else outputs[0]
     learn = ctx.is_train and not params["use_global_stats"]
+    pieces = _pieces(channels, count)
+    walk, threads = (channels, inner, count, pieces), width(-(-count // pieces))
+    sums = squares = beta
+    if learn and pieces > 1:
+        sums, squares = (ctx.take((channels * pieces,), acc) for _ in range(2))
+        launch(ctx.xp, _SOURCE, "piece_sums", channels * pieces, threads, (data, sums, *walk), T=data.dtype)
+        more = (data, sums, squares, *walk)
+        launch(ctx.xp, _SOURCE, "piece_squares", channels * pieces, threads, more, T=data.dtype)
     args = (
-        data, spare, beta if params["fix_gamma"] else gamma, beta, moving_mean, moving_var, mean, inverse,
-        channels, inner, count, acc.type(params["eps"]), acc.type(params["momentum"]),
-        acc.type(1.0 - params["momentum"]), _flag(learn), _flag(not ctx.recompute), _flag(not params["fix_gamma"]),
-        _flag(outputs[0] is not None),
+        data, spare, beta if params["fix_gamma"] else gamma, beta, moving_mean, moving_var, mean, inverse, sums,
+        squares, *walk, acc.type(params["eps"]), acc.type(params["momentum"]), acc.type(1.0 - params["momentum"]),
+        _flag(learn), _flag(not ctx.recompute), _flag(not params["fix_gamma"]), _flag(outputs[0] is not None),
     )  # fmt: skip
-    launch(ctx.xp, _SOURCE, "normalize", channels, width(count), args, T=data.dtype)
+    launch(ctx.xp, _SOURCE, "normalize", channels * pieces, threads, args, T=data.dtype)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -129,11 +214,18 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     channels, inner, count = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), mean.dtype) if out is None else out for out in outputs[1:])
     spare = ctx.take((1,), data.dtype) if outputs[0] is None else outputs[0]
+    pieces = _pieces(channels, count)
+    walk, threads = (channels, inner, count, pieces), width(-(-count // pieces))
+    sums = products = mean
+    if pieces > 1:
+        sums, products = (ctx.take((channels * pieces,), mean.dtype) for _ in range(2))
+        more = (ograd, data, mean, sums, products, *walk)
+        launch(ctx.xp, _SOURCE, "piece_products", channels * pieces, threads, more, T=data.dtype)
     args = (
-        ograd, data, spare, mean if params["fix_gamma"] else gamma, mean, inverse, ggrad, bgrad, channels, inner, count,
+        ograd, data, spare, mean if params["fix_gamma"] else gamma, mean, inverse, ggrad, bgrad, sums, products, *walk,
         _flag(params["use_global_stats"]), _flag(not params["fix_gamma"]), _flag(outputs[0] is not None),
     )  # fmt: skip
-    launch(ctx.xp, _SOURCE, "normalize_back", channels, width(count), args, T=data.dtype)
+    launch(ctx.xp, _SOURCE, "normalize_back", channels * pieces, threads, args, T=data.dtype)
 
 
 def _refusal(vector: int) -> Any:
@@ -149,8 +241,10 @@ def _refusal(vector: int) -> Any:
 def _bytes(position: int) -> Any:
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         data = inputs[position]
-        vector = ((_extents(params, data.shape)[0],), accumulator(data.dtype))
-        return take_bytes(vector, vector, ((1,), data.dtype))
+        channels, _, count = _extents(params, data.shape)
+        acc, pieces = accumulator(data.dtype), _pieces(channels, count)
+        sums = [((channels * pieces,), acc)] * 2 if pieces > 1 else []
+        return take_bytes(((channels,), acc), ((channels,), acc), ((1,), data.dtype), *sums)
 
     return workspace
 

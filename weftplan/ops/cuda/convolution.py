@@ -17,7 +17,7 @@ from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape, aligned
 from weftplan.ops.cuda.convolution_products import Part
-from weftplan.ops.cuda.cudnn_graphs import Algorithm, Problem, plan, run
+from weftplan.ops.cuda.cudnn_algorithms import Algorithm, Problem, plan, run
 from weftplan.ops.nn.convolution import window
 
 _BYTES = np.dtype(np.uint8)

@@ -216,7 +216,8 @@ class Edit:
         given = self.network
         graph, count = given.graph, given.num_forward
         same = inputs[:count] == graph.inputs[:count] and controls[:count] == graph.controls[:count]
-        return count if same and self.heads[: given.num_outputs] == given.outputs else 0
+        heads = [self.at(head) for head in self.heads[: given.num_outputs]]
+        return count if same and heads == given.outputs else 0
 
     def _order(self, inputs: Sequence[list[int]], controls: Sequence[list[int]], begun: int) -> list[int]:
         """The nodes that are needed, depth first from the heads; the first ``begun`` are known."""

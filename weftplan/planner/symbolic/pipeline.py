@@ -28,7 +28,7 @@ from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.infer import byte_sizes
-from weftplan.planner.symbolic.kernels import operator_choices
+from weftplan.planner.symbolic.kernel_choice import operator_choices
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import dead_outputs, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings

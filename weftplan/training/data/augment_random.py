@@ -6,9 +6,9 @@ import numpy as np
 
 from weftplan.device.context import cpu
 from weftplan.ndarray import random
-from weftplan.training.data import io
+from weftplan.training.data import ndarray_iter
 
 
 def generator() -> np.random.Generator:
     """Return a generator whose numbers depend only on the seed of ``mx.random`` and the order of calls."""
-    return io.generator(random.next_key(cpu()))
+    return ndarray_iter.generator(random.next_key(cpu()))

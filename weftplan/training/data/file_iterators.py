@@ -17,8 +17,8 @@ import numpy as np
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
 from weftplan.support.atomic_files import open_to_read, unpack_gzip
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, HoldingIter, Host, generator
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, HoldingIter, Host, generator
 
 File = str | os.PathLike[str]
 

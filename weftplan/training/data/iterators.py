@@ -1,15 +1,15 @@
 """``mx.io``: public names of the data iterators.
 
-This file owns only the names. The classes are in ``io.py``, ``file_iterators.py``, ``libsvm.py``, ``prefetching.py``,
-``images/records.py`` and ``input/``.
+This file owns only the names. The classes are in ``ndarray_iter.py``, ``file_iterators.py``, ``libsvm.py``,
+``prefetching.py``, ``images/records.py`` and ``input/``.
 """
 
 from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter
 from weftplan.training.data.images.records import ImageRecordIter, ImageRecordUInt8Iter
 from weftplan.training.data.input.dataset_iter import DatasetIter
 from weftplan.training.data.input.seeding import sample_rng
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.data.libsvm import LibSVMIter
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.data.prefetching import PrefetchingIter
 
 __all__ = [

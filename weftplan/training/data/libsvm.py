@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.support.progress import Progress
 from weftplan.training.data.file_iterators import File, RoundedRows
-from weftplan.training.data.io import Host
+from weftplan.training.data.ndarray_iter import Host
 
 _MOST = 1 << 53
 """First integer from which float64 cannot represent every integer."""

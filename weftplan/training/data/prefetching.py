@@ -16,8 +16,8 @@ from weftplan.device.context import Context, cpu_pinned
 from weftplan.errors import NotResumableError, ParameterError, ShapeError
 from weftplan.ndarray.randomness.seeds import Draws, next_key
 from weftplan.training.data.device_placement import check_contexts, placed
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, HoldingIter
 from weftplan.training.data.iterator_state import State, make_state, read_state
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, HoldingIter
 
 
 class _Read(NamedTuple):

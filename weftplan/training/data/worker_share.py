@@ -7,8 +7,8 @@ from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter
 from weftplan.training.data.iterator_state import State, make_state, read_state
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 
 
 class PartOfBatchIter(DataIter):
@@ -26,7 +26,7 @@ class PartOfBatchIter(DataIter):
         ParameterError: the batch cannot be cut evenly, or there is no such rank.
 
     >>> import numpy as np
-    >>> from weftplan.training.data.io import NDArrayIter
+    >>> from weftplan.training.data.ndarray_iter import NDArrayIter
     >>> it = PartOfBatchIter(NDArrayIter(np.arange(8.0), batch_size=4), rank=1, num_workers=2)
     >>> [batch.data[0].tolist() for batch in it]
     [[2.0, 3.0], [6.0, 7.0]]
@@ -55,8 +55,8 @@ class PartOfBatchIter(DataIter):
         self._source.reset()
 
     def state(self) -> State:
-        """Return the source's :meth:`state <weftplan.training.data.io.DataIter.state>`, which does not depend on
-        ``rank`` and ``num_workers``."""
+        """Return the source's :meth:`state <weftplan.training.data.ndarray_iter.DataIter.state>`, which does not depend
+        on ``rank`` and ``num_workers``."""
         return make_state(self, {}, source=self._source.state())
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from weftplan.support.keyword_errors import Constructed, known_keywords
 from weftplan.support.package_log import log
-from weftplan.training.fit.checkpoint import save_checkpoint
 from weftplan.training.fit.early_stopping import EarlyStopping
+from weftplan.training.fit.parameter_files import save_checkpoint
 from weftplan.training.metrics.metric import EvalMetric
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 from weftplan.errors import MXNetError
 from weftplan.support.progress import hidden
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call, reports_validation
-from weftplan.training.fit.checkpointing import Checkpoints
+from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.fit.events import Events, StepEnd, Window

@@ -1,8 +1,8 @@
 """Resumable state of a ``fit`` run: snapshots for checkpoints, and resuming from a checkpoint.
 
 This file decides what a snapshot contains and the order in which it is restored. ``run_state.py`` gathers the state of
-each part; ``checkpointing.py`` writes the files. A run belongs to the training thread. Snapshots are taken between two
-updates.
+each part; ``checkpoint_writer.py`` writes the files. A run belongs to the training thread. Snapshots are taken between
+two updates.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 
 from weftplan.errors import FormatError, ParameterError
 from weftplan.training.data.iterator_state import place_of
-from weftplan.training.fit.checkpointing import Checkpoints, Saved, Snapshot
+from weftplan.training.fit.checkpoint_writer import Checkpoints, Saved, Snapshot
 from weftplan.training.fit.early_stopping import EarlyStopping
-from weftplan.training.fit.plain_state import Packer, restore, unpacked
 from weftplan.training.fit.precision import LossScale
 from weftplan.training.fit.run_state import (
     attributes_behind,
@@ -31,6 +30,7 @@ from weftplan.training.fit.run_state import (
     settings_of,
     wrong_parameters,
 )
+from weftplan.training.fit.state_values import Packer, restore, unpacked
 from weftplan.training.metrics.metric import EvalMetric
 
 

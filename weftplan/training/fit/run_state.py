@@ -20,7 +20,7 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan.errors import FormatError, MXNetError
 from weftplan.ndarray import NDArray, random
-from weftplan.training.fit.plain_state import Packer, restore, unpacked
+from weftplan.training.fit.state_values import Packer, restore, unpacked
 from weftplan.training.optimizers.base import Optimizer
 
 Plain = dict[str, Any]

@@ -21,15 +21,15 @@ from weftplan.support.keyword_errors import Constructed, known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import Progress, is_shown
 from weftplan.symbol import Symbol
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, NDArrayIter
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.fit import microbatch, precision
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
-from weftplan.training.fit.checkpoint import read_params, write_params
-from weftplan.training.fit.checkpointing import make_checkpoints
+from weftplan.training.fit.checkpoint_writer import make_checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.events import Events
 from weftplan.training.fit.loop import Fitting, Validation
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.parameter_files import read_params, write_params
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.metrics import metric as metrics
 

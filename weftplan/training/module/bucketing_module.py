@@ -20,10 +20,10 @@ from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
-from weftplan.training.data.io import DataBatch, DataDesc
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
 from weftplan.training.executor_group import GradReq
-from weftplan.training.fit.checkpoint import load_params, params_path, write_params
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.parameter_files import load_params, params_path, write_params
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, Params

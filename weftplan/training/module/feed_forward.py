@@ -18,10 +18,10 @@ from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.data.file_iterators import ResizeIter
-from weftplan.training.data.io import DataIter, Host, NDArrayIter
+from weftplan.training.data.ndarray_iter import DataIter, Host, NDArrayIter
 from weftplan.training.fit.callbacks import Callbacks, LogValidationMetricsCallback
-from weftplan.training.fit.checkpoint import load_checkpoint, save_checkpoint
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.parameter_files import load_checkpoint, save_checkpoint
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.module.base_module import BaseModule, without_padding
 from weftplan.training.module.bucketing_module import BucketingModule

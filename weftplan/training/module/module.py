@@ -24,10 +24,10 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import watching
 from weftplan.symbol import Symbol
-from weftplan.training.data.io import DataBatch, DataDesc
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
-from weftplan.training.fit.checkpoint import load_checkpoint, params_path, save_checkpoint
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.fit.parameter_files import load_checkpoint, params_path, save_checkpoint
 from weftplan.training.fit.precision import SCALE, lowered
 from weftplan.training.initializers import initializer as initializers
 from weftplan.training.initializers.initializer import Initializer, Uniform

@@ -13,7 +13,7 @@ from typing import Any
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
-from weftplan.training.data.io import DataBatch, DataDesc
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric

@@ -18,7 +18,7 @@ from weftplan.symbol.provenance import warn
 from weftplan.training.data.augment_random import generator
 from weftplan.training.data.images.augmenters import Augmenter, ForceResizeAug, ResizeAug, color_augmenters
 from weftplan.training.data.images.image import copyMakeBorder, fixed_crop
-from weftplan.training.data.io import Host
+from weftplan.training.data.ndarray_iter import Host
 
 Pair = tuple[NDArray, Host]
 _LEAST_AREA = 2

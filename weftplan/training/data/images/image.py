@@ -21,7 +21,7 @@ from weftplan.support.atomic_files import open_to_read
 from weftplan.training.data.augment_random import generator
 from weftplan.training.data.image_files import decode
 from weftplan.training.data.images import resampling
-from weftplan.training.data.io import Host
+from weftplan.training.data.ndarray_iter import Host
 
 Box = tuple[int, int, int, int]
 """(left, top, width, height) in pixels."""

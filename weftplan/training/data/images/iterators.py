@@ -20,7 +20,7 @@ from weftplan.support.atomic_files import open_to_read
 from weftplan.training.data import recordio
 from weftplan.training.data.images.augmenters import Augmenter, CreateAugmenter
 from weftplan.training.data.images.image import imdecode
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter, Host, generator, order_key
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, Host, generator, order_key
 
 File = str | os.PathLike[str]
 
@@ -40,7 +40,8 @@ class ImageIter(DataIter):
         part_index, num_parts: this iterator has that part of the images.
         aug_list: augmenters; by default those of :func:`CreateAugmenter`, to which other keywords go.
         dtype: of the labels.
-        last_batch_handle: ``pad``, ``discard`` or ``roll_over``, as in :class:`weftplan.training.data.io.NDArrayIter`.
+        last_batch_handle: ``pad``, ``discard`` or ``roll_over``, as in
+        :class:`weftplan.training.data.ndarray_iter.NDArrayIter`.
 
     Raises:
         FormatError: a list or a file of records is damaged; an image is, when its batch is read: the error names it.

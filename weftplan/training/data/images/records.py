@@ -24,8 +24,8 @@ from weftplan.training.data import recordio
 from weftplan.training.data.image_files import decode
 from weftplan.training.data.images.iterators import image_list
 from weftplan.training.data.images.record_augment import Augmentation, augment, normalized
-from weftplan.training.data.io import DataBatch, DataDesc, HoldingIter, Host, generator
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, HoldingIter, Host, generator
 
 File = str | os.PathLike[str]
 _WITHOUT_EFFECT = frozenset(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.training.data.io import Host
+from weftplan.training.data.ndarray_iter import Host
 
 NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
 _AREA_LARGER = -1

@@ -22,8 +22,8 @@ from weftplan.training.data.input.seeding import Key, borrowed_generators
 from weftplan.training.data.input.sources import Dataset, Stream, is_torch_loader, keeps_its_order, source_of
 from weftplan.training.data.input.worker import Recipe
 from weftplan.training.data.input.workers import Pool, check_start_method
-from weftplan.training.data.io import DataBatch, DataDesc, DataIter
 from weftplan.training.data.iterator_state import State, key_in, make_state, not_resumable, read_state, whole_in
+from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 
 _TOLD = 5
 """Number of skipped samples that are logged individually."""

@@ -26,7 +26,7 @@ from weftplan.errors import FormatError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.formats import safetensors as file_format
 from weftplan.support.package_log import log
-from weftplan.training.fit.checkpoint import BESIDES, named_in, parameter_metadata
+from weftplan.training.fit.parameter_files import BESIDES, named_in, parameter_metadata
 from weftplan.training.fit.run_state import as_arrays
 
 VERSION = 1

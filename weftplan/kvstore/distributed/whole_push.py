@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.arrays.exchange_cache import Arrays, Round
 from weftplan.kvstore.distributed.arrays.piece_copies import Known
+from weftplan.kvstore.distributed.base import OPERATION
 from weftplan.kvstore.distributed.exchange.bucket_operation import JointPart
 from weftplan.kvstore.distributed.exchange.call_cache import Call
-from weftplan.kvstore.distributed.exchange.member import OPERATION
 from weftplan.kvstore.distributed.exchange.tickets import Ticket
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
