@@ -1,4 +1,4 @@
-"""One executor per context, each on its slice of the batch: how a Module trains on several devices."""
+"""Executor group of a data-parallel Module: an executor per context, each on its slice of the batch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ GradReq = str | Sequence[str] | Mapping[str, str]
 
 
 def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
-    """``value`` if it is an NDArray, an NDArray of it if it is a NumPy array.
+    """Return ``value`` as an NDArray; NumPy arrays are converted.
 
     Raises:
-        DTypeError: it is neither; the message says ``what`` it is.
+        DTypeError: it is neither; the message names it ``what``.
     """
     if isinstance(value, NDArray):
         return value
@@ -50,17 +50,17 @@ class ExecutorGroup(GroupNames):
         for_training: bind gradients too.
         inputs_need_grad: also the gradients of the data.
         fixed_param_names: parameters without a gradient.
-        grad_req: ``write`` or ``add`` for what has a gradient, or the request of each argument: a list in their order,
-            or by name (the others: ``write``).
-        shared_group: executors whose planned memory and parameters are used again (other batch size).
-        group2ctxs: for each context where the nodes of each group run.
-        share: what a memory budget leaves to each executor.
-        state_names: arguments that are neither fed nor trained, and zeros at first.
+        grad_req: ``write`` or ``add`` for all trained arguments; or a grad_req per argument, as a list in argument
+            order or by name (default: ``write``).
+        shared_group: executors whose planned memory and parameters are reused (for another batch size).
+        group2ctxs: for each context a mapping from node groups to contexts.
+        share: each executor's share of a memory budget.
+        state_names: arguments that are neither fed nor trained; initially zero.
 
     Raises:
         BudgetError: an executor does not fit its share.
-        BindError: a context occurs twice although there is a memory budget, or what is trained on several contexts
-            needs statistics of the whole batch.
+        BindError: a context occurs twice although there is a memory budget; or a network trained on several contexts
+            has a layer with statistics over the whole batch.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class ExecutorGroup(GroupNames):
         """Copy each context's slice of the batch into its executor, asynchronously.
 
         Raises:
-            ShapeError: an array does not have the shape that was bound. Nothing is copied then.
-            DTypeError: something that is no array.
+            ShapeError: an array does not have the bound shape; nothing is copied.
+            DTypeError: a value is not an array.
         """
         work: list[tuple[DataDesc, NDArray, Placed]] = []
         labels = getattr(batch, "label", None) or []
@@ -187,14 +187,14 @@ class ExecutorGroup(GroupNames):
                 executor.arg_dict[name][:] = value
 
     def clear_gradients(self) -> None:
-        """Make every gradient zero, for those that are added to."""
+        """Set every gradient to zero, before accumulation with grad_req ``add``."""
         for executor in self.executors:
             for gradient in executor.grad_dict.values():
                 if gradient is not None:
                     gradient[:] = 0
 
     def outputs(self) -> list[list[NDArray]]:
-        """For each output the arrays of the contexts, in order."""
+        """Return for each output the arrays of all contexts, in order."""
         return [list(parts) for parts in zip(*(e.outputs for e in self.executors), strict=True)]
 
     def merged_outputs(self) -> list[NDArray]:
@@ -215,7 +215,7 @@ class ExecutorGroup(GroupNames):
 
     @property
     def input_grad_arrays(self) -> list[list[Any]]:
-        """Of each data array: the gradients on each context."""
+        """For each data array, its gradients on all contexts."""
         return [[e.grad_dict[desc.name] for e in self.executors] for desc in self.data_shapes]
 
     def merged_states(self) -> list[NDArray]:
@@ -223,7 +223,7 @@ class ExecutorGroup(GroupNames):
         return [_merge(parts, 0) for parts in self.state_arrays]
 
     def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
-        """Give the states values: all the same number, or for each state a list with one array per context."""
+        """Set the states: all to the same number, or each to a list with an array per context."""
         if states is None:
             for parts in self.state_arrays:
                 for part in parts:
@@ -239,10 +239,10 @@ class ExecutorGroup(GroupNames):
             executor.copy_params_from(arg_params, aux_params, allow_extra_params=True, allow_missing=True)
 
     def get_params(self, *, apart: bool = False) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """Copies on the host: auxiliary states averaged, and parameters of the first context, since all hold the same.
+        """Return host copies: averaged auxiliary states, and the parameters of the first context (all are equal).
 
         Args:
-            apart: the contexts hold parameters of their own, which are averaged, too.
+            apart: whether the contexts train separate parameters, which are then averaged, too.
         """
         held = [arrays if apart else arrays[:1] for arrays in self.param_arrays]
         args = {n: _average(arrays) for n, arrays in zip(self.param_names, held, strict=True)}
@@ -251,7 +251,7 @@ class ExecutorGroup(GroupNames):
 
 
 def _bound(symbol: Symbol, share: Share | None, ctx: Context, **settings: Any) -> Executor:
-    """An executor within its share of a memory budget, which is at least a byte, so that the smallest is found."""
+    """Bind an executor within its budget share, at least 1 byte so that the error reports the smallest budget."""
     if share is None:
         return simple_bind(symbol, ctx, **settings)
     try:
@@ -264,7 +264,7 @@ _HOST = Context("cpu", 0)
 
 
 def _refuse_shared_statistics(symbol: Symbol, contexts: int) -> None:
-    """Refuse layers whose statistics are to be those of the whole batch, where an executor sees its slice alone."""
+    """Refuse layers with statistics over the whole batch, because each executor sees only its slice."""
     names = [
         node.name
         for node in topological_order(symbol.entries)
@@ -281,7 +281,7 @@ def _refuse_shared_statistics(symbol: Symbol, contexts: int) -> None:
 
 
 def _requests(arguments: Sequence[str], trained: Sequence[str], grad_req: GradReq) -> dict[str, str]:
-    """The request of every argument: null, write or add."""
+    """Return the grad_req of every argument: null, write or add."""
     if isinstance(grad_req, str):
         return {name: grad_req if name in trained else "null" for name in arguments}
     if isinstance(grad_req, Mapping):
@@ -297,7 +297,7 @@ def _requests(arguments: Sequence[str], trained: Sequence[str], grad_req: GradRe
 
 
 def replaced(shape: tuple[int, ...], axis: int, samples: int) -> tuple[int, ...]:
-    """``shape`` with so many samples along ``axis``.
+    """Return ``shape`` with ``samples`` samples along ``axis``.
 
     >>> replaced((7, 4, 3), 1, 2)
     (7, 2, 3)
@@ -306,7 +306,7 @@ def replaced(shape: tuple[int, ...], axis: int, samples: int) -> tuple[int, ...]
 
 
 def _cut(array: NDArray, part: slice, axis: int) -> NDArray:
-    """The samples ``part`` along an axis; a view where it is the first."""
+    """Slice the samples ``part`` along an axis; a view if it is the first axis."""
     if axis == 0:
         return array[part]
     cut: NDArray = nd.slice_axis(array, axis=axis, begin=part.start, end=part.stop)

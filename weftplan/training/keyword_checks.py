@@ -1,4 +1,4 @@
-"""Checks of settings that come as keyword arguments: what they construct, values that are numbers."""
+"""Validation of settings: readable constructor errors and checks of numeric values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def construct(klass: type[T], positional: Sequence[Any], settings: Mapping[str, Any], what: str) -> T:
-    """``klass(*positional, **settings)``, with a readable error for settings that do not fit.
+    """Call ``klass(*positional, **settings)``, with a readable error for settings that do not fit.
 
     Raises:
         ParameterError: an unknown setting (the message lists the known ones), or a value of a wrong type.
@@ -29,7 +29,7 @@ def construct(klass: type[T], positional: Sequence[Any], settings: Mapping[str, 
 
 
 def number(value: Any, what: str, *, low: float = -math.inf, below: float = math.inf) -> float:
-    """``value`` if it is a finite number with ``low <= value < below``; raises ParameterError naming ``what``.
+    """Return ``value`` if it is a finite number with ``low <= value < below``; else raise ParameterError.
 
     >>> number(0.5, "SGD: momentum", low=0)
     0.5

@@ -1,7 +1,7 @@
-"""Which kvstore and which optimizer a Module uses, and who applies it.
+"""Choice of kvstore and optimizer for a Module, and of where updates run.
 
-The decision depends on the number of devices and the largest parameter. Nothing is kept; it is made once, when a
-module's optimizer is set up.
+The decision depends on the number of devices and the largest parameter. It is made once, when a module's optimizer is
+set up. The functions are stateless.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ BIG_PARAMETER = 16 * 1024 * 1024
 
 
 def choose_store(spec: Any, *, contexts: int, largest: int) -> tuple[KVStoreBase | None, bool]:
-    """(store or None, whether it applies the optimizer).
+    """Choose the store: (store or None, whether the store applies the optimizer).
 
     Args:
-        spec: None, a name, or a store. A name gives no store where there is one context and one worker.
+        spec: None, a name, or a store. With a single context and a single worker, a name gives no store.
         contexts: number of contexts of the module.
         largest: elements of its largest parameter.
 
@@ -58,14 +58,13 @@ def compress(store: KVStoreBase, settings: Mapping[str, Any]) -> None:
 def choose_optimizer(
     optimizer: Any, settings: Any, *, symbol: Symbol, names: Mapping[Any, str], batch_size: int
 ) -> optimizers.Optimizer:
-    """The optimizer of a module: the one given, or one of that name.
+    """Return the optimizer of a module: the given optimizer, or a new optimizer by name.
 
     Args:
         optimizer: a name, or an optimizer.
-        settings: keyword arguments for one that is made by name; gradients are rescaled by 1 / ``batch_size`` unless
-            they say otherwise.
+        settings: keyword arguments of a new optimizer; ``rescale_grad`` defaults to 1 / ``batch_size``.
         symbol: the network, whose attributes hold multipliers.
-        names: what the optimizer will be given as index -> the name of the parameter.
+        names: optimizer index -> parameter name.
         batch_size: samples over which gradients are summed.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What data-parallel training holds besides its executors: Module's host copies, kvstore buffers, optimizer states.
+"""Memory of data-parallel training outside executors: host copies, kvstore buffers, optimizer states.
 
-The figures follow from sizes alone, as a plan's do; nothing is allocated here. Each one is what the classes that hold
-the bytes allocate, which a test compares with the storage's own statistics.
+The figures follow from sizes alone, like those of an execution plan; nothing is allocated here. Each figure equals the
+bytes that the owning classes allocate; a test compares it with the storage statistics.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from weftplan.training.kvstore_setup import choose_store
 from weftplan.training.optimizers import optimizer as optimizers
 
 _ON_HOST = ("exchange", "wire", "residual", "server")
-"""What stores of several processes hold in host memory."""
+"""Buffers of distributed stores in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Besides:
-    """Bytes of everything that is not an executor's."""
+    """Bytes of training outside executors."""
 
     by_purpose: dict[str, int]
-    """``host_copies``, ``optimizer_states`` and what a kvstore holds (``kvstore_stored``, ``kvstore_merged``,
-    ``kvstore_staging``, ``kvstore_compression``; of several processes ``kvstore_exchange``, ``kvstore_wire``,
-    ``kvstore_residual``, ``kvstore_server``), where there are any."""
+    """Bytes by purpose, without zeros: ``host_copies``, ``optimizer_states`` and the kvstore's buffers
+    (``kvstore_stored``, ``kvstore_merged``, ``kvstore_staging``, ``kvstore_compression``; distributed stores also
+    ``kvstore_exchange``, ``kvstore_wire``, ``kvstore_residual``, ``kvstore_server``)."""
     each_device: int
-    """How many of them one of several devices with memory of its own holds at most; host memory is not counted."""
+    """Upper limit of these bytes on a single device with its own memory; excludes host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a memory budget leaves to each executor of a Module."""
+    """An executor's share of a Module's memory budget."""
 
     budget: int
     outside: int
-    """Bytes that are no executor's."""
+    """Bytes used outside executors."""
     executors: int
-    """How many executors share the budget."""
+    """Number of executors that share the budget."""
 
     @property
     def each(self) -> int:
-        """Most bytes of one executor; 0 where nothing is left."""
+        """Byte limit of each executor; 0 if nothing is left."""
         return max(0, (self.budget - self.outside) // self.executors)
 
     def refusal(self, cause: BudgetError) -> BudgetError:
-        """The error of a Module whose executors do not fit what is left to them."""
+        """Return the error for executors that exceed their share, in terms of the whole budget."""
         smallest = None if cause.smallest is None else cause.smallest * self.executors + self.outside
         found = "" if smallest is None else f"; the smallest budget found that works is {smallest}: raise it to that"
         return BudgetError(
@@ -74,7 +74,7 @@ class Share:
 
 
 def named_optimizer(optimizer: Any) -> Any:
-    """An optimizer by name, where ``momentum`` is SGD with momentum; anything else is returned as it is.
+    """Create an optimizer by name (``momentum`` means SGD with momentum); return other values unchanged.
 
     Raises:
         ParameterError: no optimizer has this name.
@@ -94,17 +94,17 @@ def besides_executors(
     kvstore: Any = "local",
     workers: int | None = None,
 ) -> Besides:
-    """What a Module on ``contexts`` holds besides its executors; of several processes the one that holds most.
+    """Compute a Module's memory outside its executors; with several processes, for the process with the most.
 
     Args:
-        trained: for each parameter with a gradient its (elements, bytes, bytes of optimizer state).
-        held: bytes of all parameters and auxiliary states, of which Module keeps a copy on the host.
-        contexts: one executor each.
-        kvstore: a name or a store, as ``fit`` takes it.
-        workers: how many processes share a store of several, where that is a name.
+        trained: (elements, bytes, bytes of optimizer state) of each parameter with a gradient.
+        held: bytes of all parameters and auxiliary states, which Module copies to the host.
+        contexts: contexts of the executors.
+        kvstore: a name or a store, as in ``fit``.
+        workers: number of processes, if ``kvstore`` is the name of a distributed store.
 
     Raises:
-        PlanError: the name of a store of several processes, and nothing says how many.
+        PlanError: a distributed store is named, and the number of processes is unknown.
     """
     if isinstance(kvstore, str) and "dist" in kvstore:
         every = [_besides(trained, held, contexts, store) for store in late_planned_stores(kvstore, workers)]
@@ -113,7 +113,7 @@ def besides_executors(
 
 
 def late_planned_stores(name: str, workers: int | None) -> list[Any]:
-    """The stand-ins of ``weftplan.kvstore.distributed.footprint``, which is imported for them alone."""
+    """Return planning stand-ins of a distributed store; imports ``weftplan.kvstore.distributed.footprint`` lazily."""
     found: list[Any] = late_import("weftplan.kvstore.distributed.footprint").planned_stores(name, workers)
     return found
 
@@ -139,7 +139,8 @@ def _besides(
         found |= {f"kvstore_{purpose}": nbytes for purpose, nbytes in buffers.items() if nbytes}
     if states:
         found["optimizer_states"] = states * (1 if on_store or store is None else count)
-    # A parameter's buffers and states are all on the device that sums it, the one with the least to sum so far.
+    # A parameter's buffers and states are on the device that sums it. The store assigns each parameter to the device
+    # with the smallest load so far, so a device exceeds the average by at most the largest parameter.
     each = states if not on_store else 0
     if not (sums_on_host or on_host):
         spread = sum(nbytes for name, nbytes in buffers.items() if name not in _ON_HOST) + (states if on_store else 0)
@@ -160,14 +161,14 @@ def executor_budget(
     kvstore: Any,
     optimizer: Any,
 ) -> Share:
-    """How many bytes each executor of a Module may take, so that everything together stays within ``budget``.
+    """Divide ``budget`` among a Module's executors, after subtracting the memory outside them.
 
     Args:
-        budget: of the memory that all contexts share, for CPUs; else of the memory of each device.
-        shapes, dtypes: of the inputs.
+        budget: bytes of host memory, shared by all CPU contexts; or bytes of each device.
+        shapes, dtypes: shapes and dtypes of the inputs.
         trained: parameters with a gradient.
         params: all parameters.
-        contexts, kvstore, optimizer: what will train; ``optimizer`` may be None where it is not known yet.
+        contexts, kvstore, optimizer: the training set-up; ``optimizer`` may be None if it is not known yet.
     """
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
     found, _, states = symbol.infer_shape(**shapes)
@@ -189,10 +190,10 @@ def executor_budget(
 
 
 def plan_on_several(question: Question, contexts: Sequence[Context], budget: int | None) -> MemoryPlan:
-    """The plan of one of several executors, with everything that a Module on all of them holds.
+    """Plan the largest of several executors, and add the memory of the whole Module.
 
     Raises:
-        BudgetError: nothing fits; names the smallest budget that works.
+        BudgetError: the budget is too small; the message names the smallest budget found that works.
     """
     count, batch = len(contexts), batch_size(question.shapes)
     if batch < count:
@@ -207,7 +208,7 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
         kvstore=question.kvstore,
         workers=question.workers,
     )
-    shared = all(context.device_type in HOST for context in contexts)  # one memory for all of them
+    shared = all(context.device_type in HOST for context in contexts)  # all contexts share the host memory
     outside = sum(besides.by_purpose.values()) if shared else besides.each_device
     each = None if budget is None else max(1, (budget - outside) // (count if shared else 1))
     try:
@@ -235,7 +236,7 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
 
 
 def _held(planned: PlannedGraph, known: Mapping[str, Shape]) -> int:
-    """Bytes of the parameters and auxiliary states."""
+    """Return the bytes of the parameters and auxiliary states."""
     sizes = planned.memory.entry_nbytes
     row = planned.graph.row
     nids = [nid for name, nid in planned.arguments.items() if nid >= 0 and is_parameter(name, known)]

@@ -1,7 +1,7 @@
-"""``mx.mod``: modules under the name that MXNet gives them.
+"""``mx.mod``: public names of the modules.
 
-The classes stand in ``base_module.py``, ``module.py``, ``bucketing_module.py``, ``sequential_module.py`` and
-``python_module.py``; this file owns their public names alone.
+This file owns only the names. The classes are in ``base_module.py``, ``module.py``, ``bucketing_module.py``,
+``sequential_module.py`` and ``python_module.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``mx.model``: checkpoints and :class:`FeedForward` by name.
+"""``mx.model``: public names of checkpoint functions and :class:`FeedForward`.
 
-The functions stand in ``checkpoint.py``, the class in ``feed_forward.py``; this file owns their public names alone.
+This file owns only the names. The functions are in ``parameter_files.py``, the class in ``feed_forward.py``.
 """
 
 from __future__ import annotations

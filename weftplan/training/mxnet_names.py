@@ -1,6 +1,6 @@
-"""Names that scripts for MXNet read of a module, though they are private there, and of its executor group.
+"""Aliases for MXNet's private module and executor-group attributes, for scripts that read them.
 
-Each is another name of something that a module here has under a public one.
+Each alias forwards to a public attribute.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModuleNames:
     """Whether the executors hold newer parameters than the host; there is no such copy here."""
 
     def _sync_params_from_devices(self) -> None:
-        """Nothing: :meth:`get_params` copies from the devices."""
+        """Do nothing: :meth:`get_params` copies from the devices."""
 
 
 class GroupNames:
@@ -66,7 +66,7 @@ class GroupNames:
 
     @property
     def data_arrays(self) -> list[list[tuple[slice, Any]]]:
-        """Of each data input: (samples, the array that holds them) for each context."""
+        """For each data input, (slice of samples, array) per context."""
         return self._of(self.data_names)
 
     @property

@@ -1,4 +1,4 @@
-"""Random decisions of augmentations, drawn from the seeded sequence of ``mx.random`` by the thread that reads."""
+"""Random generator for image augmentation, seeded by ``mx.random`` on the thread that reads."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from weftplan.training.data import ndarray_iter
 
 
 def generator() -> np.random.Generator:
-    """A generator whose numbers depend on the seed of ``mx.random`` and the order of the calls alone."""
+    """Return a generator whose numbers depend only on the seed of ``mx.random`` and the order of calls."""
     return ndarray_iter.generator(random.next_key(cpu()))

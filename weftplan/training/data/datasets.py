@@ -1,6 +1,6 @@
-"""Real data for examples: the handwritten digits that scikit-learn ships, and the text of Python's own help.
+"""Example data sets: scikit-learn's handwritten digits and the text of Python's help topics.
 
-The data are loaded at each call and nothing is kept.
+Each call loads the data from disk; no result is cached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Split(NamedTuple):
 
 
 def load_digits(*, seed: int = 0, test_share: float = 0.2) -> Split:
-    """The 1,797 images of 8x8 pixels of the UCI optical digits, split at random by ``seed``.
+    """Load the 1,797 images of 8x8 pixels of the UCI optical digits, split at random by ``seed``.
 
     Raises:
         MXNetError: scikit-learn is not installed.
@@ -41,9 +41,9 @@ def load_digits(*, seed: int = 0, test_share: float = 0.2) -> Split:
 
 
 def _digits() -> Host:
-    """One row for each image, (1797, 65) float64: its pixels from 0 to 16, and its label.
+    """Return a row per image, (1797, 65) float64: its pixels from 0 to 16, and its label.
 
-    The file is read where scikit-learn has it: importing scikit-learn takes seconds of processor time.
+    The file is read directly from scikit-learn's folder, because importing scikit-learn takes seconds of CPU time.
     """
     found = importlib.util.find_spec("sklearn")
     if found is None:
@@ -52,7 +52,7 @@ def _digits() -> Host:
         path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.exists():
             return np.loadtxt(path, delimiter=",")
-    from sklearn.datasets import load_digits as load  # of a version that keeps it elsewhere
+    from sklearn.datasets import load_digits as load  # a version with another file layout
 
     images, labels = load(return_X_y=True)
     return np.column_stack((images, labels))
@@ -68,8 +68,8 @@ class Lines(NamedTuple):
 
 
 def load_help_text(*, seed: int = 0, test_share: float = 0.1, shortest: int = 4, longest: int = 79) -> Lines:
-    """The lines of Python's help topics (``help("topics")``), which are chapters of its language reference, without
-    those that are shorter or longer; split at random by ``seed``.
+    """Load the lines of Python's help topics (``help("topics")``), chapters of its language reference, with
+    ``shortest`` to ``longest`` characters; split at random by ``seed``.
 
     Raises:
         MXNetError: this Python was installed without the topics.

@@ -1,8 +1,8 @@
-"""Batches on their way to devices: how one is split, page-locked memory of the host, a copy on each copy queue.
+"""Placement of batches on devices: splitting, page-locked host memory, and copies on copy queues.
 
-The rings are the pools of storage: a batch takes its page-locked memory and its memory on each device as it is read,
-and gives them back when nobody has it any more, so that the next one finds them. What is under way at once is bounded
-by how many batches are read ahead. Called from the thread that reads.
+A batch takes its page-locked memory and its device memory from the storage pools when it is read. Both return to the
+pools when the batch is released, and the next batch reuses them. The prefetch depth bounds the memory in flight. Called
+from the thread that reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Placed = Mapping[tuple[Context, int, int], NDArray]
 
 
 def split_batch(batch_size: int, parts: int) -> list[slice]:
-    """Consecutive slices of nearly equal length, the longer ones last.
+    """Split a batch into consecutive slices of nearly equal length, longer slices last.
 
     Raises:
         BindError: fewer samples than parts.
@@ -40,7 +40,7 @@ def split_batch(batch_size: int, parts: int) -> list[slice]:
 
 
 def check_contexts(ctx: Context | Sequence[Context] | None) -> list[Context]:
-    """The contexts as a list.
+    """Return the contexts as a list.
 
     Raises:
         ParameterError: something else, or a context that occurs twice.
@@ -52,7 +52,7 @@ def check_contexts(ctx: Context | Sequence[Context] | None) -> list[Context]:
 
 
 def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
-    """The batch with its arrays in page-locked memory, and on the way to these contexts."""
+    """Return the batch in page-locked memory, with asynchronous copies to these contexts pushed."""
     arrays = [place(array, contexts) for array in (*batch.data, *batch.label)]
     hosts = [host for host, _ in arrays]
     found = DataBatch(
@@ -69,8 +69,8 @@ def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
 
 
 def place(value: Any, contexts: Sequence[Context]) -> tuple[Any, Placed]:
-    """An array in page-locked memory, and a copy of each device's samples on the way there; the first axis is that of
-    the samples. Contexts that are no devices get none."""
+    """Return an array in page-locked memory, and the pushed copies of each device's samples (along the first axis).
+    Contexts without streams receive no copy."""
     devices = [context for context in contexts if context.has_streams]
     if not devices or not isinstance(value, NDArray) or not value.shape or value.shape[0] < len(contexts):
         return value, {}
@@ -95,5 +95,5 @@ def _page_locked(array: NDArray, device: Context) -> NDArray:
     home = cpu_pinned(device.device_id if device.device_type == "gpu" else 0)
     pinned = empty(array.shape, ctx=home, dtype=array.dtype)
     array.wait_to_read()
-    np.copyto(pinned.raw(), array.raw())  # nobody else knows it yet
+    np.copyto(pinned.raw(), array.raw())  # not shared yet: no engine operation uses it
     return pinned

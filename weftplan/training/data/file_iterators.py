@@ -1,6 +1,6 @@
-"""Iterators over files, and one around another iterator: CSVIter, MNISTIter, ResizeIter.
+"""File iterators CSVIter and MNISTIter, and ResizeIter, an adapter with a fixed epoch length.
 
-An iterator is used by one thread.
+One thread uses an iterator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ File = str | os.PathLike[str]
 
 
 class Rows(HoldingIter):
-    """Base: batches of rows that lie in memory; :meth:`getdata` gives one array, as MXNet's iterators over files do."""
+    """Base of iterators over rows in memory; :meth:`getdata` returns a single array, as in MXNet's file iterators."""
 
     def __init__(self, data: Any, label: Any, batch_size: int, data_name: str, label_name: str) -> None:
         super().__init__(batch_size)
@@ -69,11 +69,11 @@ class Rows(HoldingIter):
 
 
 class RoundedRows(Rows):
-    """Base: the last batch of an epoch is filled up with the first samples.
+    """Base of iterators that pad the last batch of an epoch with the first samples.
 
     Args:
-        round_batch: the next epoch leaves those out; else it starts over. ``pad`` of the batch says how many.
-        part: the rows that are read; None: all.
+        round_batch: whether the next epoch skips the samples used as padding. ``pad`` of the batch counts them.
+        part: rows to read; None: all.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RoundedRows(Rows):
             self._order = np.asarray(part)
             self._facts["part"] = [part.start, part.stop]
         self._used = 0
-        """Samples of the next epoch that filled up the last batch of this one."""
+        """Samples of the next epoch that padded the last batch of the current epoch."""
 
     def reset(self) -> None:
         self._cursor = self._used
@@ -156,14 +156,14 @@ class CSVIter(RoundedRows):
 
 
 def _unpacked(file: io.BufferedReader, path: File) -> BinaryIO:
-    """The file itself, or what it holds if it is packed with gzip."""
+    """Return the file itself, or its decompressed content if it is a gzip file."""
     return io.BytesIO(unpack_gzip(file.read(), os.fspath(path))) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 
 def _table(path: File, shape: tuple[int, ...], dtype: Any) -> Host:
-    """The rows of a text file, each of ``shape``."""
+    """Return the rows of a text file, each of ``shape``."""
     try:
-        # Opened here: given a name, NumPy would fetch it from a network, or unpack whatever it holds.
+        # Open the file here: given a name, NumPy would download URLs and decompress any known format.
         with open_to_read(path) as file, io.TextIOWrapper(_unpacked(file, path), encoding="utf-8") as text:
             rows = np.loadtxt(text, delimiter=",", ndmin=2, dtype=dtype)
     except FormatError:
@@ -179,15 +179,15 @@ def _table(path: File, shape: tuple[int, ...], dtype: Any) -> Host:
 
 
 class MNISTIter(Rows):
-    """Images and labels in the files of MNIST, packed with gzip or not; pixels from 0 to 255/256.
+    """Images and labels from MNIST files, gzipped or not; pixels from 0 to 255/256.
 
     Args:
         flat: images as rows of pixels, else (1, rows, columns).
         shuffle: samples in a random order, from ``seed``; the same in each epoch, as in MXNet.
         silent: accepted.
-        num_parts, part_index: take one of so many equal parts of the samples.
+        num_parts, part_index: split the samples into ``num_parts`` equal parts and read only part ``part_index``.
 
-    What is left over behind the last whole batch is left out.
+    An incomplete last batch is discarded.
 
     Raises:
         FormatError: a file is truncated, or no file of MNIST.
@@ -235,7 +235,7 @@ class MNISTIter(Rows):
 
 
 def read_idx(path: File, ndim: int) -> Host:
-    """The bytes of a file of MNIST as an array, packed with gzip or not.
+    """Return the bytes of an MNIST file, gzipped or not, as an array.
 
     Raises:
         FormatError: it is truncated, or no such file.
@@ -255,12 +255,12 @@ def read_idx(path: File, ndim: int) -> Host:
 
 
 class ResizeIter(HoldingIter):
-    """Another iterator with another number of batches in an epoch: started over, or left in the middle.
+    """Adapter that changes the number of batches per epoch: the inner iterator is restarted or cut off as needed.
 
     Args:
-        data_iter: the other one.
+        data_iter: the inner iterator.
         size: batches of an epoch.
-        reset_internal: whether :meth:`reset` starts the other one over.
+        reset_internal: whether :meth:`reset` also resets the inner iterator.
     """
 
     def __init__(self, data_iter: DataIter, size: int, reset_internal: bool = True) -> None:

@@ -1,6 +1,6 @@
-"""Files of images into pixels and back, through Pillow.
+"""Image codecs: decode files into pixels and encode pixels, through Pillow.
 
-Pixels are uint8 of shape (height, width, channels), red first, as MXNet has them. Any thread may call.
+Pixels are uint8 arrays of shape (height, width, channels) in RGB order, as in MXNet. All functions are thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLAIN = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def pillow() -> Any:
-    """``PIL.Image``; raises MXNetError that says how to get it."""
+    """Import ``PIL.Image``; raises MXNetError with the install command if Pillow is missing."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -31,7 +31,7 @@ def pillow() -> Any:
 
 
 def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Host:
-    """The pixels of a file's bytes, turned upright as its EXIF says.
+    """Decode a file's bytes into pixels, rotated according to its EXIF orientation.
 
     Args:
         flag: 1 for three channels, 0 for one grey, -1 for those of the file.
@@ -73,7 +73,7 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
 
 
 def encode(pixels: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
-    """The bytes of a JPEG (quality from 1 to 100) or PNG file (``quality`` is its compression, 0 to 9).
+    """Encode pixels as a JPEG file (quality from 1 to 100) or a PNG file (``quality`` is its compression, 0 to 9).
 
     Raises:
         ParameterError: another format or quality, or no pixels.

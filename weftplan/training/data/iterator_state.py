@@ -1,8 +1,8 @@
-"""Where an iterator stands, as plain values: what a checkpoint keeps of it.
+"""Iterator states for checkpoints: their common form as plain values, and its validation.
 
-The contract is that of :meth:`weftplan.training.data.ndarray_iter.DataIter.state`. This file owns the common form of a
-state: the name of the iterator's class, *facts* that an iterator must share with the one that the state is of, and the
-position. The functions keep nothing and may be called from any thread.
+The contract is that of :meth:`weftplan.training.data.ndarray_iter.DataIter.state`. A state holds the name of the
+iterator's class, *facts* that the resuming iterator must share, and the position. The functions are stateless and
+thread-safe.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from weftplan.errors import NotResumableError, ParameterError
 
 State = dict[str, Any]
-"""None, booleans, numbers, text, and lists and dictionaries of these: JSON holds it without loss."""
+"""None, booleans, numbers, text, and lists and dictionaries of these; JSON stores them without loss."""
 
 
 def make_state(iterator: object, facts: Mapping[str, Any], **position: Any) -> State:
-    """The state of an iterator that is at this position.
+    """Return the state of an iterator at this position.
 
     >>> make_state([], {"batch_size": 2}, batch=7)
     {'iterator': 'list', 'of': {'batch_size': 2}, 'batch': 7}
@@ -26,11 +26,11 @@ def make_state(iterator: object, facts: Mapping[str, Any], **position: Any) -> S
 
 
 def read_state(iterator: object, state: Any, facts: Mapping[str, Any], *names: str) -> list[Any]:
-    """The values of a position under these names, from a state of such an iterator.
+    """Return the values under these names from a state, after checking that it fits the iterator.
 
     Raises:
-        ParameterError: the state is none, one of another class, or of an iterator with other facts; the message lists
-            the differences.
+        ParameterError: not a state, a state of another class, or of an iterator with other facts; the message lists the
+            differences.
 
     >>> read_state([], {"iterator": "list", "of": {"batch_size": 2}, "batch": 7}, {"batch_size": 2}, "batch")
     [7]
@@ -57,7 +57,7 @@ def read_state(iterator: object, state: Any, facts: Mapping[str, Any], *names: s
 
 
 def whole_in(iterator: object, what: str, value: Any, most: int) -> int:
-    """``value`` if it is a whole number in [0, most].
+    """Return ``value`` if it is a whole number in [0, most].
 
     Raises:
         ParameterError: it is not.
@@ -70,7 +70,7 @@ def whole_in(iterator: object, what: str, value: Any, most: int) -> int:
 
 
 def numbers_in(iterator: object, what: str, value: Any, below: int) -> list[int]:
-    """``value`` if it is a list of whole numbers in [0, below).
+    """Return ``value`` if it is a list of whole numbers in [0, below).
 
     Raises:
         ParameterError: it is not.
@@ -83,7 +83,7 @@ def numbers_in(iterator: object, what: str, value: Any, below: int) -> list[int]
 
 
 def key_in(iterator: object, value: Any) -> tuple[int, int]:
-    """``value`` if it is the key of a random draw: two whole numbers.
+    """Return ``value`` if it is the key of a random draw: two whole numbers.
 
     Raises:
         ParameterError: it is not.
@@ -99,12 +99,12 @@ def not_resumable(
     iterator: object,
     why: str = "it does not say where it stands; give it state() and set_state(state), see mx.io.DataIter",
 ) -> NotResumableError:
-    """The error of an iterator that cannot be resumed."""
+    """Return the error of an iterator that cannot be resumed."""
     return NotResumableError(f"{type(iterator).__name__} cannot be resumed: {why}")
 
 
 def place_of(data: Any) -> Any:
-    """Where an iterator stands; None for one that cannot tell."""
+    """Return the state of an iterator, or None if it has none."""
     try:
         return data.state()
     except (AttributeError, NotImplementedError, NotResumableError):

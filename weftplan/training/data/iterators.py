@@ -1,7 +1,7 @@
-"""``mx.io``: data iterators by name.
+"""``mx.io``: public names of the data iterators.
 
-The classes stand in ``io.py``, ``file_iterators.py``, ``libsvm.py``, ``prefetching.py``, ``images/records.py`` and
-``input/``; this file owns their public names alone.
+This file owns only the names. The classes are in ``ndarray_iter.py``, ``file_iterators.py``, ``libsvm.py``,
+``prefetching.py``, ``images/records.py`` and ``input/``.
 """
 
 from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter
@@ -31,4 +31,4 @@ __all__ = [
 ]
 
 ImageRecordIter_v1, ImageRecordUInt8Iter_v1 = ImageRecordIter, ImageRecordUInt8Iter
-"""What scripts for MXNet's older readers of images say."""
+"""Aliases for scripts that use MXNet's older image iterators."""

@@ -1,7 +1,7 @@
-"""LibSVMIter: samples of few features in text files, each feature with its number.
+"""LibSVMIter: sparse samples from text files in LIBSVM format, as dense batches.
 
-A line is ``label number:value number:value …``; what follows a ``#`` is a remark. The rows are kept as they are in the
-file, without the features that are 0; a batch is a dense array, since there are no sparse ones here.
+A line is ``label index:value index:value …``; a ``#`` starts a comment. Rows are stored sparse in memory. Batches are
+dense arrays, because the package has no sparse arrays.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from weftplan.training.data.file_iterators import File, RoundedRows
 from weftplan.training.data.ndarray_iter import Host
 
 _MOST = 1 << 53
-"""From here on a float64 does not tell a number from the next."""
+"""First integer from which float64 cannot represent every integer."""
 
 
 class SparseRows:
-    """Rows of mostly zeros: a range of rows is made an array when it is asked for.
+    """Sparse rows in compressed form; indexing makes dense rows on demand.
 
     Args:
-        ends: where the numbers of each row end, and 0 before them.
-        columns, values: the numbers that are there; of two for one column the last counts.
+        ends: offsets of the rows in ``columns`` and ``values``, starting with 0.
+        columns, values: column and value of each stored number. If a column repeats within a row, the last value wins.
         width: length of a row.
     """
 
@@ -40,7 +40,7 @@ class SparseRows:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Host:
-        """Those rows as an array."""
+        """Return these rows as a dense array."""
         rows = np.arange(len(self))[rows]
         made = np.zeros((len(rows), self.shape[1]), self.dtype)
         for k, row in enumerate(rows):
@@ -61,13 +61,13 @@ class LibSVMIter(RoundedRows):
         label_libsvm: a file (or folder) of labels in the same format, for labels of several numbers; None or ``NULL``:
             the number that begins a line of ``data_libsvm``.
         label_shape: with ``label_libsvm``: ``(numbers of a label,)``.
-        num_parts, part_index: read one of so many parts, of equal numbers of rows.
-        round_batch: the last batch is filled up with the first samples, which the next epoch then leaves out; else that
-            starts over. ``pad`` of the batch says how many.
+        num_parts, part_index: split the rows into ``num_parts`` equal parts and read only part ``part_index``.
+        round_batch: whether the next epoch skips the first samples that pad the last batch. ``pad`` of the batch counts
+            them.
 
     Raises:
-        FormatError: a line is none of that format; the message names it.
-        ShapeError: a feature beyond the shape, or as many labels as there are rows are not there.
+        FormatError: a line does not have this format; the message names it.
+        ShapeError: a feature lies outside the shape, or the numbers of labels and rows differ.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def _width(shape: Sequence[int], what: str) -> int:
 
 
 def _read(path: File, width: int, dtype: Any) -> tuple[Host, SparseRows]:
-    """(what begins each line, the rows) of a file or of the files in a folder."""
+    """Return (labels, rows) of a file, or of all files in a folder."""
     files = sorted(one for one in Path(path).iterdir() if one.is_file()) if os.path.isdir(path) else [Path(path)]
     labels: list[str] = []
     counts: list[int] = []
@@ -118,7 +118,7 @@ def _read(path: File, width: int, dtype: Any) -> tuple[Host, SparseRows]:
     places: list[tuple[Path, int]] = []
     for file in files:
         for number, fields in Progress(f"reading {file.name}", unit="lines").each(_lines(file)):
-            labels.append(fields[0].partition(":")[0])  # a weight may follow, which MXNet leaves out, too
+            labels.append(fields[0].partition(":")[0])  # a weight may follow; MXNet ignores it, too
             given = fields[2:] if len(fields) > 1 and fields[1].startswith("qid:") else fields[1:]
             counts.append(len(given))
             pairs += given
@@ -142,7 +142,7 @@ def _read(path: File, width: int, dtype: Any) -> tuple[Host, SparseRows]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields) of the lines that are not empty."""
+    """Yield (line number, fields) of the lines that are not empty."""
     try:
         with file.open(encoding="utf-8") as opened:
             for number, line in enumerate(opened, 1):
@@ -154,13 +154,13 @@ def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _numbers(pairs: Sequence[str]) -> tuple[Host, Host] | None:
-    """(columns, values) of ``column:value`` texts; None where one is no such."""
+    """Return (columns, values) of ``column:value`` texts; None if any text is malformed."""
     halves = [pair.partition(":") for pair in pairs]
     columns = _floats([half[0] for half in halves])
     values = _floats([half[2] for half in halves])
     if columns is None or values is None:
         return None
-    if not ((np.abs(columns) < _MOST) & (columns == np.rint(columns))).all():  # which no NaN is
+    if not ((np.abs(columns) < _MOST) & (columns == np.rint(columns))).all():  # false for NaN, too
         return None
     return columns.astype(np.int64), values
 

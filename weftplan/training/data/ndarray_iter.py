@@ -1,7 +1,7 @@
-"""Data iterators: batches of named arrays, as ``mx.io``.
+"""Iterator interface of ``mx.io`` (DataIter, DataBatch, DataDesc), and NDArrayIter.
 
-This file owns the interface that ``fit`` relies on, and the iterator over arrays in memory. An iterator is used by
-one thread at a time. The file is long because all others are made of what stands here.
+``fit`` relies on this interface. One thread at a time uses an iterator. The file is long because it holds the base
+classes of all other iterators.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _NameAndShape(NamedTuple):
 class DataDesc(_NameAndShape):
     """Name and shape of one input, as a pair, with its dtype and the layout of its axes.
 
-    Samples lie along the axis that the layout calls N, the first where it calls none so.
+    Samples lie along axis ``N`` of the layout, or along the first axis if the layout has no ``N``.
 
     >>> DataDesc("data", (32, 3, 8, 8))
     DataDesc[data,(32, 3, 8, 8),float32,NCHW]
@@ -56,12 +56,12 @@ class DataDesc(_NameAndShape):
 
     @staticmethod
     def get_batch_axis(layout: str | None) -> int:
-        """The axis of the samples; 0 where there is no layout."""
+        """Return the axis of the samples; 0 without a layout."""
         return 0 if layout is None else layout.find("N")
 
     @staticmethod
     def get_list(shapes: Sequence[tuple[str, Sequence[int]]], types: Any = None) -> list[DataDesc]:
-        """Descriptions of (name, shape) pairs of the dtypes in ``types``: (name, dtype) pairs or a dictionary.
+        """Describe (name, shape) pairs, with dtypes from ``types``: (name, dtype) pairs or a dictionary.
 
         >>> DataDesc.get_list([("data", (2, 3))], [("data", np.float16)])
         [DataDesc[data,(2, 3),float16,NCHW]]
@@ -96,7 +96,7 @@ class DataBatch(Constructed):
         provide_label: Sequence[DataDesc] | None = None,
     ) -> None:
         for what, given in (("data", data), ("label", label)):
-            if isinstance(given, (NDArray, np.ndarray)):  # whose rows would be taken for arrays
+            if isinstance(given, (NDArray, np.ndarray)):  # iterating over it would give rows
                 raise ParameterError(f"DataBatch: {what} must be a list of arrays, got one array; write [{what}]")
         self.data = list(data)
         self.label = [] if label is None else list(label)
@@ -113,7 +113,7 @@ class DataBatch(Constructed):
 
 
 class _Settable:
-    """A property that a subclass computes, or that is set on an iterator, as scripts written for MXNet do."""
+    """Descriptor of an attribute that a subclass computes or a script sets on an iterator, as in MXNet."""
 
     def __init__(self, doc: str) -> None:
         self.__doc__ = doc
@@ -136,7 +136,7 @@ class _Settable:
 class DataIter(Constructed):
     """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next.
 
-    An iterator that a long run can be resumed with also has :meth:`state` and :meth:`set_state`.
+    A resumable iterator also implements :meth:`state` and :meth:`set_state`.
     """
 
     def __init__(self, batch_size: int = 0) -> None:
@@ -149,9 +149,9 @@ class DataIter(Constructed):
         """Start over (and shuffle again if that was asked for)."""
 
     def next(self) -> DataBatch:
-        """The next batch; raises StopIteration at the end of the epoch.
+        """Return the next batch; raises StopIteration at the end of the epoch.
 
-        A subclass replaces this, or the methods of which it is made here: ``iter_next``, ``getdata``, ``getlabel``,
+        A subclass overrides this method, or the methods that it calls: ``iter_next``, ``getdata``, ``getlabel``,
         ``getpad``, ``getindex``.
         """
         if not self.iter_next():
@@ -159,43 +159,42 @@ class DataIter(Constructed):
         return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
 
     def iter_next(self) -> bool:
-        """Go to the next batch, if there is one."""
+        """Advance to the next batch; returns False at the end of the epoch."""
         raise NotImplementedError
 
     def getdata(self) -> list[NDArray]:
-        """Data arrays of the current batch."""
+        """Return the data arrays of the current batch."""
         raise NotImplementedError
 
     def getlabel(self) -> list[NDArray]:
-        """Label arrays of the current batch; none, unless a subclass says which."""
+        """Return the label arrays of the current batch; empty unless a subclass overrides it."""
         return []
 
     def getpad(self) -> int:
-        """How many samples at the end of the current batch are padding."""
+        """Return the number of padding samples at the end of the current batch."""
         return 0
 
     def getindex(self) -> Host | None:
-        """Numbers of the samples of the current batch, if they are known."""
+        """Return the sample numbers of the current batch, or None if unknown."""
         return None
 
     def state(self) -> State:
-        """Where the iterator stands: after which batch of which epoch, in which order.
+        """Return the iterator's position: the epoch, its sample order, and the last batch read.
 
-        :meth:`set_state` of an iterator that was made in the same way, in this process or another, then gives the
-        batches that would come here from now on, bit for bit, to the end of the epoch. The orders of later epochs are
-        drawn from ``mx.random``, whose own state is not part of this one. What reads ahead says where its user stands.
+        After :meth:`set_state`, an iterator constructed with the same arguments, in this process or another, yields the
+        remaining batches of the epoch bit for bit. The orders of later epochs are drawn from ``mx.random``, whose state
+        is not included. A prefetching iterator reports the position of its consumer.
 
-        The values are plain: None, booleans, numbers, text, and lists and dictionaries of these, so that JSON holds
-        them. Call it on the thread that uses the iterator.
+        The values are JSON-compatible: None, booleans, numbers, text, and lists and dictionaries of these. Call this on
+        the thread that uses the iterator.
 
         Raises:
-            NotResumableError: the iterator does not know; an iterator of one's own does not, unless it replaces both
-                methods.
+            NotResumableError: the iterator has no state; a custom iterator must override both methods.
         """
         raise not_resumable(self)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go to where :meth:`state` was taken; nothing is drawn from ``mx.random``.
+        """Restore the position of a :meth:`state`, without drawing from ``mx.random``.
 
         Raises:
             ParameterError: the state is of another iterator; the message lists the differences, and nothing changes.
@@ -211,7 +210,7 @@ class DataIter(Constructed):
 
 
 class HoldingIter(DataIter):
-    """Base of iterators that hold the current batch: ``iter_next`` of a subclass makes it."""
+    """Base of iterators that hold the current batch; ``iter_next`` of a subclass sets it."""
 
     current_batch: DataBatch | None = None
 
@@ -242,17 +241,17 @@ class NDArrayIter(HoldingIter):
     """Batches cut from arrays in memory.
 
     Args:
-        data: one array, a list (named ``_0_data``, ``_1_data``, …; one alone: ``data``) or a dictionary of arrays,
-            NumPy or NDArray, samples first. NumPy arrays of float64 or integers become float32, others are used as they
-            lie, without a copy (a ``numpy.memmap`` stays one); NDArrays keep their dtype.
+        data: an array, a list (named ``_0_data``, ``_1_data``, …; a single array: ``data``) or a dictionary of arrays,
+            NumPy or NDArray, samples first. NumPy arrays of float64 or integers become float32; other dtypes are used
+            in place, without a copy (a ``numpy.memmap`` stays mapped). NDArrays keep their dtype.
         label: the same for labels (default name ``softmax_label``), or None.
         batch_size: samples per batch.
-        shuffle: take the samples in a new random order each epoch, which the seed of ``np.random`` decides if the
-            program has set it, else that of ``mx.random``.
-        last_batch_handle: what becomes of the samples left over: ``pad`` (fill up with the first samples, over and over
-            where the batch is larger than the data; the batch's ``pad`` says how many), ``discard``, or ``roll_over``
-            (keep them for the next epoch, whose first batch they begin; its ``pad`` is 0, where MXNet 1.9.1 counts them
-            as padding).
+        shuffle: take the samples in a new random order each epoch. The order follows the seed of ``np.random`` if the
+            program has set it, else the seed of ``mx.random``.
+        last_batch_handle: policy for the incomplete last batch: ``pad`` (fill it with the first samples, repeatedly if
+            the batch is larger than the data; the batch's ``pad`` counts them), ``discard``, or ``roll_over`` (move the
+            remaining samples to the start of the next epoch; the ``pad`` of its first batch is 0, while MXNet 1.9.1
+            counts them as padding).
 
     >>> it = NDArrayIter(np.arange(10.0).reshape(5, 2), np.arange(5.0), batch_size=2)
     >>> [(batch.data[0].shape, batch.pad) for batch in it]
@@ -296,11 +295,11 @@ class NDArrayIter(HoldingIter):
             "shapes": {name: list(values.shape[1:]) for name, values in (*self._data, *self._label)},
         }
         self._key: tuple[int, int] | None = None
-        """What the order of this epoch was drawn with, where it is random."""
+        """Key of this epoch's random order; None if the order is not random."""
         self._brought = np.empty(0, np.int64)
-        """Samples of the epoch before with which this one begins."""
+        """Samples rolled over from the previous epoch to the start of this epoch."""
         self._carried = np.empty(0, np.int64)
-        """Samples of this epoch with which the next one begins."""
+        """Samples of this epoch that roll over to the next epoch."""
         self._order = np.arange(self.num_data)
         self._cursor = 0
         self.reset()
@@ -348,7 +347,7 @@ class NDArrayIter(HoldingIter):
 
     @property
     def data(self) -> list[tuple[str, NDArray]]:
-        """(name, a copy of the samples in the order of this epoch), as scripts for MXNet read them."""
+        """(name, copy of the samples in this epoch's order) pairs, for scripts written for MXNet."""
         return self._ordered(self._data)
 
     @property
@@ -367,12 +366,12 @@ class NDArrayIter(HoldingIter):
 
     @property
     def num_source(self) -> int:
-        """How many arrays there are."""
+        """Number of arrays."""
         return len(self._data) + len(self._label)
 
     @property
     def cursor(self) -> int:
-        """The place of the current batch in the order; minus the batch size before the first one."""
+        """Position of the current batch in the order; minus the batch size before the first batch."""
         return self._cursor - self.batch_size
 
     @property
@@ -381,7 +380,7 @@ class NDArrayIter(HoldingIter):
         return self._order
 
     def hard_reset(self) -> None:
-        """As :meth:`reset`, and the samples that were to begin the next epoch are forgotten."""
+        """Reset like :meth:`reset`, and discard the samples rolled over to the next epoch."""
         self._carried = np.empty(0, np.int64)
         self.reset()
 
@@ -412,10 +411,10 @@ class NDArrayIter(HoldingIter):
 
 
 def order_key() -> tuple[int, int]:
-    """A key for the order of an epoch.
+    """Draw a key for the order of an epoch.
 
-    In a program that has called ``np.random.seed`` NumPy's global generator gives it, so that the seed decides the
-    order as in MXNet; in others the sequence of ``mx.random`` does, which repeats without a seed, too.
+    If the program has called ``np.random.seed``, the key comes from NumPy's global generator, so that the seed decides
+    the order, as in MXNet. Otherwise it comes from the sequence of ``mx.random``, which is reproducible even unseeded.
     """
     if np.random.get_bit_generator().seed_seq is not None:  # type: ignore[attr-defined]
         return random.next_key(cpu())
@@ -424,7 +423,7 @@ def order_key() -> tuple[int, int]:
 
 
 def generator(key: tuple[int, int]) -> np.random.Generator:
-    """A generator that depends on the key of a draw alone."""
+    """Return a generator that depends only on the key of a draw."""
     mask = 2**64 - 1
     return np.random.Generator(np.random.Philox(key=[key[0] & mask, key[1] & mask]))
 
@@ -454,7 +453,7 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
         host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
         if host.ndim == 0:
             raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
-        if host.dtype.kind in "SUO":  # columns of a file or of a table
+        if host.dtype.kind in "SUO":  # text or objects: columns of a file or a table
             with suppress(DTypeError):
                 host = array(host).asnumpy()
         if not is_number(host.dtype):

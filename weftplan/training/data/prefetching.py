@@ -1,8 +1,8 @@
-"""``PrefetchingIter``: the next batches are made by threads while this one is used.
+"""``PrefetchingIter``: threads that read the next batches ahead of the consumer.
 
-Each iterator has one thread, which owns it between two calls of ``reset`` or ``set_state``; whoever uses the
-``PrefetchingIter`` is one thread, too. What a thread gives comes in the order in which it was asked for, so batches
-are the same whatever the depth, and so are errors: they are raised where the batch would have come.
+Each wrapped iterator has one thread, which owns it between two calls of ``reset`` or ``set_state``. One thread uses the
+``PrefetchingIter`` itself. Reads are delivered in request order, so batches do not depend on the depth. Errors keep
+their order, too: they are raised in place of the batch that failed.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, H
 
 
 class _Read(NamedTuple):
-    """What a thread has read; without a batch the epoch has ended."""
+    """Result of a read; without a batch and an error, the epoch has ended."""
 
     batch: DataBatch | None
     before: State | NotResumableError
-    """Where the iterator stood before."""
+    """State of the iterator before the read."""
     error: Exception | None = None
-    """What came instead of a batch."""
+    """Exception that the read raised."""
 
 
 class PrefetchingIter(HoldingIter):
-    """One or several iterators whose next batches are made by threads while this one is used.
+    """Prefetch the next batches of one or several iterators on threads.
 
-    What an iterator draws from ``mx.random`` in ``next()`` comes from a sequence of its own, which begins with a key
-    that is drawn at each ``reset()``: the threads and their user do not disturb one another.
+    During ``next()``, an iterator's draws from ``mx.random`` use a separate sequence, keyed at each ``reset()``. The
+    threads and the consumer therefore do not affect each other's random numbers.
 
     Args:
-        iters: iterators; their data and labels stand behind each other in a batch. They must not be used otherwise.
-        rename_data, rename_label: for each iterator other names: a dictionary from old to new.
-        depth: how many batches are made ahead; each takes memory.
-        ctx: the context of the module that trains, or the list of them: batches are put into page-locked memory, and
-            each device's samples are copied there on its copy queue, while the step before computes. Samples lie along
-            the first axis. CPU contexts get no copy.
+        iters: iterators whose data and labels are concatenated in a batch. The caller must not use them directly.
+        rename_data, rename_label: for each iterator a dictionary from old to new names.
+        depth: number of batches to prefetch; each takes memory.
+        ctx: context, or contexts, of the training module. Batches go into page-locked memory, and each device's samples
+            are copied to the device on its copy queue while the previous step computes. Samples lie along the first
+            axis. CPU contexts get no copy.
 
     Raises:
         ParameterError: no iterator, a depth below 1, or a context that is none.
@@ -91,7 +91,7 @@ class PrefetchingIter(HoldingIter):
 
     def _begin(self) -> None:
         for reader in self._readers:
-            # Nothing computes on this context, so reading ahead changes the draws of no network.
+            # No network computes on this context, so prefetching does not change any network's draws.
             reader.begin(Draws(*next_key(cpu_pinned())))
 
     def reset(self) -> None:
@@ -139,7 +139,7 @@ class PrefetchingIter(HoldingIter):
             self._shapes(found, "provide_label", self.provide_label),
         )
         if all(batch.placed is not None for batch in found):
-            # Data of all before labels of all, as in the batch itself.
+            # The data of all iterators come before the labels, as in the batch itself.
             places = [(batch.placed or [], len(batch.data)) for batch in found]
             self.current_batch.placed = [
                 *(one for placed, count in places for one in placed[:count]),
@@ -149,7 +149,7 @@ class PrefetchingIter(HoldingIter):
 
     @staticmethod
     def _shapes(batches: Sequence[DataBatch], which: str, whole: list[DataDesc]) -> list[DataDesc]:
-        """The descriptions of a batch under our names: a bucket's batches have shapes of their own."""
+        """Return the batch's own shapes under our names: with buckets, shapes differ between batches."""
         own = [getattr(batch, which, None) for batch in batches]
         if any(descs is None for descs in own):
             return whole
@@ -159,7 +159,7 @@ class PrefetchingIter(HoldingIter):
         return [DataDesc(desc.name, shape, desc.dtype, desc.layout) for desc, shape in zip(whole, shapes, strict=True)]
 
     def close(self) -> None:
-        """End the threads, once what they read now has come, and close iterators that can be closed."""
+        """Stop the threads after their current reads, and close the iterators that have ``close``."""
         for reader in self._readers:
             reader.close()
 
@@ -175,7 +175,7 @@ class PrefetchingIter(HoldingIter):
 
 
 class _Reader:
-    """One iterator and the thread that reads it ahead."""
+    """An iterator with the thread that prefetches from it."""
 
     def __init__(self, source: DataIter, depth: int, contexts: list[Context]) -> None:
         self._source = source
@@ -185,16 +185,16 @@ class _Reader:
         self._coming: deque[Future[_Read]] = deque()
         self._draws = Draws(0, 0)
         self._ended = False
-        # Invariant: while something is coming, only the thread touches the iterator, its draws and this mark.
+        # Invariant: while reads are pending, only the thread accesses the iterator, its draws and this flag.
 
     def begin(self, draws: Draws, *, ended: bool = False) -> None:
-        """Read ahead from where the iterator stands."""
+        """Start prefetching from the iterator's current position."""
         self._draws, self._ended = draws, ended
         while len(self._coming) < self._depth:
             self._ask()
 
     def take(self) -> Future[_Read]:
-        """What comes next; the thread is asked for one more."""
+        """Return the next pending read, and request another to keep the depth."""
         future = self._coming.popleft()
         self._ask()
         return future
@@ -223,21 +223,21 @@ class _Reader:
             return error
 
     def halt(self) -> None:
-        """Forget what is coming, errors included, and wait until the thread has let go of the iterator."""
+        """Discard pending reads, errors included, and wait until the thread has released the iterator."""
         for future in self._coming:
             future.cancel()
         wait(self._coming)
         self._coming.clear()
 
     def state(self) -> State:
-        """Where the user of the batches stands: before the one that comes next."""
+        """Return the consumer's position: the iterator's state before the next batch to deliver."""
         where = self._coming[0].result().before
         if isinstance(where, NotResumableError):
             raise where
         return where
 
     def set_state(self, state: Any) -> None:
-        """Read ahead from there."""
+        """Restore a state and prefetch from it."""
         if not isinstance(state, Mapping) or {*state} != {"source", "draws", "ended"}:
             raise ParameterError(f"PrefetchingIter.set_state: this is no state of its iterator: {state!r:.80}")
         draws, ended = Draws.of(state["draws"]), bool(state["ended"])
@@ -246,7 +246,7 @@ class _Reader:
         self.begin(draws, ended=ended)
 
     def close(self) -> None:
-        """End the thread; the iterator is closed if it can be."""
+        """Stop the thread, and close the iterator if it has ``close``."""
         self.halt()
         self._thread.shutdown(wait=True)
         close = getattr(self._source, "close", None)
@@ -254,5 +254,5 @@ class _Reader:
             close()
 
     def abandon(self) -> None:
-        """Let the thread end by itself."""
+        """Let the thread exit by itself, without waiting."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""``mx.recordio``: files of byte records, with or without an index, and the header of a labelled record.
+"""``mx.recordio``: record files with or without an index, and headers of labelled records.
 
-A record is the word ``0xced7230a``, a word with its length (29 bits) and what part of a record it is (3 bits: whole,
-first, middle, last), its bytes, and zeros up to a multiple of 4. Where a record holds the first word itself, at a
-multiple of 4, it is cut there and the word left out. All words are little endian.
+A record is the magic word ``0xced7230a``, a word that packs the length (29 bits) and the part kind (3 bits: whole,
+first, middle, last), the payload, and zero padding to a multiple of 4. If the payload contains the magic word at a
+multiple of 4, the record is split there and the word left out. All words are little endian.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MAGIC = struct.pack("<I", 0xCED7230A)
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _LENGTH = (1 << 29) - 1
 _MUCH = 1 << 20
-"""Bytes of a record beyond which the file is asked whether it has so many."""
+"""Record length above which the file size is checked before the record is read."""
 _HEADER = struct.Struct("<IfQQ")
 
 
 class MXRecordIO:
-    """A file of records, read or written from its beginning.
+    """Record file, read or written sequentially from its start.
 
     Args:
         uri: path of the file.
@@ -54,7 +54,7 @@ class MXRecordIO:
 
     @property
     def writable(self) -> bool:
-        """Whether it writes."""
+        """Whether the file is open for writing."""
         return self.flag == "w"
 
     @property
@@ -63,7 +63,7 @@ class MXRecordIO:
         return self._file is not None
 
     def open(self) -> None:
-        """Open the file; to write empties it."""
+        """Open the file; opening for writing truncates it."""
         self._file = open(self.uri, "wb") if self.writable else open_to_read(self.uri)  # noqa: SIM115 - closed by close()
         self._pid = os.getpid()
 
@@ -75,7 +75,7 @@ class MXRecordIO:
                 file.close()
 
     def reset(self) -> None:
-        """Close and open again: read from the beginning, or write anew."""
+        """Close and reopen: read from the start, or truncate and write."""
         self.close()
         self.open()
 
@@ -83,7 +83,7 @@ class MXRecordIO:
         if getattr(self, "_file", None) is not None:
             try:
                 self.close()
-            except OSError as error:  # nobody can be told otherwise
+            except OSError as error:  # a finalizer cannot raise
                 log.warning("%s was not closed: %s", os.fspath(self.uri), error)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class MXRecordIO:
         if self._file is None:
             raise MXNetError(f"{verb}: {os.fspath(self.uri)} is closed; call open()")
         if self._pid != os.getpid():
-            # Parent and child share the place in the file, so each would read half of the records.
+            # Parent and child share the file offset, so each would read only some of the records.
             if self.writable:
                 raise MXNetError(f"{verb}: {os.fspath(self.uri)} was opened by the process that forked this one")
             self.reset()
@@ -121,7 +121,7 @@ class MXRecordIO:
                 file.write(_MAGIC + struct.pack("<I", kind << 29 | len(part)) + part + bytes(-len(part) % 4))
 
     def read(self) -> bytes | None:
-        """The next record, None at the end.
+        """Return the next record, None at the end.
 
         Raises:
             FormatError: the file is truncated, or no file of records.
@@ -144,7 +144,7 @@ class MXRecordIO:
             kind, length = word >> 29, word & _LENGTH
             if kind > _LAST or (kind in (_WHOLE, _FIRST)) == bool(parts):
                 raise FormatError(f"{os.fspath(self.uri)}: damaged: a part of a record stands alone at byte {start:,}")
-            # A damaged length is not believed: as much memory would be taken before a byte is read.
+            # Check large lengths against the file size: read() would allocate a damaged length before any byte is read.
             there = length < _MUCH or length <= os.fstat(file.fileno()).st_size - start - 8
             part = file.read(length) if there else b""
             if len(part) < length or len(file.read(-length % 4)) < -length % 4:
@@ -156,11 +156,11 @@ class MXRecordIO:
                 return _MAGIC.join(parts)
 
     def go_to(self, place: int) -> None:
-        """Read on at a place."""
+        """Move to a byte offset."""
         self._opened("seek").seek(place)
 
     def places(self) -> list[int]:
-        """Where the records begin, found by their heads alone; goes back to the first.
+        """Return the offset of every record, by scanning the record headers; then move to the first record.
 
         Raises:
             FormatError: the file is truncated, or no file of records.
@@ -191,7 +191,7 @@ class MXRecordIO:
 
 
 def _cut(buf: bytes) -> list[bytes]:
-    """The parts of a record between the places where it holds the first word of records."""
+    """Split a record's payload at every aligned occurrence of the magic word."""
     parts, start, place = [], 0, buf.find(_MAGIC)
     while place >= 0:
         if place % 4 == 0:
@@ -202,11 +202,11 @@ def _cut(buf: bytes) -> list[bytes]:
 
 
 class MXIndexedRecordIO(MXRecordIO):
-    """Records by key; the index is a text file with a line ``key<tab>place`` for each.
+    """Record file with random access by key; the index is a text file with a line ``key<tab>place`` per record.
 
     Args:
         idx_path: path of the index.
-        key_type: what makes a key of its text.
+        key_type: function that converts the text of a key.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class MXIndexedRecordIO(MXRecordIO):
         self.keys = list(self.idx)
 
     def _read_index(self, size: int) -> None:
-        """Fill the index; ``size`` is that of the file of records, in which every place lies."""
+        """Read the index; every offset must lie below ``size``, the size of the record file."""
         where = os.fspath(self.idx_path)
         with open_to_read(self.idx_path) as file:
             lines = file.read().splitlines()
@@ -264,13 +264,13 @@ class MXIndexedRecordIO(MXRecordIO):
         super().close()
 
     def seek(self, idx: Any) -> None:
-        """Go to the record of a key; raises ParameterError when there is none."""
+        """Move to the record of a key; raises ParameterError if there is none."""
         if idx not in self.idx:
             raise ParameterError(f"{os.fspath(self.uri)}: no record has the key {idx!r}")
         self._opened("seek").seek(self.idx[idx])
 
     def tell(self) -> int:
-        """The place at which the next record will be written."""
+        """Return the offset of the next record to write."""
         return self._opened("tell").tell()
 
     def read_idx(self, idx: Any) -> bytes | None:
@@ -279,7 +279,7 @@ class MXIndexedRecordIO(MXRecordIO):
         return self.read()
 
     def write_idx(self, idx: Any, buf: bytes) -> None:
-        """Append a record under a key."""
+        """Append a record with a key."""
         key, place = self.key_type(idx), self.tell()
         self.write(buf)
         self.idx[key] = place
@@ -287,7 +287,7 @@ class MXIndexedRecordIO(MXRecordIO):
 
 
 class RecordReader:
-    """Records of a file by key, for several threads: by the index, else by the number of the record from 0.
+    """Thread-safe random access to records: by the keys of the index, else by record number from 0.
 
     Raises:
         FormatError: the file or its index is damaged.
@@ -314,7 +314,7 @@ class RecordReader:
 
 
 class IRHeader(NamedTuple):
-    """Header of a labelled record: ``flag`` is the number of labels where they are an array, else 0."""
+    """Header of a labelled record; ``flag`` is the number of labels if they are an array, else 0."""
 
     flag: int
     label: Any
@@ -323,7 +323,7 @@ class IRHeader(NamedTuple):
 
 
 def pack(header: Any, s: bytes) -> bytes:
-    """A record of a header and bytes; a label that is no number is stored as float32 behind the header."""
+    """Pack a header and bytes into a record; an array label is stored as float32 after the header."""
     header = IRHeader(*header)
     if isinstance(header.label, (int, float, np.integer, np.floating)):
         return _HEADER.pack(0, float(header.label), header.id, header.id2) + s
@@ -332,7 +332,7 @@ def pack(header: Any, s: bytes) -> bytes:
 
 
 def unpack(s: bytes) -> tuple[IRHeader, bytes]:
-    """(header, bytes) of a record that :func:`pack` has made; raises FormatError when it is too short."""
+    """Unpack a record of :func:`pack` into (header, bytes); raises FormatError if it is too short."""
     if len(s) < _HEADER.size:
         raise FormatError(f"unpack: a record with a header has at least {_HEADER.size} bytes, got {len(s)}")
     header, rest = IRHeader(*_HEADER.unpack_from(s)), s[_HEADER.size :]
@@ -345,17 +345,17 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
 
 
 def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
-    """A record of a header and an image, which is written as JPEG or PNG.
+    """Pack a header and an image, encoded as JPEG or PNG, into a record.
 
     Args:
-        img: pixels, uint8 of shape (height, width[, 1 or 3]), blue first as OpenCV has them.
+        img: pixels, uint8 of shape (height, width[, 1 or 3]), in BGR order like OpenCV.
         quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9.
     """
     return pack(header, encode(_other_way_round(np.asarray(img)), quality, img_fmt))
 
 
 def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
-    """(header, pixels) of a record that :func:`pack_img` has made, blue first.
+    """Unpack a record of :func:`pack_img` into (header, pixels), in BGR order.
 
     ``iscolor``: 1 for three channels, 0 for grey, -1 for those of the file.
 
@@ -368,5 +368,5 @@ def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
 
 
 def _other_way_round(pixels: Any) -> Any:
-    """Red and blue exchanged."""
+    """Swap the red and blue channels."""
     return pixels if pixels.ndim == 2 or pixels.shape[2] < 3 else pixels[:, :, [2, 1, 0, *range(3, pixels.shape[2])]]

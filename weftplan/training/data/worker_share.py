@@ -1,4 +1,4 @@
-"""One worker's part of every batch: what several processes train on together is the batch of one."""
+"""PartOfBatchIter: a worker's share of every batch in data-parallel training with several processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 
 
 class PartOfBatchIter(DataIter):
-    """Rows ``rank``/``num_workers`` of every batch of another iterator.
+    """Share ``rank`` of ``num_workers`` equal shares of every batch of another iterator.
 
-    Every worker makes the same iterator, with the same seed where it shuffles, so the parts of a step are the batch
-    that one process would have had. The processes need no other agreement on who reads what.
+    Every worker constructs the same iterator, with the same seed if it shuffles. The shares of a step then form the
+    batch of a single-process run, without any communication about the split.
 
     Args:
         source: an iterator whose batch size is a multiple of ``num_workers``.
@@ -55,8 +55,8 @@ class PartOfBatchIter(DataIter):
         self._source.reset()
 
     def state(self) -> State:
-        """As :meth:`DataIter.state <weftplan.training.data.ndarray_iter.DataIter.state>`; the same for every worker,
-        and for any number of them."""
+        """Return the source's :meth:`state <weftplan.training.data.ndarray_iter.DataIter.state>`, which does not depend
+        on ``rank`` and ``num_workers``."""
         return make_state(self, {}, source=self._source.state())
 
     def set_state(self, state: Mapping[str, Any]) -> None:

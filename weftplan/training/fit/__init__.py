@@ -1,1 +1,1 @@
-"""The training loop and what accompanies it: checkpoints, callbacks, events, early stopping."""
+"""The training loop of ``fit``, with checkpoints, callbacks, events and early stopping."""

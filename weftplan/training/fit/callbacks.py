@@ -1,6 +1,6 @@
-"""Callbacks of ``fit``: speed, checkpoints, a live display, and a clean stop on Ctrl-C.
+"""Callbacks of ``fit``: speed, checkpoints, a progress bar, and a clean stop on Ctrl-C.
 
-They are called on the thread that runs ``fit``. What they read of arrays they wait for.
+They run on the thread that calls ``fit`` and wait for any array they read.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 
 
 Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
-"""What ``fit`` and ``score`` take: none, one or several."""
+"""Callbacks argument of ``fit`` and ``score``: none, one or several."""
 
 
 def call(callbacks: Callbacks, *args: Any) -> None:
-    """Call each of them, in order."""
+    """Call each callback, in order."""
     if callbacks is None:
         return
     for callback in [callbacks] if callable(callbacks) else callbacks:
@@ -46,7 +46,7 @@ def call(callbacks: Callbacks, *args: Any) -> None:
 
 
 class BatchEndParam(NamedTuple):
-    """What a batch-end callback is told; ``locals`` holds the module (``self``) and its batch (``data_batch``)."""
+    """Argument of a batch-end callback; ``locals`` holds the module (``self``) and its batch (``data_batch``)."""
 
     epoch: int
     nbatch: int
@@ -57,8 +57,8 @@ class BatchEndParam(NamedTuple):
 class Speedometer(Constructed):
     """Log samples per second (and the metric) every ``frequent`` batches.
 
-    With ``auto_reset`` the metric that is shown covers the batches since the last line; what ``fit`` logs at
-    the end of an epoch still covers all of it.
+    With ``auto_reset`` the logged metric covers the batches since the last line; the metric that ``fit`` logs at the
+    end of an epoch still covers the whole epoch.
     """
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
@@ -96,7 +96,7 @@ class Speedometer(Constructed):
 
 @known_keywords()
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
-    """A batch-end callback that logs the metric every ``period`` batches; ``auto_reset`` begins it anew each time."""
+    """Return a batch-end callback that logs the metric every ``period`` batches, and resets it with ``auto_reset``."""
     period = max(1, period)
 
     def callback(param: BatchEndParam) -> None:
@@ -119,17 +119,17 @@ class LogValidationMetricsCallback:
 
 
 def reports_validation(callbacks: Callbacks) -> bool:
-    """Whether one of the callbacks at the end of a validation logs its values, so that no other line need do so."""
+    """Return whether any validation callback logs the validation metrics, so that ``fit`` need not log them."""
     given = [callbacks] if callbacks is None or callable(callbacks) else callbacks
     return any(isinstance(callback, LogValidationMetricsCallback) for callback in given)
 
 
 class ProgressBar(Constructed):
-    """Logs after each batch how much of the epoch is done, as a bar and in percent.
+    """Batch-end callback that logs the progress of the epoch as a bar and in percent.
 
     Args:
         total: batches of an epoch.
-        length: of the bar, in characters.
+        length: length of the bar in characters.
     """
 
     def __init__(self, total: int, length: int = 80) -> None:
@@ -144,7 +144,7 @@ class ProgressBar(Constructed):
 
 @known_keywords()
 def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[int, Any, Any, Any], None]:
-    """An epoch-end callback that saves a checkpoint every ``period`` epochs."""
+    """Return an epoch-end callback that saves a checkpoint every ``period`` epochs."""
     period = max(1, period)
 
     def callback(epoch: int, symbol: Any, arg_params: Any, aux_params: Any) -> None:
@@ -158,7 +158,7 @@ def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[
 def module_checkpoint(
     module: Any, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:
-    """An epoch-end callback that lets ``module`` save itself every ``period`` epochs."""
+    """Return an epoch-end callback that calls ``module.save_checkpoint`` every ``period`` epochs."""
     period = max(1, period)
 
     def callback(epoch: int, *_: Any) -> None:
@@ -169,10 +169,10 @@ def module_checkpoint(
 
 
 class StopAtBatchEnd:
-    """Turns Ctrl-C into a stop between two batches, so that no update is half done.
+    """Handler that turns Ctrl-C into a stop between two batches, so that no update is interrupted.
 
-    As a context manager it takes over SIGINT; as a batch-end callback it raises KeyboardInterrupt once a signal came.
-    A second Ctrl-C interrupts at once. Works in the main thread only (elsewhere it does nothing).
+    As a context manager it handles SIGINT; as a batch-end callback it raises KeyboardInterrupt after a signal. A second
+    Ctrl-C interrupts immediately. It works only in the main thread and does nothing in other threads.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: written beside the training, whole or not at all, and found again.
+"""Run checkpoints: written atomically on a background thread, pruned, and read again on resume.
 
-A checkpoint is one safetensors file, ``<prefix>-step<number of updates>.safetensors``: parameters and auxiliary states
-under their names, and whatever else the run needs to go on with the same bits. The thread that trains gathers copies
-(:mod:`weftplan.training.fit.run_state`), and a thread of its own waits for them and writes, one file at a time. A file
-takes its name when its bytes are on the disk, so a process may be killed at any moment.
+A checkpoint is a safetensors file, ``<prefix>-step<number of updates>.safetensors``. It holds parameters and auxiliary
+states under their names, and all other state that a bit-identical resume needs. The training thread gathers copies
+(:mod:`weftplan.training.fit.run_state`). A background thread waits for the copies and writes one file at a time. A file
+receives its name only after its bytes are on disk, so killing the process at any moment is safe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weftplan.training.fit.parameter_files import BESIDES, named_in, parameter_m
 from weftplan.training.fit.run_state import as_arrays
 
 VERSION = 1
-"""Of the facts in a checkpoint; a file with another one is refused."""
+"""Version of the facts in a checkpoint; files with another version are refused."""
 _FACTS = "weftplan.run"
 _CHECKSUM = "weftplan.crc32"
 _STEP = re.compile(r"-step(\d+)\.safetensors$")
@@ -38,18 +38,18 @@ _STEP = re.compile(r"-step(\d+)\.safetensors$")
 
 @dataclass(slots=True)
 class Snapshot:
-    """A moment of a run: copies of arrays, perhaps still under way, and plain facts."""
+    """State of a run between two updates: copies of arrays, possibly still pending, and plain facts."""
 
     args: dict[str, NDArray]
     aux: dict[str, NDArray]
     besides: dict[str, Any]
-    """Arrays that are no parameters, by names that no parameter has."""
+    """Arrays that are not parameters, under names that do not clash with parameters."""
     facts: dict[str, Any]
 
 
 @dataclass(slots=True)
 class Saved:
-    """A checkpoint that was read."""
+    """Checkpoint read from a file."""
 
     path: Path
     args: dict[str, NDArray]
@@ -59,10 +59,10 @@ class Saved:
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> int:
-    """Write a snapshot, whole or not at all, when its copies are done; returns the bytes of its arrays.
+    """Write a snapshot atomically, after waiting for its copies; returns the bytes of its arrays.
 
     Raises:
-        OSError: the file cannot be written; what was there before stays.
+        OSError: the file cannot be written; the previous file stays.
     """
     arrays = {
         name: value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
@@ -76,10 +76,10 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> int:
 
 
 def read_snapshot(path: Path) -> Saved:
-    """What :func:`write_snapshot` has written.
+    """Read a file of :func:`write_snapshot`.
 
     Raises:
-        FormatError: the file is damaged, is none of ours, or has another version.
+        FormatError: the file is damaged, is not a run checkpoint, or has another version.
     """
     try:
         arrays, metadata = file_format.read(path)
@@ -111,17 +111,17 @@ def read_snapshot(path: Path) -> Saved:
 
 
 class OtherVersion(FormatError):
-    """A checkpoint of another version, which is whole: older files are no replacement for it."""
+    """Intact checkpoint of another version. It is an error; reading does not fall back to an older file."""
 
 
 class Checkpoints:
     """The checkpoints under one prefix.
 
     Args:
-        prefix: path and beginning of the names; the folder is made.
-        every: updates between two checkpoints; None: one at the end of each epoch.
-        keep: how many of the newest stay; None: all.
-        told: called on the writing thread with what happened and its figures.
+        prefix: path prefix of the files; the folder is created.
+        every: updates between two checkpoints; None: a checkpoint at the end of each epoch.
+        keep: number of newest checkpoints to keep; None: all.
+        told: called on the writing thread with the kind of event and its figures.
 
     Raises:
         ParameterError: ``every`` or ``keep`` is no whole number above 0.
@@ -143,10 +143,10 @@ class Checkpoints:
         self.every = every
         self.keep = keep
         self.failed = 0
-        """Checkpoints that could not be written."""
+        """Number of failed writes."""
         self.told = told
         self.writes = True
-        """False in a process whose run is saved by another one with equal weights; it only reads."""
+        """False if another process with equal weights writes the checkpoints; this process then only reads."""
         self._thread: threading.Thread | None = None
         self._last: Path | None = None
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -155,15 +155,15 @@ class Checkpoints:
 
     @property
     def best(self) -> Path:
-        """The file of the best epoch so far."""
+        """Path of the best epoch so far."""
         return self.prefix.with_name(f"{self.prefix.name}-best.safetensors")
 
     def path(self, step: int) -> Path:
-        """The file of a number of updates."""
+        """Return the path of the checkpoint after ``step`` updates."""
         return self.prefix.with_name(f"{self.prefix.name}-step{step:08d}.safetensors")
 
     def found(self) -> list[Path]:
-        """The files that there are, the oldest first."""
+        """Return the existing checkpoint files, oldest first."""
         steps = {}
         for path in self.prefix.parent.glob(f"{_escaped(self.prefix.name)}-step*.safetensors"):
             match = _STEP.search(path.name)
@@ -172,7 +172,7 @@ class Checkpoints:
         return [steps[step] for step in sorted(steps)]
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint that is whole; damaged ones are told and passed over.
+        """Read the newest intact checkpoint; damaged files are logged and skipped.
 
         Raises:
             FormatError: there are checkpoints, but each is damaged, or the newest has another version.
@@ -191,9 +191,9 @@ class Checkpoints:
         return None
 
     def sweep(self) -> None:
-        """Remove what a process that was killed while it wrote has left."""
-        # weftplan.support.atomic_files names them: a dot, the first 40 characters of the target's name, a dot and
-        # eight digits.
+        """Remove temporary files of a process that was killed during a write."""
+        # weftplan.support.atomic_files names temporary files: a dot, the first 40 characters of the target's name, a
+        # dot and eight hexadecimal digits.
         beginnings = tuple(f".{self.prefix.name}-{kind}"[:41] for kind in ("step", "best"))
         for path in self.prefix.parent.glob(".*"):
             if path.name.startswith(beginnings) and re.search(r"\.[0-9a-f]{8}$", path.name):
@@ -201,16 +201,16 @@ class Checkpoints:
                     path.unlink()
 
     def save(self, path: Path, snapshot: Snapshot) -> None:
-        """Begin to write ``snapshot``; first waits for the file before to be written, so that memory stays bounded.
+        """Start writing ``snapshot`` on a thread; first waits for the previous write, so that memory stays bounded.
 
-        Whatever goes wrong with the file is logged, and the files that are there stay.
+        A failed write is logged, and existing files stay.
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(path, snapshot), name="weftplan checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until the pending write has finished."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -219,7 +219,7 @@ class Checkpoints:
         start = time.perf_counter()
         try:
             nbytes = write_snapshot(path, snapshot)
-        except Exception as error:  # of the disk, or of an operation whose failure the training thread is told, too
+        except Exception as error:  # a disk error, or a failed operation, which also raises on the training thread
             self.failed += 1
             last = self._last or next(iter(reversed(self.found())), None)
             why = getattr(error, "strerror", None) or error
@@ -248,7 +248,7 @@ class Checkpoints:
 
 
 def _checksum(arrays: Mapping[str, Any], facts: str) -> int:
-    """Of the bytes of all arrays, in the order of their names, and of the facts."""
+    """Return the CRC-32 of the facts and the bytes of all arrays in the order of their names."""
     total = zlib.crc32(facts.encode())
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])
@@ -257,16 +257,15 @@ def _checksum(arrays: Mapping[str, Any], facts: str) -> int:
 
 
 def _escaped(name: str) -> str:
-    """A name with nothing in it that ``glob`` takes for a pattern."""
+    """Escape the characters that ``glob`` interprets."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def make_checkpoints(prefix: Any, every: Any, keep: Any, resume: Any) -> Checkpoints | None:
-    """What the arguments of ``fit`` ask for.
+    """Make the checkpoints that the arguments of ``fit`` request; None without a prefix.
 
     Raises:
-        ParameterError: they do not fit each other; or there are checkpoints of an earlier run, and nobody asks to go
-            on from them.
+        ParameterError: the arguments contradict each other; or checkpoints of an earlier run exist without ``resume``.
     """
     if resume not in (False, True, "changed"):
         raise ParameterError(f"fit: resume must be True, False or 'changed', got {resume!r}")

@@ -1,7 +1,7 @@
-"""What a person sees of training: one live line on a terminal, and one line that stays for each epoch.
+"""Progress display of ``fit``: a live terminal line, and a permanent line per epoch.
 
-``fit(progress=True)`` and ``weftplan train`` share it; a file or a pipe gets the lines that stay, and nothing else. By
-default ``fit`` shows the live line alone, on stderr, once training has taken a second.
+``fit(progress=True)`` and ``weftplan train`` share it. A file or a pipe receives only the permanent lines. By default
+``fit`` shows only the live line, on stderr, once training has taken a second.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BAR = 20
 
 
 class Display:
-    """The progress of training over ``epochs`` epochs of ``batches`` batches (None: learnt from the first epoch).
+    """Progress display of training over ``epochs`` epochs of ``batches`` batches (None: learnt from the first epoch).
 
     Args:
-        memory: says the live bytes.
-        stream: where it goes; None: stdout, or stderr if no line stays.
-        silent: show nothing, only count.
-        passing: let no line stay on a terminal or in a notebook; a pipe gets a line every few seconds.
+        memory: function that returns the live bytes.
+        stream: output stream; None: stdout, or stderr with ``passing``.
+        silent: only count, without output.
+        passing: leave no permanent line on a terminal or in a notebook; a pipe gets a line every few seconds.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Display:
         self._seen = 0
 
     def batch(self, epoch: int, nbatch: int, samples: int, pairs: Pairs) -> None:
-        """A batch has run."""
+        """Count a batch and update the live line."""
         now = time.perf_counter()
         if not self._seen:
-            # The first batch has no beginning here: its time is not counted, and neither are its samples.
+            # The start of the first batch is unknown, so neither its time nor its samples count for the speed.
             self._begin(now)
         else:
             self._epoch_samples += samples
@@ -70,7 +70,7 @@ class Display:
             self._live.update(lambda width: self._line(epoch, nbatch + 1, pairs, time.perf_counter(), width))
 
     def epoch_end(self, epoch: int, train: Pairs, validation: Pairs = (), seconds: float | None = None) -> None:
-        """An epoch has ended: its line stays."""
+        """Finish an epoch and write its permanent line."""
         self.batches = self.batches or self._seen
         if self._passing:
             self._begin(time.perf_counter())
@@ -89,14 +89,14 @@ class Display:
         self._begin(now)
 
     def clear(self) -> None:
-        """Wipe the live line, so that something else can be written."""
+        """Clear the live line before other output."""
         self._live.clear()
 
     def _speed(self, now: float) -> float:
         return self._epoch_samples / max(now - self._epoch_start, 1e-9)
 
     def _line(self, epoch: int, done: int, pairs: Pairs, now: float, width: int) -> str:
-        """As many parts as the terminal has room for, the most important first."""
+        """Build the live line from as many parts as fit the width, most important first."""
         head = f"epoch {epoch + 1}/{self.epochs}"
         if self.batches:
             filled = min(BAR, BAR * done // self.batches)

@@ -1,4 +1,4 @@
-"""When to stop: no better validation for a number of epochs, and which epoch was the best so far."""
+"""EarlyStopping: the stopping rule of ``fit``, with a record of the best epoch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _SMALLER = ("loss", "entropy", "perplexity", "mse", "mae", "rmse", "log-likeliho
 
 
 class EarlyStopping:
-    """Stops ``fit`` when a metric has not become better for ``patience`` epochs.
+    """Stopping rule: stop ``fit`` when a metric has not improved for ``patience`` epochs.
 
-    The metric is that of the validation, or of training where ``fit`` has no ``eval_data``. With checkpoints the best
-    epoch is kept as ``<prefix>-best.safetensors``.
+    The metric is computed on validation data, or on training data if ``fit`` has no ``eval_data``. With checkpoints the
+    best epoch is saved as ``<prefix>-best.safetensors``.
 
     Args:
-        metric: its name; None: the first.
-        patience: epochs without a better value after which training stops; None: never, so that only the best is kept.
-        min_delta: by how much a value must be better.
+        metric: name of the metric; None: the first.
+        patience: epochs without improvement before training stops; None: never stop, only save the best epoch.
+        min_delta: smallest difference that counts as an improvement.
         mode: ``"max"`` or ``"min"``; None: ``"min"`` for errors, losses and entropies, ``"max"`` for the others.
 
     >>> stop = EarlyStopping("accuracy", patience=2)
@@ -50,15 +50,15 @@ class EarlyStopping:
         self.best: float | None = None
         self.best_epoch: int | None = None
         self.waited = 0
-        """Epochs since the best."""
+        """Epochs since the best epoch."""
 
     @property
     def stops(self) -> bool:
-        """True once training is to stop."""
+        """Whether training should stop."""
         return self.patience is not None and self.waited >= self.patience
 
     def epoch_end(self, epoch: int, pairs: Sequence[tuple[str, float]]) -> bool:
-        """Take in the metrics of an epoch; True if it is the best so far.
+        """Record the metrics of an epoch; returns True if it is the best so far.
 
         Raises:
             ParameterError: there is no such metric.

@@ -1,10 +1,10 @@
-"""What happens while ``fit`` runs, as lines of JSON in ``events.jsonl``, and as a page.
+"""Training events of ``fit``: a JSON Lines log, ``events.jsonl``, and a summary page.
 
-One line is one event: ``begin``, ``step`` (the figures since the last line), ``epoch``, ``checkpoint``, ``warning``,
-``resume``, ``end``. Lines are only added, so a process that is killed leaves at most one half line, which readers leave
-out. In the first minutes nearly every step has a line; later there is one a second, so that a night is a few megabytes.
+Each line is an event: ``begin``, ``step`` (the figures since the last line), ``epoch``, ``checkpoint``, ``warning``,
+``resume``, ``end``. The file is append-only. A killed process leaves at most one incomplete line, which readers ignore.
+In the first minutes nearly every step has a line; later there is one line per second, so a night takes a few megabytes.
 
-The thread that trains writes. Others only append to a deque (which is atomic), and the next line takes it along.
+Only the training thread writes. Other threads append to a deque (an atomic operation), and the next write drains it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ Event = dict[str, Any]
 NAME = "events.jsonl"
 PAGE = "index.html"
 PHASES = ("data", "compute", "exchange", "other")
-"""What the thread that trains spends its time on: waiting for the next batch while the devices have nothing to do;
-pushing forward and backward and waiting for outputs; exchanging gradients and updating, where it waits for other
-processes alone; callbacks, checkpoints and whatever else there is."""
+"""Phases of the training thread's time.
+
+- ``data``: waiting for the next batch while the devices are idle.
+- ``compute``: pushing forward and backward, and waiting for outputs.
+- ``exchange``: exchanging gradients and updating; the only waits are for other processes.
+- ``other``: callbacks, checkpoints and all remaining work.
+"""
 _SHARE = 0.005
-"""A line for so much of the time since the beginning, and ``period`` seconds at most."""
+"""Interval between two lines as a fraction of the elapsed time; ``period`` seconds is the upper limit."""
 
 
 class Window:
-    """Figures of some steps: seconds by phase, and how many steps and samples."""
+    """Accumulated figures of consecutive steps: seconds by phase, number of steps and samples."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -51,29 +55,29 @@ class Window:
         self.samples = 0
 
     def spent(self, phase: str, since: float) -> float:
-        """The time since then went into a phase; returns the time now."""
+        """Add the time since ``since`` to a phase; returns the current time."""
         now = time.perf_counter()
         self.seconds[phase] += now - since
         return now
 
     @property
     def total(self) -> float:
-        """Seconds of all phases."""
+        """Total seconds of all phases."""
         return sum(self.seconds.values())
 
 
 class StepEnd:
-    """Notes when the devices have done what was pushed for a step, without waiting for it.
+    """Timestamp of the moment when the devices finish a step, recorded without waiting.
 
-    An operation that reads the parameters which are updated last and first runs behind their updates.
+    It pushes an operation that reads the first and the last parameter, so the operation runs after their updates.
     """
 
     def __init__(self, module: Any) -> None:
         self.at: float | None = None
-        """The time, once it has come; written by a worker, read by the thread that trains."""
+        """Time of completion, None before; written by an engine worker, read by the training thread."""
         try:
             parameters = module.owner().group.param_arrays
-        except MXNetError:  # a module of one's own that does not say what it is made of
+        except MXNetError:  # a custom module without access to its parameters
             return
         arrays = {id(array): array for parts in (*parameters[:1], *parameters[-1:]) for array in parts}
         reads = tuple({id(array.var): array.var for array in arrays.values()}.values())
@@ -85,14 +89,15 @@ class StepEnd:
 
 
 class Events:
-    """Writes ``events.jsonl`` into a folder, and ``index.html``, a page that needs nothing else.
+    """Writer of ``events.jsonl`` and a self-contained page, ``index.html``.
 
     Args:
-        folder: is made. A run that goes on from a checkpoint adds to the events that are there, any other begins anew.
+        folder: target folder, created if missing. A resumed run appends to existing events; any other run overwrites
+            them.
         period: most seconds between two lines of figures.
-        gradients: whether to compute the norm of the gradients, once for each line: the root of the sum of the squares
-            of what the first device computed, times the optimizer's ``rescale_grad``.
-        page: whether to write the page, at the end of an epoch (not more often than every ten seconds) and of the run.
+        gradients: whether to compute the norm of the gradients for each line: the L2 norm of the first device's
+            gradients, times the optimizer's ``rescale_grad``.
+        page: whether to write the page, at the end of epochs (at most every ten seconds) and of the run.
         tensorboard: a folder for TensorBoard, which needs the package tensorboardX (the extra ``tensorboard``), or a
             writer with ``add_scalar(name, value, step)``, such as that of ``torch.utils.tensorboard``.
 
@@ -124,19 +129,19 @@ class Events:
         self._line_at = 0.0
         self._page_at = -math.inf
         self._full = False
-        """Whether the folder has refused a line."""
+        """Whether a write has failed."""
         self._contexts: list[Context] = []
         self._usage = Usage(())
 
     # -- what fit tells -------------------------------------------------------------------------------------------
 
     def begin(self, contexts: Sequence[Context], facts: Mapping[str, Any], *, resumed: bool) -> None:
-        """A run begins, or goes on."""
+        """Start or resume a run: open the file and write its first event."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / NAME
         torn = resumed and path.exists() and not path.read_bytes().endswith(b"\n")
         self._file = open(path, "a" if resumed else "w", encoding="utf-8")  # noqa: SIM115 - it stays open
-        if torn:  # the line that was being written when the process was killed
+        if torn:  # incomplete line of a killed process
             self._file.write("\n")
         self._contexts = list(contexts)
         self._usage = Usage(contexts)
@@ -144,16 +149,16 @@ class Events:
         self._write("resume" if resumed else "begin", facts)
 
     def tell(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Something happened, on any thread; it is written with the next line."""
+        """Record an event from any thread; it is written with the next line."""
         self._told.append({"event": kind, "time": round(time.time(), 3), **facts})
 
     def due(self) -> bool:
-        """Whether the step that has just ended gets a line."""
+        """Return whether the step that has just ended gets a line."""
         elapsed = time.perf_counter() - self._start
         return elapsed - self._line_at >= min(self.period, _SHARE * elapsed)
 
     def step(self, step: int, epoch: int, batch: int, metrics: Pairs, window: Window, module: Any) -> Event:
-        """A line of figures; ``window`` covers the steps since the line before."""
+        """Write a line of figures; ``window`` covers the steps since the previous line."""
         found: Event = {
             "step": step,
             "epoch": epoch,
@@ -176,7 +181,7 @@ class Events:
         return event
 
     def epoch(self, step: int, epoch: int, train: Pairs, validation: Pairs, seconds: float) -> None:
-        """An epoch has ended; at times the page is written."""
+        """Write an epoch's event, and the page if it is older than ten seconds."""
         facts = {"step": step, "epoch": epoch, "train": dict(train), "validation": dict(validation)}
         self._write("epoch", {**facts, "seconds": round(seconds, 4)})
         self._scalars("epoch/train/", dict(train), step)
@@ -185,12 +190,12 @@ class Events:
             self._try_page()
 
     def end(self, facts: Mapping[str, Any]) -> None:
-        """The run has ended, for whatever reason."""
+        """Finish the run, also after an error: write the last event and the page, close the files."""
         if self._file is None:
             return
         self._write("end", facts)
         file, self._file = self._file, None
-        with suppress(OSError):  # of a full disk, which a line has told
+        with suppress(OSError):  # a full disk, already logged
             file.close()
         if self.page:
             self._try_page()
@@ -198,7 +203,7 @@ class Events:
             self._writer.close()
 
     def write_page(self, **settings: Any) -> Path:
-        """Write the page of all events so far; ``settings`` go to what draws it."""
+        """Write the page of all events so far; ``settings`` are passed to the page renderer."""
         path = self.folder / PAGE
         text = slots.TRAINING_PAGE.get()(read_events(self.folder / NAME), **{"title": self.title, **settings})
         write_text(path, text)
@@ -214,7 +219,7 @@ class Events:
             self._say_full(error)
 
     def _say_full(self, error: OSError) -> None:
-        """Log, once, that the folder takes no more; training goes on without its events."""
+        """Log, once, that events can no longer be written; training continues without them."""
         if not self._full:
             reason = error.strerror or error
             log.warning("events are no longer written to %s: %s; training goes on", self.folder, reason)
@@ -234,7 +239,7 @@ class Events:
         return event
 
     def _machine(self) -> Event:
-        """Bytes and queues at this moment, and how busy the processors have been since the last line."""
+        """Return current memory and queue figures, and the processor load since the last line."""
         statistics = [storage.get(context).statistics() for context in self._contexts]
         told = engine.get().statistics()
         queues: dict[str, int] = {}
@@ -257,7 +262,7 @@ class Events:
 
 
 def gradient_norm(module: Any) -> float | None:
-    """The norm of the gradients of the last update, as :class:`Events` says; reading it waits for them."""
+    """Return the gradient norm of the last update, as defined by :class:`Events`; waits for the gradients."""
     gradients = [grads[0] for grads in module.owner().group.grad_arrays if grads is not None]
     if not gradients:
         return None
@@ -267,10 +272,10 @@ def gradient_norm(module: Any) -> float | None:
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
-    """The events of a file, without a half line at its end, and without steps that a resumed run has done again.
+    """Read the events of a file, without an incomplete last line and without steps that a resumed run has repeated.
 
     Raises:
-        FormatError: a line that is no event.
+        FormatError: a line is not an event.
     """
     found: list[Event] = []
     with open_to_read(path) as file:
@@ -307,7 +312,7 @@ def _line(event: Event) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers that JSON does not have, as texts: nan, inf, -inf."""
+    """Convert a value to plain JSON; nan, inf and -inf become texts."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,4 @@
-"""What goes wrong silently in training, told once: outputs that are no numbers, labels that no class has, gradients
-that explode or vanish, and devices that wait for data or for the thread that trains."""
+"""One-time warnings of ``fit``: NaN outputs, invalid labels, bad gradients, starved devices."""
 
 from __future__ import annotations
 
@@ -12,21 +11,21 @@ from typing import Any
 import numpy as np
 
 STARVED = 0.25
-"""A warning comes when so much of the time goes by without work for a device, over so many steps and seconds:"""
+"""Idle fraction above which a warning is logged, over at least ``LEAST_STEPS`` and ``LEAST_SECONDS``."""
 LEAST_STEPS, LEAST_SECONDS = 30, 2.0
 EXPLODED = 1000.0
-"""A warning comes when the norm of the gradients is so many times the median of the last norms."""
+"""Ratio of the gradient norm to the median of recent norms above which a warning is logged."""
 
 
 def place(epoch: int, batch: int) -> str:
-    """Where in training something happened, counted from 1 as the progress display counts."""
+    """Describe a position in training, counted from 1 like the progress display."""
     return f"epoch {epoch + 1}, batch {batch + 1}"
 
 
 class Watch:
-    """Looks at what ``fit`` computes, and warns once of each kind of trouble.
+    """Monitor of ``fit`` that warns once about each kind of problem.
 
-    Called by the thread that trains, behind the metric, which has waited for the outputs already.
+    The training thread calls it after the metric, which has already waited for the outputs.
 
     Args:
         told: called with the text of each warning before it is logged.
@@ -42,7 +41,7 @@ class Watch:
         self._norms: deque[float] = deque(maxlen=50)
 
     def time(self, seconds: Mapping[str, float], steps: int) -> None:
-        """On what the thread that trains has spent its time in some steps, by phase."""
+        """Record the training thread's seconds by phase over some steps; warn if devices were idle."""
         self._steps += steps
         for phase, value in seconds.items():
             self._seconds[phase] = self._seconds.get(phase, 0.0) + value
@@ -56,11 +55,11 @@ class Watch:
         self._seconds, self._steps = {}, 0
 
     def overflow(self, where: str) -> None:
-        """A gradient of mixed precision is not finite, however small the scale of the loss."""
+        """Warn about gradients in mixed precision that are not finite even with a loss scale of 1."""
         self._tell("norm", f"{where}: gradients are not finite even with a loss scale of 1. {_ADVICE}")
 
     def gradients(self, where: str, norm: float | None) -> None:
-        """The norm of the gradients of an update."""
+        """Check the gradient norm of an update."""
         if norm is None:
             return
         if not math.isfinite(norm):
@@ -82,7 +81,7 @@ class Watch:
         self._norms.append(norm)
 
     def batch(self, epoch: int, nbatch: int, labels: Sequence[Any], pairs: Sequence[tuple[str, float]]) -> None:
-        """After a batch: its labels, and the metrics so far."""
+        """Check a batch: the metrics so far, its labels and its outputs."""
         where = place(epoch, nbatch)
         for name, value in pairs:
             if not math.isfinite(value):
@@ -107,7 +106,7 @@ class Watch:
                 self._tell("loss", f"{where}: output {name} holds NaN or infinity. {_ADVICE}")
 
     def _labels(self, where: str, labels: Sequence[Any]) -> None:
-        """Labels of softmax outputs must be numbers of classes."""
+        """Warn if a label of a softmax output is not a class index."""
         symbol = self._module.symbol
         if "labels" in self._told or symbol is None or len(labels) != 1:
             return

@@ -1,8 +1,8 @@
-"""One call of ``fit``: the loop over epochs and batches, with what it keeps beside the module.
+"""The loop of one ``fit`` call over epochs and batches, and the state of that call.
 
-A :class:`Fitting` lives as long as the call and is used by the thread that trains. It counts updates, sums gradients
-of micro-batches, writes checkpoints, and tells how it goes; what each of those means stands in the file of its own, and
-how it goes on from a checkpoint in ``resumable_run.py``.
+A :class:`Fitting` lives as long as the call and belongs to the training thread. It counts updates, sums the gradients
+of micro-batches, writes checkpoints and reports progress. Each of these has its own file; ``resumable_run.py`` resumes
+from a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weftplan.training.metrics.metric import EvalMetric
 
 @dataclass(slots=True)
 class Validation:
-    """How ``fit`` validates after each epoch."""
+    """Settings of the validation after each epoch."""
 
     data: Any
     metric: EvalMetric
@@ -37,19 +37,19 @@ class Validation:
 
 
 class Fitting(ResumableRun):
-    """The state of one call of ``fit``, and its loop.
+    """State and loop of a ``fit`` call.
 
     Args:
-        module: bound, with parameters and an optimizer.
+        module: bound module with parameters and an optimizer.
         data: training batches.
-        metric: of the training.
+        metric: training metric.
         epochs: (first, end): the epochs to train.
-        validation: None where there is none.
-        micro_batches: pieces into which each batch is cut.
-        scaling: of the loss, in mixed precision.
-        checkpoints: where and when checkpoints are written.
-        stopping: may end training early.
-        events: is told how it goes.
+        validation: validation settings, or None.
+        micro_batches: pieces per batch.
+        scaling: loss scale in mixed precision, or None.
+        checkpoints: writer of checkpoints, or None.
+        stopping: early-stopping rule, or None.
+        events: receiver of training events, or None.
         display, monitor, batch_end_callback, epoch_end_callback: as ``fit`` takes them.
     """
 
@@ -85,7 +85,7 @@ class Fitting(ResumableRun):
         self._validation = validation
         self._pieces = Pieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
-        # Only then, since not every kind of module has one owner.
+        # Ask for the owner only if needed, because not every kind of module has one.
         store: Any = None if scaling is None and checkpoints is None else module.owner()._kvstore
         if getattr(store, "num_workers", 1) > 1:
             if scaling is not None:
@@ -106,13 +106,13 @@ class Fitting(ResumableRun):
         self._events = events
         self._window = Window()
         self._ended: StepEnd | None = None
-        """When the devices have done what was pushed for the last step."""
+        """Completion time of the last step on the devices."""
         self._watch = Watch(module, self._warned)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train until the last epoch has ended, or the metric does not become better any more."""
+        """Train until the last epoch has ended or early stopping applies."""
         why = "an error"
         try:
             while self.epoch < self.end and not self._stops():
@@ -131,7 +131,7 @@ class Fitting(ResumableRun):
                 self._events.end({"step": self.step, "why": why})
 
     def begin_events(self, *, resumed: bool) -> None:
-        """Tell that the run begins, or goes on."""
+        """Report the start or the resumption of the run to the events."""
         if self._events is None:
             return
         if self._checkpoints is not None:
@@ -169,7 +169,7 @@ class Fitting(ResumableRun):
             since = self._window.spent("compute", since)
             number, self.batches, self.step = self.batches, self.batches + 1, self.step + 1
             self._watch.batch(self.epoch, number, batch.label, pairs)
-            data = getattr(batch, "data", None)  # a batch of somebody's own need not have it
+            data = getattr(batch, "data", None)  # a custom batch may lack it
             samples = data[0].shape[0] if data else 0
             self._display.batch(self.epoch, number, samples, pairs)
             param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module, "data_batch": batch})
@@ -190,7 +190,7 @@ class Fitting(ResumableRun):
             )
 
     def _waited(self, since: float) -> float:
-        """A batch has come: what of the wait for it the devices had nothing to do in counts as waiting for data."""
+        """Account the wait for a batch: the part during which the devices were idle counts as ``data``."""
         ended, now = self._ended, time.perf_counter()
         idle_from = since if ended is None else now if ended.at is None else min(max(since, ended.at), now)
         self._window.seconds["compute"] += idle_from - since
@@ -198,7 +198,7 @@ class Fitting(ResumableRun):
         return now
 
     def _count(self, number: int, samples: int, pairs: list[tuple[str, float]]) -> None:
-        """After a step: its figures, and at times a line of them."""
+        """Count a step, and write a line of figures if due."""
         window, events = self._window, self._events
         window.steps += 1
         window.samples += samples
@@ -206,7 +206,7 @@ class Fitting(ResumableRun):
             self._line(number, pairs)
 
     def _line(self, number: int, pairs: list[tuple[str, float]]) -> None:
-        """A line of figures of the steps since the one before; ``number`` is that of the last batch."""
+        """Write a line of figures for the steps since the previous line; ``number`` is that of the last batch."""
         window, events, self._window = self._window, self._events, Window()
         self._watch.time(window.seconds, window.steps)
         if events is not None:
@@ -214,7 +214,7 @@ class Fitting(ResumableRun):
             self._watch.gradients(place(self.epoch, number), told.get("gradient_norm"))
 
     def _update(self, batch: Any, since: float) -> float:
-        """One step: forward and backward of every piece of the batch, then one update; returns the time at its end."""
+        """Run a step: forward and backward of every piece of the batch, then an update; returns the time at its end."""
         module, window = self.module, self._window
         if self._micro_batches == 1:
             module.forward_backward(batch)
@@ -243,7 +243,7 @@ class Fitting(ResumableRun):
     def _end_epoch(self, start: float) -> None:
         module, epoch = self.module, self.epoch
         if self._events is not None and self._window.steps:
-            self._line(self.batches - 1, self.metric.get_name_value())  # so that the last steps are there, too
+            self._line(self.batches - 1, self.metric.get_name_value())  # include the last steps
         trained = self.metric.get_global_name_value()
         for name, value in trained:
             module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
@@ -295,7 +295,7 @@ class Fitting(ResumableRun):
 
 
 def _samples(descs: Any) -> int:
-    """Samples of a batch; 0 where the iterator does not say."""
+    """Return the batch size; 0 if the iterator does not provide it."""
     if not descs:
         return 0
     first = descs[0]

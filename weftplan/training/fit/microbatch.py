@@ -1,7 +1,7 @@
-"""Batches in pieces: gradients are summed over several small forward and backward passes before one update.
+"""Micro-batches: a batch split into pieces whose gradients are summed before a single update.
 
-This file cuts batches and their descriptions; the loop that sums stands in ``fitting.py``. Nothing is kept, and a piece
-is a view of its batch where the samples lie along the first axis.
+This file splits batches and their descriptions; the loop that sums is in ``loop.py``. The functions are stateless. A
+piece is a view of its batch if the samples lie along the first axis.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from weftplan.training.executor_group import as_ndarray, replaced
 
 
 def checked(count: Any) -> int:
-    """A number of micro-batches; raises ParameterError for what is none."""
+    """Validate a number of micro-batches; raises ParameterError unless it is a whole number >= 1."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ParameterError(f"micro_batches must be a whole number >= 1, got {count!r}")
     return count
 
 
 def cut_descs(descs: Sequence[Any] | None, count: int) -> list[DataDesc]:
-    """Descriptions of one of ``count`` pieces of a batch.
+    """Describe a piece of a batch that is split into ``count`` equal pieces.
 
     Raises:
-        ShapeError: the samples of a batch cannot be cut into so many equal pieces.
+        ShapeError: the number of samples is not divisible by ``count``.
 
     >>> cut_descs([DataDesc("data", (12, 3))], 4)
     [DataDesc[data,(3, 3),float32,NCHW]]
@@ -47,11 +47,11 @@ def cut_descs(descs: Sequence[Any] | None, count: int) -> list[DataDesc]:
 
 
 def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> None:
-    """Bind for the batches of ``data``, or for pieces of them, whose gradients are summed.
+    """Bind a module for the batches of ``data``, or for micro-batches with summed gradients.
 
     Raises:
-        ShapeError: the batch cannot be cut into so many pieces.
-        BindError: the module is bound already for something else.
+        ShapeError: the batch size is not divisible by ``micro_batches``.
+        BindError: the module is already bound for other shapes or another grad_req.
     """
     if micro_batches == 1:
         module.bind(data.provide_data, data.provide_label, for_training=True, force_rebind=rebind)
@@ -69,7 +69,7 @@ def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> Non
 
 
 class Pieces:
-    """Cuts batches of an iterator whose arrays are described by these data and labels."""
+    """Splitter for the batches of an iterator, given its data and label descriptions."""
 
     def __init__(self, data: Sequence[Any], label: Sequence[Any] | None) -> None:
         self._data_axes = _axes(data)
@@ -77,11 +77,11 @@ class Pieces:
 
     @property
     def axis(self) -> int:
-        """Along which the samples of the first data array lie."""
+        """Batch axis of the first data array."""
         return self._data_axes[0] if self._data_axes else 0
 
     def cut(self, batch: Any, samples: int) -> list[Any]:
-        """The batch in pieces of at most ``samples``, in order."""
+        """Split the batch into pieces of at most ``samples`` samples, in order."""
         whole = as_ndarray(batch.data[0], "data of the batch").shape[self.axis] if batch.data else 0
         if whole <= samples:
             return [batch]
@@ -102,7 +102,7 @@ class Pieces:
 
 
 class MicroBatchIter(DataIter):
-    """The batches of another iterator in pieces of at most ``batch_size`` samples, without those of padding alone.
+    """Batches of another iterator in pieces of at most ``batch_size`` samples; pieces of pure padding are dropped.
 
     >>> import numpy as np
     >>> from weftplan.training.data.ndarray_iter import NDArrayIter

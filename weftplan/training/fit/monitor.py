@@ -1,7 +1,7 @@
-"""``mx.mon.Monitor``: a statistic of every array of a network, every so many batches.
+"""``mx.mon.Monitor``: a statistic of every array in a network, computed every ``interval`` batches.
 
-It relies on executors to show every array as it is pushed. The statistics are arrays, and are waited for when they
-are printed. The thread that trains uses it.
+Executors pass every array to the monitor as they push it. Statistics are arrays; printing waits for them. The training
+thread uses the monitor.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from weftplan.support.package_log import log
 
 
 def _size(array: NDArray) -> Any:
-    """The norm of an array, divided by the root of its number of elements."""
+    """Return the norm of an array, divided by the square root of its size."""
     return nd.norm(array) / math.sqrt(array.size)
 
 
 class Monitor(Constructed):
-    """Collects a statistic of outputs (with ``monitor_all`` of inputs, too), arguments and auxiliary states.
+    """Collector of a statistic of outputs, arguments and auxiliary states; with ``monitor_all`` of inputs, too.
 
-    Call :meth:`tic` before a batch and :meth:`toc` after it, or hand the monitor to ``Module.fit``. While one is
-    installed every node is pushed alone, so runs are slower.
+    Call :meth:`tic` before a batch and :meth:`toc` after it, or pass the monitor to ``Module.fit``. While a monitor is
+    installed, every node is pushed separately, so runs are slower.
 
     Args:
-        interval: batches from one that is monitored to the next.
-        stat_func: statistic of an array: an NDArray, or a list of them. Default: norm / root of the size.
-        pattern: a regular expression for the beginning of the names that count.
-        sort: by name, instead of in the order in which they were computed.
-        monitor_all: inputs of every node, too.
+        interval: batches between two monitored batches.
+        stat_func: function from an array to its statistic, an NDArray or a list of them. Default: norm / sqrt(size).
+        pattern: regular expression matched at the start of array names; other arrays are ignored.
+        sort: sort statistics by name instead of by execution order.
+        monitor_all: whether to include the inputs of every node.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Monitor(Constructed):
             self.exes.append(exe)
 
     def uninstall(self, exe: Executor) -> None:
-        """Watch it no more."""
+        """Stop watching an executor."""
         exe.set_monitor_callback(None)
         self.exes = [one for one in self.exes if one is not exe]
 
     def tic(self) -> None:
-        """Before a batch: collect, if it is its turn."""
+        """Start a batch: collect statistics if the batch is to be monitored."""
         if self.step % self.interval == 0:
             self._wait()
             self.queue = []
@@ -78,7 +78,7 @@ class Monitor(Constructed):
         self.step += 1
 
     def toc(self) -> list[tuple[int, str, str]]:
-        """After a batch: (step, name, statistic as text) of every array; nothing if it was not its turn."""
+        """Finish a batch; returns (step, name, statistic as text) of every array, empty if it was not monitored."""
         if not self.activated:
             return []
         self._wait()
@@ -91,7 +91,7 @@ class Monitor(Constructed):
         return [(step, name, _as_text(statistic)) for step, name, statistic in found]
 
     def toc_print(self) -> None:
-        """:meth:`toc`, into the log."""
+        """Call :meth:`toc` and log its results."""
         for step, name, text in self.toc():
             log.info("Batch: %7d %-30s %s", step, name, text)
 
@@ -106,7 +106,7 @@ class Monitor(Constructed):
 
 
 def _as_text(statistic: Any) -> str:
-    """Each array of a statistic, a tab behind it."""
+    """Format the arrays of a statistic, each followed by a tab."""
     text = ""
     for value in statistic if isinstance(statistic, (list, tuple)) else [statistic]:
         if not isinstance(value, NDArray):

@@ -1,6 +1,7 @@
-"""Parameter files: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair, and safetensors.
+"""Parameter files: MXNet's pair of symbol and parameters, and safetensors.
 
-Files appear whole or not at all. Writing waits for the arrays; any thread may do it.
+MXNet's pair is ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``.
+Writes are atomic: a file appears whole or not at all. Writing waits for the arrays. Any thread may write.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from weftplan.symbol import Symbol
 Params = dict[str, NDArray]
 
 BESIDES = "weftplan.besides"
-"""Metadata of a safetensors file: which of its arrays are no parameters, but states of a training run."""
+"""Metadata key of a safetensors file: names of the arrays that are training state, not parameters."""
 
 
 def params_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
-    """The parameter file of an epoch; raises ParameterError for what is no number of one.
+    """Return the path of an epoch's parameter file; raises ParameterError if ``epoch`` is not a whole number >= 0.
 
     >>> params_path("model", 7).name
     'model-0007.params'
@@ -50,7 +51,7 @@ def save_checkpoint(
     aux_params: Mapping[str, NDArray],
     remove_amp_cast: bool = True,
 ) -> Path:
-    """Write symbol and parameters (each file whole or not at all); returns the parameter file's path.
+    """Write symbol and parameters, each file atomically; returns the parameter file's path.
 
     ``remove_amp_cast``: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
     """
@@ -65,15 +66,18 @@ def save_checkpoint(
 def write_params(
     path: str | os.PathLike[str], arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]
 ) -> None:
-    """Write a parameter file: the arrays' names with ``arg:`` or ``aux:`` before them."""
+    """Write a parameter file; names are prefixed with ``arg:`` or ``aux:``."""
     entries = {f"arg:{name}": value for name, value in arg_params.items()}
     entries.update({f"aux:{name}": value for name, value in aux_params.items()})
     nd.save(os.fspath(path), entries)
 
 
 def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
-    """(arg_params, aux_params) of a parameter file, which may be one of safetensors, such as ``fit(checkpoint=…)``
-    writes; raises FormatError when a name has neither prefix, or the file is damaged."""
+    """Read (arg_params, aux_params) from a parameter file, or from a safetensors file such as a checkpoint of ``fit``.
+
+    Raises:
+        FormatError: a name has neither prefix, or the file is damaged.
+    """
     if os.fsdecode(path).endswith(".safetensors"):
         return read_safetensors(path)
     loaded = nd.load(os.fspath(path))
@@ -96,10 +100,10 @@ def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
 
 
 def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Params]:
-    """(arg_params, aux_params) of an epoch.
+    """Read (arg_params, aux_params) of an epoch.
 
     Raises:
-        FileNotFoundError: there are no parameters of this epoch; names those that there are.
+        FileNotFoundError: there are no parameters of this epoch; the message names the existing files.
         FormatError: a name has neither prefix.
     """
     path = params_path(prefix, epoch)
@@ -111,7 +115,7 @@ def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Par
 
 
 def parameter_files(prefix: str | os.PathLike[str]) -> list[Path]:
-    """The parameter files of a prefix, by epoch."""
+    """List the parameter files of a prefix, by epoch."""
     path = Path(prefix)
     name = re.compile(re.escape(path.name) + r"-\d+")
     return sorted(other for other in path.parent.glob("*.params") if name.fullmatch(other.stem))
@@ -119,11 +123,11 @@ def parameter_files(prefix: str | os.PathLike[str]) -> list[Path]:
 
 @known_keywords()
 def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:
-    """(symbol, arg_params, aux_params) of an epoch.
+    """Read (symbol, arg_params, aux_params) of an epoch.
 
     Raises:
-        FileNotFoundError: no symbol with this prefix, or no parameters of this epoch; names those that there are.
-        FormatError: one of the files is damaged, or something else.
+        FileNotFoundError: no symbol with this prefix, or no parameters of this epoch; the message names existing files.
+        FormatError: a file is damaged or has another format.
     """
     path = Path(f"{os.fsdecode(prefix)}-symbol.json")
     if not path.exists():
@@ -138,17 +142,17 @@ def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol,
 
 
 def parameter_metadata(aux_names: Iterable[str], besides: Iterable[str] = ()) -> dict[str, str]:
-    """What a safetensors file of ours says about its arrays: auxiliary states, and those that are no parameters."""
+    """Return safetensors metadata that marks auxiliary states and arrays that are not parameters."""
     texts = {"format": "mxnet", "aux": json.dumps(sorted(aux_names))}
     named = sorted(besides)
     return {**texts, BESIDES: json.dumps(named)} if named else texts
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
-    """(arg_params, aux_params) of a safetensors file; without metadata of ours all of its arrays are arguments.
+    """Read (arg_params, aux_params) from a safetensors file; without our metadata all its arrays are arguments.
 
     Raises:
-        FormatError: the file is damaged, or something else; says what.
+        FormatError: the file is damaged or has another format.
     """
     raw, metadata = file_format.read(path)
     states = named_in(metadata, "aux", path)
@@ -161,7 +165,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
 
 
 def named_in(metadata: Mapping[str, Any], key: str, path: str | os.PathLike[str]) -> set[str]:
-    """The names that a file's metadata list; raises FormatError for what is no list of names."""
+    """Return the names that a metadata entry lists; raises FormatError if it is not a list of names."""
     text = metadata.get(key, "[]")
     try:
         return {str(name) for name in json.loads(text)}

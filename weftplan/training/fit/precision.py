@@ -1,10 +1,11 @@
-"""Mixed precision: a network computed in float16 or bfloat16 with float32 weights, and the scale of its loss.
+"""Mixed precision: networks lowered to float16 or bfloat16 with float32 weights, and loss scaling.
 
-:func:`lowered` puts casts into a network: what consists of products runs in 16 bits, what is sensitive (losses,
-softmax, sums, whatever is not known to be harmless) in float32. Parameters stay float32, so they are the master weights
-themselves, gradients arrive in float32, and optimizers, stores and checkpoints need not know. :class:`LossScale`
-multiplies the gradients of all losses by a power of two, so that small ones do not become zero in float16, and lets it
-rise and fall; bfloat16, whose range is that of float32, has the scale 1. One thread uses it, the one that trains.
+:func:`lowered` inserts casts into a network. Matrix products run in 16 bits; sensitive operators (losses, softmax,
+sums, and every operator not listed as safe) run in float32. Parameters stay float32, so they serve as master weights.
+Gradients arrive in float32; optimizers, stores and checkpoints are unaffected.
+
+:class:`LossScale` multiplies the gradients of all losses by a power of two, so that small gradients do not underflow in
+float16, and adapts that factor. bfloat16 has the range of float32, so its scale is 1. Only the training thread uses it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PRODUCTS = frozenset(
         "linalg_gemm2",
     }
 )
-"""What runs in 16 bits."""
+"""Operators that run in 16 bits."""
 _HARMLESS = frozenset(
     {
         "Activation",
@@ -73,13 +74,13 @@ _HARMLESS = frozenset(
         "transpose",
     }
 )
-"""What stays in 16 bits where all of its data come so."""
+"""Operators that run in 16 bits if all their data inputs do."""
 _OWN_PARAMETERS = frozenset(BATCH_NORMS)
-"""Whose parameters are float32 beside data of 16 bits."""
+"""Operators with float32 parameters and 16-bit data."""
 
 
 def checked(dtype: Any) -> str | None:
-    """A mode of mixed precision, or None; raises ParameterError for what is neither."""
+    """Validate a mixed-precision mode; raises ParameterError unless it is in :data:`MODES` or None."""
     if dtype is None:
         return None
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
@@ -93,12 +94,12 @@ def checked(dtype: Any) -> str | None:
 
 
 def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
-    """The network with casts and with the scale of its losses as one more argument, :data:`SCALE`.
+    """Return the network with casts, and with the loss scale as an additional argument, :data:`SCALE`.
 
     Names of arguments and outputs are those of ``symbol``, and outputs are float32.
     """
     halves: set[tuple[Node, int]] = set()
-    """Entries of the new network that have 16 bits."""
+    """16-bit entries of the new network."""
     twins: dict[Node, Node] = {}
     casts: dict[tuple[Node, int, str], Entry] = {}
     scale = Node(None, SCALE, attrs={"__shape__": "(1,)", "__dtype__": "0"})
@@ -118,7 +119,7 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
 
     for node in topological_order(symbol.entries):
         if node.op is None:
-            twins[node] = node  # shared: a variable's name, attributes and values are those of the network
+            twins[node] = node  # variables are shared between both networks
             continue
         inputs = [Entry(twins[entry.node], entry.index, entry.version) for entry in node.inputs]
         low = False
@@ -161,21 +162,21 @@ def _node(op: str, name: str, inputs: list[Entry], params: dict[str, Any]) -> No
 
 
 class LossScale:
-    """By what the losses of a network in float16 are multiplied.
+    """Dynamic loss scale of mixed-precision training.
 
-    The scale is a power of two, so that scaling changes no bit of a gradient that float16 can hold. It is halved when
-    a gradient is not finite, whose update is left out, and doubled after ``every`` updates.
+    The scale is a power of two, so scaling does not change the bits of gradients that float16 can represent. If a
+    gradient is not finite, the update is skipped and the scale is halved. After ``every`` good updates it is doubled.
 
     Args:
-        scale: the first one; gradients of losses are sums over the batch, of the size of 1, so it leaves room for them.
-        every: updates without overflow before it is doubled; 0: never.
+        scale: initial scale; it leaves headroom for gradients of losses, which are sums over the batch of magnitude 1.
+        every: updates without overflow before the scale is doubled; 0: never.
     """
 
     LARGEST = 2.0**24
 
     @classmethod
     def of(cls, dtype: str) -> LossScale:
-        """The scale that a mode begins with; that of bfloat16 is 1 and does not rise."""
+        """Return the initial scale of a mode; for bfloat16 it is 1 and constant."""
         return cls() if dtype == "float16" else cls(1.0, every=0)
 
     def __init__(self, scale: float = 2.0**10, every: int = 2000) -> None:
@@ -184,10 +185,10 @@ class LossScale:
         self.good = 0
         """Updates since the scale last changed."""
         self.skipped = 0
-        """Updates that were left out."""
+        """Number of skipped updates."""
 
     def update(self, module: Any) -> bool:
-        """One update by gradients that are finite; else none, and a smaller scale. Waits for the gradients."""
+        """Update if all gradients are finite, else skip and halve the scale; returns whether it updated. Waits."""
         owner = module.owner()
         if not _finite(owner):
             self.skipped += 1
@@ -211,9 +212,9 @@ class LossScale:
 
 
 def _finite(owner: Any) -> bool:
-    """Whether the gradients of all contexts are."""
+    """Return whether the gradients of all contexts are finite."""
     told = []
-    all_finite: Any = nd.multi_all_finite  # whose types know of one array alone
+    all_finite: Any = nd.multi_all_finite  # its annotations declare a single array
     for k in range(len(owner.contexts)):
         gradients = [grads[k] for grads in owner.group.grad_arrays if grads is not None]
         if gradients:

@@ -1,8 +1,8 @@
-"""Where a run of ``fit`` stands, as a checkpoint holds it, and how it goes on from one.
+"""Resumable state of a ``fit`` run: snapshots for checkpoints, and resuming from a checkpoint.
 
-This file decides what a snapshot of the loop contains and in which order it is put back; how the state of each part is
-gathered stands in ``run_state.py``, how files are written in ``checkpointing.py``. A run belongs to the thread that
-trains, and snapshots are taken between two updates.
+This file decides what a snapshot contains and the order in which it is restored. ``run_state.py`` gathers the state of
+each part; ``checkpoint_writer.py`` writes the files. A run belongs to the training thread. Snapshots are taken between
+two updates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from weftplan.training.metrics.metric import EvalMetric
 
 
 class ResumableRun:
-    """The state of a run that a checkpoint holds. The arguments are those of :class:`.fitting.Fitting`."""
+    """Checkpointed state of a run. The arguments are those of :class:`.loop.Fitting`."""
 
     def __init__(
         self,
@@ -54,31 +54,31 @@ class ResumableRun:
         self.metric = metric
         self.epoch = epoch
         self.batches = 0
-        """Of this epoch, that are done."""
+        """Completed batches of this epoch."""
         self.step = 0
-        """Updates that are done."""
+        """Completed updates."""
         self._micro_batches = micro_batches
         self._scaling = scaling
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._skip = 0
-        """Batches of the iterator that a checkpoint has seen already, where the iterator cannot tell its place."""
+        """Batches to skip after a resume because the iterator has no state; they were used before the checkpoint."""
         self._random: tuple[dict[str, Any], dict[str, Any]] | None = None
-        """Random numbers as they stood at the checkpoint, which skipping must not move."""
+        """Random states of the checkpoint, restored after skipping, which must not advance them."""
         self._before_epoch = random_states()
         self._settings: dict[str, Any] | None = None
         self._begun = False
-        """Whether an epoch has begun in this call of ``fit``, or in that which it goes on from."""
+        """Whether an epoch has begun in this ``fit`` call or in the resumed run."""
         self._reset = False
         """Whether ``fit`` has reset the iterator for this epoch."""
 
     def start_over(self) -> None:
-        """Begin an epoch of the iterator."""
+        """Reset the iterator for a new epoch."""
         self._before_epoch, self._reset = random_states(), True
         self.data.reset()
 
     def snapshot(self) -> Snapshot:
-        """This moment, between two updates; copies of arrays are under way."""
+        """Return the current state, between two updates; its array copies are pending."""
         packer = Packer("weftplan.run/")
         owner = self.module.owner()
         state, args, aux = gather_module(owner, packer)
@@ -99,7 +99,7 @@ class ResumableRun:
         return Snapshot(args, aux, packer.arrays, facts)
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same where a run goes on; as they were when this one began."""
+        """Return the settings that a resumed run must share, as of the start of this run."""
         if self._settings is None:
             owner = self.module.owner()
             fitting = {
@@ -112,15 +112,15 @@ class ResumableRun:
         return self._settings
 
     def resume(self, *, changed: bool) -> bool:
-        """Go on from the newest checkpoint, if there is one; nothing is changed when it does not fit.
+        """Resume from the newest checkpoint, if there is one; returns whether it did. A mismatch changes nothing.
 
         Args:
-            changed: let settings differ: they are logged, and those of now hold.
+            changed: accept different settings: log the differences and use the current settings.
 
         Raises:
-            ParameterError: it is of another network, or of other settings; each difference is listed.
+            ParameterError: the checkpoint belongs to another network or other settings; the message lists differences.
             FormatError: there are checkpoints, but none can be read.
-            KVStoreError: the processes do not find the same one.
+            KVStoreError: the processes found different checkpoints.
         """
         assert self._checkpoints is not None
         saved = self._checkpoints.newest()
@@ -159,7 +159,7 @@ class ResumableRun:
         facts, arrays = saved.facts, saved.arrays
         place = unpacked(facts["iterator"], arrays)
         if place is not None:
-            self.data.set_state(place)  # first, since it may refuse
+            self.data.set_state(place)  # first, because it may raise
         restore_module(self.module.owner(), facts["module"], arrays, saved.args, saved.aux, now)
         restore_metric(self.metric, facts["metric"], arrays)
         if self._stopping is not None and facts["stopping"] is not None:
@@ -169,19 +169,19 @@ class ResumableRun:
             restore(self._scaling, facts["scaling"], arrays)
             self.module.set_loss_scale(self._scaling.scale)
         self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
-        before = facts.get("random_before") or {"weftplan": facts["before_epoch"]}  # as an earlier release writes it
+        before = facts.get("random_before") or {"weftplan": facts["before_epoch"]}  # format of an earlier release
         self._before_epoch = {name: unpacked(value, arrays) for name, value in before.items()}
         self._reset, self._begun = facts.get("reset", True), True
         if place is not None:
             restore_random(facts["random"], arrays)
-        else:  # the iterator begins its epoch as it did then, and what was seen is read again
-            if self._reset:  # else it is in its first epoch, in the order in which it was made
+        else:  # restart the epoch in its original order, and skip the batches already used
+            if self._reset:  # else it is in its first epoch, in its initial order
                 restore_random(before, arrays)
                 self.data.reset()
             self._skip, self._random = self.batches, (facts["random"], arrays)
 
     def epoch_batches(self) -> Iterator[Any]:
-        """The batches of this epoch that are left. One that the caller has used up starts over, once."""
+        """Yield the remaining batches of this epoch. An iterator that the caller has exhausted is reset, once."""
         batches = iter(self.data)
         self._skip_seen(batches)
         first = next(batches, None)
@@ -196,7 +196,7 @@ class ResumableRun:
             yield from batches
 
     def _skip_seen(self, batches: Iterator[Any]) -> None:
-        """Read once more what a checkpoint has seen of an epoch, where the iterator cannot tell its place."""
+        """Skip the batches used before the checkpoint, if the iterator has no state."""
         for number in range(self._skip):
             if next(batches, None) is None:
                 raise FormatError(

@@ -1,8 +1,9 @@
-"""What training consists of besides its files: gathered into plain values and arrays, and given back.
+"""Gathering and restoring training state: module, optimizer, metric and random-number state.
 
-Same state, same bits: parameters, auxiliary states of every context, the optimizer with its states, what a compressing
-store remembers, metrics, the iterator's place, and random numbers. Gathering pushes copies and waits for nothing, so
-training goes on while somebody else writes them. Both happen on the thread that trains.
+Equal state gives equal bits. The state is: parameters, the auxiliary states of every context, the optimizer with its
+states, residuals of gradient compression, metrics, the iterator's position, and random-number generators. Gathering
+pushes copies without waiting, so training continues while another thread writes them. Gathering and restoring run on
+the training thread.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from weftplan.training.optimizers.base import Optimizer
 Plain = dict[str, Any]
 
 _NO_PROGRESS = frozenset({"idx2name", "_attrs", "lr_mult", "wd_mult"})
-"""Attributes of an optimizer that follow from the network."""
+"""Attributes of an optimizer that are derived from the network."""
 _NOTHING = "not there"
 _NO_SETTING = frozenset({"self", "kwargs", "param_idx2name", "sym", "begin_num_update", "lr_scheduler"})
 
 
 def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -> Plain:
-    """What must be the same for the same bits, by the names that a person knows, as plain values.
+    """Collect the settings that determine the bits of a run, as plain values under user-facing names.
 
     Args:
-        module: the Module that owns the parameters, bound, with its optimizer.
-        optimizer: of the module.
-        fitting: further settings, of ``fit`` itself.
+        module: bound Module that owns the parameters, with its optimizer.
+        optimizer: optimizer of the module.
+        fitting: further settings, from ``fit`` itself.
     """
     store = module._kvstore
     found: Plain = {
@@ -74,14 +75,14 @@ def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -
 
 
 def network_digest(symbol: Any) -> str:
-    """A digest of a network's nodes: their operators, names, settings and connections."""
+    """Hash a network's nodes: their operators, names, settings and connections."""
     nodes = json.loads(symbol.tojson())
     text = json.dumps([nodes.get("nodes"), nodes.get("heads")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is not the same, a line each.
+    """Describe each difference between two settings in a line.
 
     >>> differences({"optimizer.learning_rate": 0.1, "batch": 8}, {"optimizer.learning_rate": 0.2, "batch": 8})
     ['optimizer.learning_rate was 0.1, is now 0.2']
@@ -93,12 +94,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def changed_names(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that are not the same."""
+    """Return the names of the settings that differ."""
     return [name for name in sorted({*then, *now}) if then.get(name, _NOTHING) != now.get(name, _NOTHING)]
 
 
 def attributes_behind(names: Iterable[str], optimizer: Optimizer) -> list[str]:
-    """Attributes of the optimizer that these settings were made of.
+    """Return the optimizer attributes from which these settings were derived.
 
     >>> attributes_behind(["network", "optimizer.learning_rate", "optimizer.wd"], Optimizer())
     ['lr', 'wd']
@@ -115,15 +116,15 @@ def attributes_behind(names: Iterable[str], optimizer: Optimizer) -> list[str]:
 
 
 def listed_under(head: str, lines: Sequence[str]) -> str:
-    """A message of several lines."""
+    """Format a heading and indented lines as a message."""
     return "\n  ".join([f"{head}:", *lines])
 
 
 def gather_module(module: Any, packer: Packer) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
-    """(state, parameters, auxiliary states) of the Module that owns the parameters; arrays are copies on the host."""
+    """Gather (state, parameters, auxiliary states) of the Module that owns the parameters; arrays are host copies."""
     args, aux = module.get_params()
     state: Plain = {}
-    if module.apart:  # the contexts' own, here and below, since only their average is a parameter
+    if module.apart:  # save each context's arrays, here and below, because get_params returns only their average
         state["args"] = packer.value(dict(zip(module.param_names, module.group.param_arrays, strict=True)))
     if len(module.contexts) > 1 and module.aux_names:
         state["aux"] = packer.value(dict(zip(module.aux_names, module.group.aux_arrays, strict=True)))
@@ -146,7 +147,7 @@ def restore_module(
     aux: Mapping[str, NDArray],
     keep: Mapping[str, Any],
 ) -> None:
-    """Give a module what :func:`gather_module` has told; ``keep`` are attributes of its optimizer that stay as set."""
+    """Restore a module from :func:`gather_module`; ``keep`` overrides attributes of the saved optimizer."""
     module.set_params(dict(args), dict(aux))
     for key, names, targets in (
         ("args", module.param_names, module.group.param_arrays),
@@ -171,7 +172,7 @@ def restore_module(
 
 
 def random_states() -> dict[str, Any]:
-    """Where all random numbers stand: the package's, and those of Python and NumPy that a program may draw itself."""
+    """Return the states of all random generators: the package's, Python's and NumPy's."""
     return {
         "weftplan": random.get_state(),
         "python": python_random.getstate(),
@@ -180,12 +181,12 @@ def random_states() -> dict[str, Any]:
 
 
 def gather_random(states: Mapping[str, Any], packer: Packer) -> Plain:
-    """What :func:`random_states` has told, as plain values."""
+    """Serialize the result of :func:`random_states`."""
     return {name: packer.value(state) for name, state in states.items()}
 
 
 def restore_random(state: Plain, arrays: Mapping[str, Any]) -> None:
-    """Go on from what :func:`gather_random` has told."""
+    """Restore the random generators from :func:`gather_random`."""
     setters: dict[str, Callable[[Any], object]] = {
         "weftplan": random.set_state,
         "python": python_random.setstate,
@@ -196,17 +197,17 @@ def restore_random(state: Plain, arrays: Mapping[str, Any]) -> None:
 
 
 def gather_metric(metric: Any, packer: Packer) -> Plain:
-    """What a metric has counted, and those that it is made of."""
+    """Serialize a metric's counts, including those of its component metrics."""
     return packer.attributes(metric)
 
 
 def restore_metric(metric: Any, state: Plain, arrays: Mapping[str, Any]) -> None:
-    """Let a metric go on from what :func:`gather_metric` has told."""
+    """Restore a metric from :func:`gather_metric`."""
     restore(metric, state, arrays)
 
 
 def wrong_parameters(module: Any, args: Mapping[str, NDArray], aux: Mapping[str, NDArray]) -> list[str]:
-    """Where saved parameters do not fit a module, a line each."""
+    """Describe each mismatch between saved parameters and a module in a line."""
     group = module.group
     wanted = {n: tuple(a[0].shape) for n, a in zip(module.param_names, group.param_arrays, strict=True)}
     wanted.update({n: tuple(a[0].shape) for n, a in zip(module.aux_names, group.aux_arrays, strict=True)})
@@ -222,7 +223,7 @@ def wrong_parameters(module: Any, args: Mapping[str, NDArray], aux: Mapping[str,
 
 
 def as_arrays(raw: Mapping[str, Any], names: set[str]) -> dict[str, NDArray]:
-    """Those arrays of a file as NDArrays; raises FormatError where one is missing."""
+    """Return these arrays of a file as NDArrays; raises FormatError if any is missing."""
     lost = sorted(names - raw.keys())
     if lost:
         raise FormatError(f"damaged: the arrays {lost} are missing")

@@ -1,8 +1,8 @@
-"""Objects as plain values and arrays, and back: what a checkpoint keeps of metrics, optimizers and iterators.
+"""Serialization of metrics, optimizers and iterators into JSON values and arrays for checkpoints.
 
-Numbers, texts, lists and dictionaries become what JSON can hold; arrays, on whatever device, go into a table beside
-it. Nothing here is a pickle, so reading a file runs no code. Copies of NDArrays are pushed to the engine and not waited
-for. One thread uses a :class:`Packer`.
+Numbers, texts, lists and dictionaries become JSON values. Arrays, on any device, go into a separate table. No pickle is
+involved, so reading a file runs no code. Copies of NDArrays are pushed to the engine without waiting. One thread uses
+a :class:`Packer`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray, array
 
 Arrays = dict[str, Any]
-"""By name: NDArrays on the host, or NumPy arrays."""
+"""Arrays by name: NDArrays on the host, or NumPy arrays."""
 _KIND = "~"
 _LIVE = (FunctionType, MethodType, ModuleType, type)
 _HOST = Context("cpu", 0)
 
 
 class Unpackable(TypeError):
-    """A value that is no plain one."""
+    """Value that cannot be serialized."""
 
 
 class Packer:
-    """Packs values; the arrays among them gather in :attr:`arrays` under names that begin with ``prefix``."""
+    """Serializer of values; collects arrays in :attr:`arrays` under names that start with ``prefix``."""
 
     def __init__(self, prefix: str) -> None:
         self.arrays: Arrays = {}
         self._prefix = prefix
 
     def value(self, value: Any) -> Any:
-        """``value`` as JSON can hold it; raises :class:`Unpackable` for functions, files and other live things."""
+        """Convert ``value`` to JSON; raises :class:`Unpackable` for functions, files and other live objects."""
         if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
             return value
         if isinstance(value, np.generic):
@@ -57,7 +57,7 @@ class Packer:
         raise Unpackable(type(value).__name__)
 
     def attributes(self, thing: Any, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """The attributes of ``thing`` that are plain values, or made of such; the others are left out."""
+        """Pack the serializable attributes of ``thing``, nested objects included; skip the others."""
         found = {}
         for name, value in vars(thing).items():
             if name in leave_out:
@@ -71,7 +71,7 @@ class Packer:
         return found
 
     def _inner(self, value: Any) -> Any:
-        """An object of the package, or a list of them, by their attributes."""
+        """Pack an object, or a list of objects, by its attributes; None if it has none."""
         if isinstance(value, list) and value and all(hasattr(item, "__dict__") for item in value):
             return {_KIND: "objects", "items": [self.attributes(item) for item in value]}
         if hasattr(value, "__dict__") and not isinstance(value, _LIVE):
@@ -85,10 +85,10 @@ class Packer:
 
 
 def unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
-    """What :meth:`Packer.value` was given.
+    """Convert the result of :meth:`Packer.value` back.
 
     Raises:
-        FormatError: it is something else.
+        FormatError: the value was not made by :class:`Packer`.
     """
     if isinstance(value, list):
         return [unpacked(item, arrays) for item in value]
@@ -113,14 +113,14 @@ def unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def restore(thing: Any, attributes: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-    """Give ``thing`` back the attributes that :meth:`Packer.attributes` has told."""
+    """Set the attributes of ``thing`` from a result of :meth:`Packer.attributes`."""
     for name, value in attributes.items():
         kind = value.get(_KIND) if isinstance(value, dict) else None
         if kind == "objects":
             for item, inner in zip(getattr(thing, name), value["items"], strict=True):
                 restore(item, inner, arrays)
         elif kind == "object":
-            # A copy: two attributes may hold one object, whose later selves differ.
+            # Copy: two attributes may share an object now, while their saved states differ.
             inner = copy.copy(getattr(thing, name))
             restore(inner, value["items"], arrays)
             setattr(thing, name, inner)

@@ -1,14 +1,13 @@
-"""What every initializer is made of: a description of the parameter, a choice by its name, and a registry.
+"""Base of initializers: parameter descriptions, dispatch by parameter name, and the registry.
 
 An initializer is called with a description (name and attributes of the parameter) and an array. A variable's own
-``__init__`` attribute wins; otherwise the name decides: ``*_bias``, ``*_beta``, ``*_moving_mean`` become 0,
-``*_gamma``, ``*_moving_var`` become 1, and ``*_weight`` is what the initializer is for. Random values come from the
-seeded sequence of :mod:`weftplan.ndarray.random`, one key per parameter, so they depend on seed and order of calls
-only.
+``__init__`` attribute takes precedence. Otherwise the name decides: ``*_bias``, ``*_beta``, ``*_moving_mean`` become 0,
+``*_gamma``, ``*_moving_var`` become 1, and ``*_weight`` receives the initializer's own values. Random values come from
+the seeded sequence of :mod:`weftplan.ndarray.random`, one key per parameter, so they depend only on the seed and the
+order of calls.
 
-An initializer of one's own gives :meth:`Initializer.values`, or replaces the methods that MXNet's ask for:
-``_init_weight(name, arr)``, ``_init_bias``, ``_init_gamma``, ``_init_beta``, ``_init_zero``, ``_init_one``,
-``_init_default``.
+A custom initializer overrides :meth:`Initializer.values`, or MXNet's methods: ``_init_weight(name, arr)``,
+``_init_bias``, ``_init_gamma``, ``_init_beta``, ``_init_zero``, ``_init_one``, ``_init_default``.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class InitDesc(str):
 
 
 class Initializer(Constructed):
-    """Base: chooses by name; a subclass says what a weight gets."""
+    """Base of initializers: dispatches by parameter name; a subclass computes the values of a weight."""
 
     registry: ClassVar[dict[str, type[Initializer]]] = {}
 
@@ -143,21 +142,21 @@ def alias(*names: str) -> Callable[[K], K]:
 
 
 _ELSEWHERE = {"fusedrnn": "weftplan.rnn"}
-"""Initializers that a package further up registers: files name them, whether it has been imported or not."""
+"""Initializers registered by a package of a higher layer, imported on first use by name."""
 Rule = Callable[[InitDesc, NDArray], None]
 """Anything that fills an array for a parameter: an initializer, or a function."""
 
 
 def create(spec: Any, **settings: Any) -> Rule:
-    """An initializer from itself, a class alias (``"xavier"``) or the JSON text of :meth:`Initializer.dumps`.
+    """Create an initializer from an initializer, a class alias (``"xavier"``) or JSON of :meth:`Initializer.dumps`.
 
-    A function of (description, array) is one, too.
+    A function of (description, array) is returned unchanged.
 
     Args:
-        settings: of the class, where ``spec`` is its alias.
+        settings: keyword arguments of the class, if ``spec`` is its alias.
 
     Raises:
-        ParameterError: unknown name or setting, or something else.
+        ParameterError: unknown name or setting, or ``spec`` has another type.
 
     >>> import weftplan as mx
     >>> mx.init.create('["Constant", {"value": 0.25}]')
@@ -195,7 +194,7 @@ def create(spec: Any, **settings: Any) -> Rule:
 
 
 def _plain(value: Any) -> Any:
-    """An array as nested lists, which JSON text can hold; anything else as it is."""
+    """Convert an array to nested lists for JSON; return other values unchanged."""
     if isinstance(value, NDArray):
         value = value.asnumpy()
     return value.tolist() if isinstance(value, np.ndarray) else value

@@ -1,7 +1,7 @@
-"""Initializers: fill a parameter by rule, as ``mx.init``.
+"""Initializers of ``mx.init``: constants, random distributions, Xavier, and dispatch by pattern.
 
-Random values come from ``mx.random``, so they depend on its seed and the order of the calls. An initializer keeps its
-settings only, and may be used for many networks.
+Random values come from ``mx.random``, so they depend on its seed and the order of the calls. An initializer stores only
+its settings and may be used for many networks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weftplan.training.initializers.base import (
 
 
 def __getattr__(name: str) -> Any:
-    """``FusedRNN``, which stands with the cells whose parameters it fills."""
+    """Import ``FusedRNN`` lazily; it is defined with the recurrent cells whose parameters it fills."""
     if name != "FusedRNN":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     late_import("weftplan.rnn")
@@ -64,7 +64,7 @@ __all__ = [
 @alias("zeros")
 @register
 class Zero(Initializer):
-    """All zeros, whatever the name."""
+    """All zeros, also for names without a rule."""
 
     def _init_default(self, name: str, arr: NDArray) -> None:
         self._init_weight(name, arr)
@@ -76,7 +76,7 @@ class Zero(Initializer):
 @alias("ones")
 @register
 class One(Zero):
-    """All ones, whatever the name has no rule for."""
+    """All ones, also for names without a rule."""
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
         return np.ones(shape)
@@ -163,7 +163,8 @@ class MSRAPrelu(Xavier):
 class Orthogonal(Initializer):
     """Rows or columns that are orthogonal, times ``scale`` (Saxe, McClelland and Ganguli, 2013).
 
-    The weight is a matrix (first dimension, all others); ``rand_type`` uniform or normal says from what it is drawn.
+    The weight is treated as a matrix (first dimension, product of the others). ``rand_type`` is the distribution of the
+    random matrix that is orthogonalized: uniform or normal.
     """
 
     def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
@@ -199,7 +200,7 @@ class Bilinear(Initializer):
 
 @register
 class LSTMBias(Initializer):
-    """Of the biases of the four gates of an LSTM (input, forget, cell, output) that of forget; the others are 0."""
+    """Biases of the four LSTM gates (input, forget, cell, output): ``forget_bias`` for forget, 0 for the others."""
 
     def __init__(self, forget_bias: float = 1.0) -> None:
         super().__init__(forget_bias=forget_bias)
@@ -215,10 +216,10 @@ class LSTMBias(Initializer):
 
 
 class Mixed(Initializer):
-    """The first of ``initializers`` whose pattern, a regular expression, matches the beginning of the name.
+    """Dispatch by name: the first initializer whose pattern, a regular expression, matches the start of the name.
 
     Raises:
-        ParameterError: more patterns than initializers, or fewer; when called, a name that no pattern matches.
+        ParameterError: the numbers of patterns and initializers differ; when called, no pattern matches the name.
 
     >>> rule = Mixed([".*bias", ".*"], [Zero(), Uniform(0.1)])
     """
@@ -239,7 +240,7 @@ class Mixed(Initializer):
 
 
 class Load(Initializer):
-    """Given values by name, whatever the attributes; ``default_init`` for names that have none.
+    """Given values by name, regardless of attributes; ``default_init`` for all other names.
 
     Args:
         param: values by name, or a parameter file; ``arg:`` and ``aux:`` before a name are dropped.

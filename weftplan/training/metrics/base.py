@@ -1,7 +1,7 @@
-"""What every metric is made of: a sum and a count, over the batches since a reset, and a registry of names.
+"""Base of metrics: a sum and a count over the batches since a reset, and the registry of names.
 
-A metric of one's own gives :meth:`EvalMetric.measure`, or replaces :meth:`EvalMetric.update` and counts in
-``sum_metric`` and ``num_inst``, as those written for MXNet do.
+A custom metric overrides :meth:`EvalMetric.measure`. Alternatively it overrides :meth:`EvalMetric.update` and
+accumulates into ``sum_metric`` and ``num_inst``, like metrics written for MXNet.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def as_list(values: Any) -> list[Any]:
 
 
 def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool = False) -> tuple[Any, Any]:
-    """For a metric of one's own: (labels, predictions) as they are, or with ``wrap`` one array as a list of it.
+    """Check labels and predictions of a custom metric; returns both, with ``wrap`` as lists.
 
     Args:
-        shape: both are arrays, whose shapes are compared; else their lengths are.
+        shape: compare array shapes instead of lengths.
 
     Raises:
         ShapeError: they differ.
@@ -50,12 +50,12 @@ class EvalMetric(Constructed):
     """Base: a sum and a count; ``get()`` is their quotient (nan before the first update).
 
     Args:
-        name: what the value is called.
-        output_names: the outputs of the network that :meth:`update_dict` passes on, in this order; None: all.
-        label_names: the labels that it passes on; None: all.
-        has_global_stats: whether ``global_sum_metric`` and ``global_num_inst`` are counted, too. Default: not by a
-            class with an ``update`` of its own; then :meth:`get_global` is :meth:`get`.
-        settings: accepted from subclasses that hand theirs up, and not used.
+        name: name of the value.
+        output_names: network outputs that :meth:`update_dict` uses, in this order; None: all.
+        label_names: labels that it uses; None: all.
+        has_global_stats: whether the metric also maintains ``global_sum_metric`` and ``global_num_inst``. Default: only
+            if the class does not override ``update``. Without them :meth:`get_global` equals :meth:`get`.
+        settings: ignored; accepted from subclasses that forward their settings.
     """
 
     registry: ClassVar[dict[str, type[EvalMetric]]] = {}
@@ -78,19 +78,19 @@ class EvalMetric(Constructed):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything seen."""
+        """Reset all sums and counts."""
         self.sum_metric = 0.0
         self.num_inst = 0
         self.global_sum_metric = 0.0
         self.global_num_inst = 0
 
     def reset_local(self) -> None:
-        """Forget what :meth:`get` tells of; :meth:`get_global` still counts from the last :meth:`reset`."""
+        """Reset the sums of :meth:`get`; :meth:`get_global` still counts from the last :meth:`reset`."""
         self.sum_metric = 0.0
         self.num_inst = 0
 
     def update(self, labels: Sequence[Any], preds: Sequence[Any]) -> None:
-        """Take in one batch: lists of label and prediction arrays, of equal length.
+        """Accumulate a batch: lists of label and prediction arrays, of equal length.
 
         Raises:
             ShapeError: the lists or the arrays do not fit each other.

@@ -1,4 +1,4 @@
-"""Metrics of classifiers: the share that is right, and how probable the right class was."""
+"""Classification metrics: accuracy, and the probability of the right class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Metrics of classifiers that need counts of every kind of mistake: F1, MCC, PCC.
+"""Classification metrics from confusion matrices: F1, MCC, PCC.
 
-They wait for labels and predictions and count on the host. A metric keeps its counts until it is reset; one thread
-uses it.
+They wait for labels and predictions and count on the host. A metric accumulates counts until it is reset. One thread
+uses a metric.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Names = Sequence[str] | None
 
 
 class _Confusion(EvalMetric):
-    """A score of the matrix of counts (predicted class, label).
+    """Base of scores computed from a confusion matrix of counts (predicted class, label).
 
     ``average="macro"``: the score of each batch, averaged over batches; ``"micro"``: of all samples together.
     """
@@ -50,7 +50,7 @@ class _Confusion(EvalMetric):
             self.global_sum_metric += score
             self.global_num_inst += 1
             return
-        # A mean over samples: where a larger metric adds sums and counts, a small batch must not weigh as a large one.
+        # Weight by samples: if a caller adds sums and counts of several metrics, small batches must weigh less.
         self.num_inst = int(self._local.sum())
         self.sum_metric = self.score(self._local) * self.num_inst
         self.global_num_inst = int(self._whole.sum())
@@ -69,7 +69,7 @@ class _Confusion(EvalMetric):
         return matrix
 
     def score(self, matrix: Host) -> float:
-        """The value that belongs to a matrix."""
+        """Compute the score of a confusion matrix."""
         raise NotImplementedError
 
     def get(self) -> tuple[Any, Any]:
@@ -84,7 +84,7 @@ class _Confusion(EvalMetric):
 
 
 def _sum(left: Host, right: Host) -> Host:
-    """Of two square matrices of counts, the smaller one filled up with zeros."""
+    """Add two square matrices of counts, padding the smaller with zeros."""
     size = max(len(left), len(right))
     total = np.zeros((size, size), np.int64)
     total[: len(left), : len(left)] += left
@@ -96,7 +96,7 @@ class _Binary(_Confusion):
     """For two classes, 1 being the positive one; predictions are scores (samples, 2)."""
 
     called = ""
-    """The name it has unless told otherwise."""
+    """Default name of the metric."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class F1(_Binary):
 
 @register
 class MCC(_Binary):
-    """Matthews' correlation coefficient (1975); of its four sums those that are 0 are left out."""
+    """Matthews' correlation coefficient (1975); marginal sums of 0 are left out of its denominator."""
 
     called = "mcc"
 
@@ -147,7 +147,7 @@ class MCC(_Binary):
 class PCC(_Confusion):
     """The correlation of :class:`MCC` for any number of classes (Gorodkin, 2004), of all samples together.
 
-    nan where only one class was predicted, or only one occurs. Predictions are scores (samples, classes) or classes.
+    nan if only a single class was predicted or occurs. Predictions are scores (samples, classes) or classes.
     """
 
     def __init__(self, name: str = "pcc", output_names: Names = None, label_names: Names = None) -> None:

@@ -1,6 +1,6 @@
-"""Evaluation metrics: running averages over (labels, predictions), as ``mx.metric``.
+"""Evaluation metrics of ``mx.metric``: running averages over (labels, predictions).
 
-``update`` takes lists with one array per output (or per device); reading an array waits for it.
+``update`` takes lists with an array per output (or per device). Reading an array waits for it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CustomMetric(EvalMetric):
 @alias("composite")
 @register
 class CompositeEvalMetric(EvalMetric):
-    """Several metrics as one."""
+    """Composite of several metrics."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CompositeEvalMetric(EvalMetric):
         super().__init__(name, output_names, label_names)
 
     def add(self, metric: Any) -> None:
-        """One more, as :func:`create` takes it."""
+        """Append a metric, in any form that :func:`create` accepts."""
         self.metrics.append(create(metric))
 
     def get_config(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Metrics of numbers: errors, losses and correlation.
+"""Regression metrics: errors, losses and correlation.
 
-They wait for labels and predictions and compute on the host. A metric keeps its sums until it is reset; one thread
-uses it.
+They wait for labels and predictions and compute on the host. A metric accumulates sums until it is reset. One thread
+uses a metric.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Loss(EvalMetric):
 @alias("pearsonr")
 @register
 class PearsonCorrelation(EvalMetric):
-    """Correlation of all elements: the mean over batches (``average="macro"``), or one over all seen (``"micro"``)."""
+    """Correlation of all elements: mean over batches (``average="macro"``), or over all samples (``"micro"``)."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class PearsonCorrelation(EvalMetric):
 
 
 class _Moments:
-    """Count, means and centred products of pairs of numbers, which can be joined (Chan, Golub, LeVeque, 1983)."""
+    """Mergeable moments of pairs of numbers: count, means, centred products (Chan, Golub, LeVeque, 1983)."""
 
     def __init__(self, count: int = 0, means: Host | None = None, products: Host | None = None) -> None:
         self.count = count
@@ -136,7 +136,7 @@ class _Moments:
         return cls(left.size, means, centred @ centred.T)
 
     def joined(self, other: _Moments) -> _Moments:
-        """Moments of the pairs of both."""
+        """Merge the moments of two sets of pairs."""
         count = self.count + other.count
         if not count:
             return self
@@ -148,6 +148,6 @@ class _Moments:
         )
 
     def correlation(self) -> float:
-        """Pearson's, nan where one side does not vary."""
+        """Return Pearson's correlation; nan if either side does not vary."""
         spread = self.products[0, 0] * self.products[1, 1]
         return float(self.products[0, 1] / math.sqrt(spread)) if spread > 0 else math.nan

@@ -1,8 +1,8 @@
-"""What every module can do with forward, backward and update: fit, score, predict.
+"""BaseModule: the ``fit``, ``score`` and ``predict`` loops on top of forward, backward and update.
 
-This file owns the loops; what a module is made of is the subclass's. A module is used by one thread at a time; that
-thread waits only where a metric or a caller reads values. Longer than other files: MXNet gives ``fit`` many arguments,
-and a subclass many steps, each of a few lines.
+This file owns the loops; a subclass owns the parameters and executors. One thread at a time uses a module. It waits
+only when a metric or a caller reads values. The file is long because MXNet gives ``fit`` many arguments and a subclass
+many steps, each a few lines long.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ELSEWHERE = {
         ("context", "ctx", "device", "devices"), "devices belong to the module: mx.mod.Module(symbol, context=...)"
     ),
 }
-"""What people give to ``fit`` that others take."""
+"""Hints for arguments that users pass to ``fit`` by mistake."""
 
 
 class BaseModule(Constructed):
@@ -96,7 +96,7 @@ class BaseModule(Constructed):
         raise NotImplementedError
 
     def get_states(self, merge_multi_context: bool = True) -> Any:
-        """States that ``forward`` reads and no iterator gives: none, but in modules of one network."""
+        """Return the states, which ``forward`` reads and no iterator feeds; empty unless a subclass has states."""
         self._need("get_states", binded=True, params=True)
         return []
 
@@ -107,7 +107,7 @@ class BaseModule(Constructed):
             raise ParameterError(f"set_states: {len(states)} states given, {type(self).__name__} has none")
 
     def update_metric(self, eval_metric: metrics.EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        """Let ``eval_metric`` take in the outputs of the last forward; the last ``pad`` samples do not count."""
+        """Update ``eval_metric`` with the outputs of the last forward, without the last ``pad`` samples."""
         raise NotImplementedError
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -119,17 +119,17 @@ class BaseModule(Constructed):
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Give every context the average of what differs between them. ``fit`` does so after each epoch."""
+        """Average all values that differ between contexts. ``fit`` calls this after each epoch."""
 
     def _expect(
         self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
     ) -> None:
-        """Be told before binding what will train, so that all of it stays within a memory budget."""
+        """Announce kvstore and optimizer before binding, so that the memory budget covers them."""
         if memory_budget is not None:
             raise MXNetError(f"{type(self).__name__}.fit takes no memory_budget")
 
     def owner(self) -> Any:
-        """The Module that has the parameters, whose state is that of the training."""
+        """Return the Module that owns the parameters and the training state."""
         raise MXNetError(f"{type(self).__name__}.fit writes no checkpoints: it does not say what its state is")
 
     def bound_grad_req(self) -> Any:
@@ -137,19 +137,19 @@ class BaseModule(Constructed):
         return None
 
     def clear_gradients(self, data_batch: DataBatch) -> None:
-        """Make the gradients zero that the steps for this batch will be added to."""
+        """Set to zero the gradients into which this batch will be accumulated."""
         raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
 
     def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
-        """Compute in this dtype from the next binding on, with float32 parameters; None: in that of the data."""
+        """Set the compute dtype from the next binding on, with float32 parameters; None: the dtype of the data."""
         if dtype is not None:
             raise MXNetError(f"{type(self).__name__}.fit takes no mixed_precision")
 
     def set_loss_scale(self, scale: float) -> None:
-        """Multiply losses by this in mixed precision; ``fit`` does so, and divides gradients by it."""
+        """Set the loss scale of mixed precision; ``fit`` sets it and divides gradients by it."""
 
     def _accumulate(self, micro_batches: int) -> None:
-        """Be told, before there is an optimizer, how many bound batches make a step."""
+        """Announce the number of micro-batches per step, before the optimizer is created."""
         if micro_batches > 1:
             raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
 
@@ -161,7 +161,7 @@ class BaseModule(Constructed):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Assign parameters; with ``allow_missing`` those that are not given keep their values."""
+        """Assign parameters; with ``allow_missing`` missing parameters keep their values."""
         raise NotImplementedError
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -171,11 +171,11 @@ class BaseModule(Constructed):
         write_params(fname, *self.get_params())
 
     def load_params(self, fname: str | os.PathLike[str]) -> None:
-        """Assign what :meth:`save_params`, or a checkpoint, has written."""
+        """Assign parameters from a file of :meth:`save_params` or a checkpoint."""
         self.set_params(*read_params(fname))
 
     def prepare(self, data_batch: DataBatch, sparse_row_id_fn: Any = None) -> None:
-        """Before a batch runs; there is nothing to do here."""
+        """Prepare for a batch; a no-op here."""
 
     # -- loops ----------------------------------------------------------------------------------------------------
 
@@ -222,50 +222,50 @@ class BaseModule(Constructed):
         """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
 
         Args:
-            train_data: batches; also says the shapes to bind. It is reset after each epoch, as MXNet does, and before
-                the first one only if it is used up.
+            train_data: batches, which also define the shapes to bind. It is reset after each epoch, as in MXNet, and
+                before the first epoch only if it is exhausted.
             eval_metric: name, metric, list of them, or function of (label, prediction).
             epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
             batch_end_callback: called with a :class:`BatchEndParam`.
             kvstore: name or store through which gradients are exchanged; None updates on one device locally.
             optimizer, optimizer_params: name and keyword arguments, or an optimizer.
             initializer: for parameters without a value; default ``Uniform(0.01)``.
-            monitor: watches every executor, and logs what it finds.
+            monitor: watches every executor and logs its statistics.
             memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"``; see
                 :class:`~weftplan.training.module.module.Module`.
 
-            progress: show how training goes: a live line on a terminal or in a notebook and one line that stays for
-                each epoch, which alone go into a file or a pipe; or a
-                :class:`~weftplan.training.fit.display.Display`. None: a live line on stderr once training has taken a
-                second, unless the log shows messages or ``WEFTPLAN_PROGRESS=0``; False: nothing.
-            micro_batches: cut each batch into so many equal pieces, sum their gradients, and update once: the memory of
-                a piece, the step of the batch. Batch normalization uses the statistics of each piece, and moves its
-                running averages once for each; a loss that divides by the batch (``normalization="batch"``) divides by
-                the piece.
-            mixed_precision: ``"float16"`` or ``"bfloat16"`` (needs ml_dtypes): products run in it and what is sensitive
-                in float32. Parameters stay float32, and so do outputs; with float16 losses are scaled by a power of two
-                that rises, and falls when a gradient overflows, whose update is left out.
-            checkpoint: prefix of checkpoints, ``<prefix>-step<updates>.safetensors``, which hold everything that the
-                run needs to go on with the same bits. They are written while training goes on, whole or not at all;
-                where the disk is full, training goes on, says so, and the last good one stays.
-            every: updates between two checkpoints; None: one at the end of each epoch.
-            keep: how many of the newest checkpoints stay; None: all.
-            resume: go on from the newest checkpoint, or begin where there is none. Settings that differ are an error
-                that lists them; with ``"changed"`` they are logged, and those of now hold.
-            early_stopping: ends training when a metric does not become better; the best epoch so far is kept as
+            progress: show progress: a live line on a terminal or in a notebook, and a permanent line per epoch; files
+                and pipes get only the permanent lines. Or a :class:`~weftplan.training.fit.display.Display`. None: a
+                live line on stderr once training has taken a second, unless the log shows messages or
+                ``WEFTPLAN_PROGRESS=0``; False: no output.
+            micro_batches: split each batch into this number of equal pieces, sum their gradients, and update once. This
+                takes the memory of a piece and gives the step of the batch. Batch normalization uses the statistics of
+                each piece, and updates its running averages for each piece. A loss that divides by the batch size
+                (``normalization="batch"``) divides by the size of the piece.
+            mixed_precision: ``"float16"`` or ``"bfloat16"`` (needs ml_dtypes): matrix products run in this dtype,
+                sensitive operators in float32. Parameters and outputs stay float32. With float16 a dynamic loss scale,
+                a power of two, is used; if a gradient overflows, the update is skipped.
+            checkpoint: prefix of checkpoints, ``<prefix>-step<updates>.safetensors``. They hold the full state for a
+                bit-identical resume. They are written atomically in the background; if the disk is full, training
+                logs a warning and continues, and the last good checkpoint stays.
+            every: updates between two checkpoints; None: a checkpoint at the end of each epoch.
+            keep: number of newest checkpoints to keep; None: all.
+            resume: resume from the newest checkpoint, or start from scratch if there is none. Different settings raise
+                an error that lists them; with ``"changed"`` they are logged, and the current settings apply.
+            early_stopping: rule that ends training when a metric stops improving; the best epoch is saved as
                 ``<prefix>-best.safetensors``.
-            report: a folder for ``events.jsonl`` and a page, ``index.html``, that show loss, speed, where the time
-                went, memory, queues and gradient norms; or an :class:`~weftplan.training.fit.events.Events`.
+            report: folder for ``events.jsonl`` and a page, ``index.html``, with loss, speed, time by phase, memory,
+                queues and gradient norms; or an :class:`~weftplan.training.fit.events.Events`.
 
-        A loss or an output that is NaN or infinite, and a label that no class has, are told once as a warning.
+        NaN or infinite losses or outputs, and labels outside the classes, are logged once as a warning.
 
         Raises:
             BudgetError: training does not fit the memory budget; nothing has been allocated.
             MXNetError: ``num_epoch`` is missing.
-            ParameterError: ``num_epoch`` or ``begin_epoch`` is no whole number, or below 0.
+            ParameterError: ``num_epoch`` or ``begin_epoch`` is not a whole number >= 0.
             ShapeError: a batch cannot be cut into ``micro_batches`` equal pieces.
-            ParameterError: the checkpoint is of another network or of other settings; there are checkpoints, and
-                ``resume`` is not asked for.
+            ParameterError: the checkpoint belongs to another network or other settings; or checkpoints exist without
+                ``resume``.
             FormatError: no checkpoint can be read, or it is of another version.
         """
         if num_epoch is None:
@@ -424,10 +424,10 @@ class BaseModule(Constructed):
 
 
 def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
-    """``array`` of a batch without the rows of its last ``pad`` samples.
+    """Return a batch's ``array`` without the rows of its last ``pad`` samples.
 
-    An output may have several rows a sample, one a word of a sentence for instance, those of a sample together; one
-    whose rows are no multiple of the samples (a loss of the whole batch) is left as it is.
+    An output may have several consecutive rows per sample, for instance a row per word of a sentence. If the number of
+    rows is not a multiple of the samples (a loss of the whole batch), the output is returned unchanged.
     """
     if not pad or not array.shape or array.shape[0] % samples:
         return array
@@ -435,7 +435,7 @@ def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
 
 
 def whole_epochs(name: str, value: Any) -> int:
-    """A number of epochs; raises ParameterError for one that is not whole, or below 0."""
+    """Validate a number of epochs; raises ParameterError unless it is a whole number >= 0."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise ParameterError(f"fit: {name} must be a whole number of epochs, 0 or more, got {value!r}")
     return int(value)
@@ -449,7 +449,7 @@ def _check_iterator(what: str, data: Any) -> None:
 
 
 def as_descs(shapes: Any) -> list[DataDesc]:
-    """``[(name, shape), …]`` or DataDescs as DataDescs.
+    """Convert ``[(name, shape), …]`` or DataDescs to a list of DataDescs.
 
     >>> as_descs([("data", (2, 3))])[0].shape
     (2, 3)

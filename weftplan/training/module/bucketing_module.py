@@ -1,8 +1,8 @@
-"""``mx.mod.BucketingModule``: one network in several sizes, for sequences of different lengths.
+"""``mx.mod.BucketingModule``: a network in several sizes, for sequences of different lengths.
 
-Each bucket is a :class:`~weftplan.training.module.module.Module`. That of the default bucket owns parameters,
-optimizer and kvstore; the others are bound when their first batch comes, with its arrays and in its memory, so what a
-bucket computed is overwritten by the next one that runs.
+Each bucket is a :class:`~weftplan.training.module.module.Module`. The default bucket owns the parameters, the optimizer
+and the kvstore. Other buckets are bound when their first batch arrives. They share the default bucket's arrays and
+memory, so the next bucket that runs overwrites the results of the previous run.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ SymbolGenerator = Callable[[Any], tuple[Symbol, Sequence[str] | None, Sequence[s
 
 
 class BucketingModule(BaseModule):
-    """Train networks that share their parameters, one for each bucket key.
+    """Family of networks with shared parameters, selected by bucket key.
 
     Args:
-        sym_gen: bucket key -> (symbol, names of data, names of labels); names that it leaves to be made are the same
-            for every bucket.
-        default_bucket_key: of the network that has all parameters; choose the largest, whose memory serves all.
+        sym_gen: bucket key -> (symbol, names of data, names of labels). Automatic node names are the same for every
+            bucket.
+        default_bucket_key: key of the network that has all parameters. Choose the largest network, because all buckets
+            share its memory.
         settings: those of :class:`~weftplan.training.module.module.Module` that all buckets have: ``context``,
         ``logger``,
             ``fixed_param_names``, …
@@ -71,7 +72,7 @@ class BucketingModule(BaseModule):
         :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
 
         Raises:
-            BindError: a key that is no whole number, which the file of keys cannot hold.
+            BindError: a key is not a whole number, which the file of keys cannot store.
         """
         self._need("save_checkpoint", binded=True, params=True)
         strange = [key for key in self._buckets if not isinstance(key, (int, np.integer)) or isinstance(key, bool)]
@@ -93,7 +94,7 @@ class BucketingModule(BaseModule):
         default_bucket_key: Any = None,
         **settings: Any,
     ) -> BucketingModule:
-        """A module with the parameters of a checkpoint, which are assigned at bind; the networks are ``sym_gen``'s.
+        """Load a module whose parameters come from a checkpoint (assigned at bind) and whose networks from ``sym_gen``.
 
         Raises:
             BindError: no ``sym_gen``, or no ``default_bucket_key``.
@@ -114,10 +115,10 @@ class BucketingModule(BaseModule):
         aux_params: Params | None = None,
         **settings: Any,
     ) -> BucketingModule:
-        """A module of networks and parameters in memory, which are assigned at bind.
+        """Make a module from networks and parameters in memory; parameters are assigned at bind.
 
         Args:
-            sym_dict: bucket key -> network; other buckets, and the names of data and labels, are ``sym_gen``'s.
+            sym_dict: bucket key -> network; ``sym_gen`` supplies other buckets, and the names of data and labels.
 
         Raises:
             BindError: one of the arguments is missing.
@@ -136,12 +137,12 @@ class BucketingModule(BaseModule):
 
     @property
     def _default_bucket_key(self) -> Any:
-        """The key of the default bucket, under the name that scripts know."""
+        """MXNet's private name of :attr:`default_bucket_key`, for scripts."""
         return self.default_bucket_key
 
     @property
     def _curr_module(self) -> Module:
-        """The module of the current bucket, under the name that scripts know."""
+        """MXNet's private name of the current bucket's module, for scripts."""
         return self._current
 
     def _use(self, key: Any, module: Module) -> None:
@@ -199,7 +200,7 @@ class BucketingModule(BaseModule):
         shared_module: None = None,
         grad_req: GradReq = "write",
     ) -> None:
-        """Bind the default bucket, for shapes that belong to it; the others follow with their batches.
+        """Bind the default bucket for its shapes; other buckets are bound when their first batch arrives.
 
         Raises:
             BindError: a ``shared_module``, which is not supported.
@@ -218,10 +219,10 @@ class BucketingModule(BaseModule):
         self.params_initialized = self._default.params_initialized
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Go on with the network of this key; at its first use it is bound for these shapes.
+        """Switch to the network of this key, binding it for these shapes on first use.
 
         Raises:
-            BindError: the network has a parameter that that of the default bucket has not.
+            BindError: the network has a parameter that the default bucket lacks.
         """
         self._need("switch_bucket", binded=True)
         module = self._buckets.get(bucket_key)
@@ -307,7 +308,7 @@ class BucketingModule(BaseModule):
 
     @property
     def loss_scale(self) -> float | None:
-        """As of the default bucket."""
+        """Loss scale of the default bucket."""
         return self._default.loss_scale
 
     def set_loss_scale(self, scale: float) -> None:
@@ -321,7 +322,7 @@ class BucketingModule(BaseModule):
         """Run the network of the batch's ``bucket_key`` (without one: the default bucket), asynchronously.
 
         Raises:
-            MXNetError: the first batch of a bucket does not say its shapes.
+            MXNetError: the first batch of a bucket lacks ``provide_data``.
         """
         self._need("forward", binded=True, params=True)
         self._switch_to(data_batch)

@@ -1,4 +1,4 @@
-"""``mx.model.FeedForward``: the estimator of scripts that are older than Module, on top of Module.
+"""``mx.model.FeedForward``: the estimator API that predates Module, on top of Module.
 
 One thread uses it at a time.
 """
@@ -35,13 +35,13 @@ class FeedForward:
     """A network with its parameters: ``fit``, ``predict``, ``score``, ``save``, ``load``.
 
     Args:
-        symbol: the network; or a function that gives one for a bucket's key.
-        ctx: one context or a list; prediction uses the first.
-        num_epoch: the epoch to stop before; begin_epoch: the one to begin with.
+        symbol: the network, or a function from a bucket's key to its network.
+        ctx: a context or a list; prediction uses the first.
+        num_epoch: the epoch to stop before; begin_epoch: the first epoch.
         epoch_size: batches of an epoch; default: all.
-        numpy_batch_size: where the data are arrays.
-        arg_params, aux_params: values to begin with; others are the initializer's.
-        allow_extra_params: values that the network has not are left out.
+        numpy_batch_size: batch size for data given as arrays.
+        arg_params, aux_params: initial values; the initializer fills the others.
+        allow_extra_params: whether values unknown to the network are ignored.
         kwargs: settings of the optimizer.
     """
 
@@ -79,7 +79,7 @@ class FeedForward:
         return {**self.__dict__, "_predictor": None}
 
     def _batches(self, data: Any, label: Any, *, training: bool) -> DataIter:
-        """An iterator over arrays; an iterator as it is."""
+        """Wrap arrays in an iterator; return iterators unchanged."""
         if isinstance(data, DataIter) or (hasattr(data, "provide_data") and hasattr(data, "reset")):
             found: DataIter = data
             return found
@@ -170,7 +170,7 @@ class FeedForward:
         self._predictor = None
 
     def _bound(self, batches: DataIter) -> Module:
-        """A module that predicts, kept while the shapes stay."""
+        """Return the prediction module, cached until the shapes change."""
         if self.symbol is None or self.arg_params is None:
             raise MXNetError("the model has no parameters yet: call fit, or give arg_params")
         key = [(desc[0], tuple(desc[1])) for desc in batches.provide_data]
@@ -192,7 +192,7 @@ class FeedForward:
         return_data: bool = False,
         reset: bool = True,
     ) -> Any:
-        """Outputs over all samples as NumPy arrays (one alone if there is one output).
+        """Return the outputs for all samples as NumPy arrays (a single array if the network has a single output).
 
         With ``return_data``: (outputs, data, labels).
         """
@@ -218,7 +218,7 @@ class FeedForward:
         batch_end_callback: Callbacks = None,
         reset: bool = True,
     ) -> Any:
-        """The value of a metric over the batches."""
+        """Compute a metric over the batches."""
         batches = self._batches(X, None, training=False)
         pairs = self._bound(batches).score(batches, eval_metric, num_batch, batch_end_callback, reset=reset)
         values = [value for _, value in pairs]
@@ -235,7 +235,7 @@ class FeedForward:
     def load(
         prefix: str | os.PathLike[str], epoch: int, ctx: Context | Sequence[Context] | None = None, **kwargs: Any
     ) -> FeedForward:
-        """The model of a checkpoint, which goes on with that epoch; ``kwargs`` go to the constructor."""
+        """Load the model of a checkpoint, to resume at that epoch; ``kwargs`` go to the constructor."""
         symbol, args, aux = load_checkpoint(prefix, epoch)
         return FeedForward(symbol, ctx, arg_params=args, aux_params=aux, begin_epoch=epoch, **kwargs)
 
@@ -260,7 +260,7 @@ class FeedForward:
         eval_batch_end_callback: Callbacks = None,
         **kwargs: Any,
     ) -> FeedForward:
-        """A trained model."""
+        """Construct and train a model."""
         model = FeedForward(symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs)
         model.fit(
             X,
@@ -279,6 +279,6 @@ class FeedForward:
 
 
 def _joined(batches: list[list[Host]]) -> Any:
-    """Arrays over all batches; one alone is no list."""
+    """Concatenate the arrays of all batches; a single array is returned without a list."""
     whole = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
     return whole[0] if len(whole) == 1 else whole

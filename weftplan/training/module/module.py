@@ -1,6 +1,7 @@
 """``mx.mod.Module``: a symbol with its parameters, trained on one or several contexts.
 
-Longer than other files: one class, whose many methods are MXNet's and short; what they do stands in files beside it.
+The file is long because it holds a single class with many short methods, MXNet's. Their implementation is in the other
+files of this folder.
 """
 
 from __future__ import annotations
@@ -50,23 +51,23 @@ from weftplan.training.optimizers import optimizer as optimizers
 
 
 class Module(ModuleNames, BaseModule):
-    """Train and run ``symbol``.
+    """Trainable network: ``symbol`` with parameters, executors and an optimizer.
 
     Args:
         symbol: the network.
         data_names, label_names: arguments that are inputs; all others are parameters.
-        logger: where ``fit`` writes; default: the logger ``weftplan``.
-        context: one context or a list; the batch is split over a list. Default: the current context.
-        work_load_list: shares of the batch; only equal ones.
+        logger: logger of ``fit``; default: the logger ``weftplan``.
+        context: a context or a list; the batch is split over a list. Default: the current context.
+        work_load_list: shares of the batch, which must be equal.
         fixed_param_names: parameters that are not trained.
-        state_names: arguments that are neither fed nor trained, such as the first states of recurrent cells: zeros,
-            until :meth:`set_states` gives them values.
-        group2ctxs: where the nodes of each ``ctx_group`` run: a dictionary, or one for each context.
+        state_names: arguments that are neither fed nor trained, such as the initial states of recurrent cells. They are
+            zero until :meth:`set_states`.
+        group2ctxs: mapping from ``ctx_group`` to context, or a list with a mapping per context.
         compression_params: for ``set_gradient_compression`` of the kvstore.
         memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"`` of the device's memory:
-            executors, Module's copies on the host, buffers of the kvstore and states of the optimizer. CPU contexts
-            share one budget; other devices have so much each. Forward results are computed again, or wait on the host,
-            where that is needed to fit.
+            executors, Module's host copies, kvstore buffers and optimizer states. All CPU contexts share the budget;
+            it applies to every other device separately. If needed to fit, forward results are recomputed or offloaded
+            to the host.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Module(ModuleNames, BaseModule):
         self._micro_batches = 1
         self._precision: str | None = None
         self.loss_scale: float | None = None
-        """By what losses are multiplied, where the network runs in mixed precision."""
+        """Loss scale in mixed precision; None otherwise."""
         self._ran = False
         self._monitors: list[Monitor] = []
 
@@ -145,12 +146,12 @@ class Module(ModuleNames, BaseModule):
 
     @property
     def _symbol(self) -> Symbol:
-        """The network, under the name that scripts know."""
+        """MXNet's private name of :attr:`symbol`, for scripts."""
         return self.symbol
 
     @property
     def _grad_req(self) -> GradReq | None:
-        """What was bound, under the name that scripts know."""
+        """The bound grad_req, under MXNet's private name, for scripts."""
         return self._bind_options.get("grad_req")
 
     @property
@@ -165,7 +166,7 @@ class Module(ModuleNames, BaseModule):
 
     @property
     def _data_shapes(self) -> list[DataDesc] | None:
-        """Bound data inputs, None before ``bind``; under the name that scripts for MXNet use."""
+        """Bound data inputs, None before ``bind``; MXNet's private name, for scripts."""
         return self.data_shapes if self.binded else None
 
     @property
@@ -193,20 +194,20 @@ class Module(ModuleNames, BaseModule):
         """Plan and allocate one executor per context.
 
         Args:
-            data_shapes, label_shapes: ``[(name, shape)]`` of a whole batch (or DataDescs), in the order in which
-                batches have their arrays.
+            data_shapes, label_shapes: ``[(name, shape)]`` of a whole batch (or DataDescs), in the order of a batch's
+                arrays.
             for_training: bind gradients too.
             inputs_need_grad: also the gradients of the data.
-            force_rebind: bind again if bound; values of parameters are kept.
+            force_rebind: rebind if already bound; parameters keep their values.
             shared_module: a bound module whose memory and parameters are shared.
-            grad_req: ``write`` or ``add`` for what has a gradient; or a list or a dictionary with the request of each
-                argument.
-            memory_budget: in place of the constructor's. The optimizer's states count where ``fit`` binds, which knows
-                the optimizer; ``init_optimizer`` refuses one whose states do not fit any more.
+            grad_req: ``write`` or ``add`` for all trained arguments; or a list or a dictionary with the grad_req of
+                each argument.
+            memory_budget: overrides the constructor's budget. It includes the optimizer states only if ``fit`` binds,
+                because ``fit`` knows the optimizer; ``init_optimizer`` refuses an optimizer whose states do not fit.
 
         Raises:
             BudgetError: nothing fits the memory budget; nothing has been allocated.
-            MXNetError: the checkpoint that was loaded lacks a parameter or an auxiliary state.
+            MXNetError: the loaded checkpoint lacks a parameter or an auxiliary state.
         """
         if self.binded and not force_rebind:
             return
@@ -260,7 +261,7 @@ class Module(ModuleNames, BaseModule):
         self._expected = (kvstore, made)
 
     def _share(self, data: Sequence[DataDesc], label: Sequence[DataDesc]) -> Share | None:
-        """What the memory budget leaves to each executor; None without one."""
+        """Return each executor's share of the memory budget; None without a budget."""
         if self.memory_budget is None:
             return None
         kvstore, optimizer = (self._kvstore, self._optimizer) if self.optimizer_initialized else self._expected
@@ -279,7 +280,7 @@ class Module(ModuleNames, BaseModule):
         )
 
     def _check_budget(self, kvstore: Any, optimizer: optimizers.Optimizer) -> None:
-        """Refuse an optimizer whose states, with what is bound, are more than the memory budget."""
+        """Refuse an optimizer whose states, together with the bound executors, exceed the memory budget."""
         before, self._expected = self._expected, (kvstore, optimizer)
         share = self._share(self.data_shapes, self.label_shapes)
         plans = [executor.memory_plan for executor in self.group.executors]
@@ -293,7 +294,7 @@ class Module(ModuleNames, BaseModule):
             )
 
     def _replace_group(self, group: ExecutorGroup) -> None:
-        """Run on other executors from now on; monitors move along."""
+        """Replace the executors; monitors move to the new executors."""
         for monitor in self._monitors:
             for executor in [] if self._group is None else self._group.executors:
                 monitor.uninstall(executor)
@@ -304,7 +305,7 @@ class Module(ModuleNames, BaseModule):
             self.set_loss_scale(self.loss_scale)
 
     def install_monitor(self, mon: Monitor) -> None:
-        """Let ``mon`` watch every executor, those of later batch sizes too; one that watched before does no more."""
+        """Let ``mon`` watch every executor, also after a rebind; it replaces any previous monitor."""
         self._need("install_monitor", binded=True)
         self._monitors = [mon]
         for executor in self.group.executors:
@@ -330,12 +331,12 @@ class Module(ModuleNames, BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Give every parameter a value: the given one, else the initializer's (default ``Uniform(0.01)``).
+        """Set every parameter to its given value, else to the initializer's (default ``Uniform(0.01)``).
 
         Raises:
-            MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False, or an
-                unknown name is given and neither it nor ``allow_extra`` is True. With ``allow_missing`` unknown names
-                beside known ones are logged: a checkpoint may have another head than the network.
+            MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False; or an
+                unknown name is given and both ``allow_missing`` and ``allow_extra`` are False. With ``allow_missing``
+                a mix of known and unknown names is only logged: a checkpoint may have another head than the network.
             ShapeError: a given value has another shape.
         """
         if self.params_initialized and not force_init:
@@ -350,7 +351,7 @@ class Module(ModuleNames, BaseModule):
         self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
 
     def _unknown(self, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None) -> list[str]:
-        """Names of given values that the network does not have."""
+        """Return the names of given values that the network lacks."""
         return unknown_names(args or {}, self.symbol.list_arguments(), aux or {}, self.aux_names)
 
     @known_keywords()
@@ -362,8 +363,8 @@ class Module(ModuleNames, BaseModule):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Assign parameters. What is not given, with ``allow_missing``, keeps its value (:meth:`init_params` makes it
-        where there is none yet); ``aux_params=None`` gives no auxiliary state.
+        """Assign parameters. With ``allow_missing``, missing parameters keep their values, or are initialized if they
+        have none yet. ``aux_params=None`` assigns no auxiliary state.
 
         Raises:
             MXNetError, ShapeError: as :meth:`init_params`.
@@ -383,7 +384,7 @@ class Module(ModuleNames, BaseModule):
         allow_missing: bool,
         allow_extra: bool,
     ) -> None:
-        """Given values and those of ``rule`` to every context and the store."""
+        """Copy given values, and initial values by ``rule``, to every context and the store."""
         group = self.group
         whole = arg_params is not None and not allow_missing
         values = partial(
@@ -398,7 +399,7 @@ class Module(ModuleNames, BaseModule):
             if extra and not (
                 whole and {*self.param_names} <= {*(arg_params or {})} and {*self.aux_names} <= {*(aux_params or {})}
             ):
-                # Where a value is given for each parameter and state, the others belong to a larger network.
+                # If all parameters and states are given, the unknown values belong to a larger network: accept them.
                 given = len(arg_params or {}) + len(aux_params or {})
                 lacking = [name for name in self.param_names if name not in (arg_params or {})]
                 advice = "pass allow_extra=True to ignore them"
@@ -416,18 +417,18 @@ class Module(ModuleNames, BaseModule):
         self._aux_params = {**(self._aux_params or {}), **aux}
         self.params_initialized = True
         if self._update_on_kvstore and isinstance(self._kvstore, KVStoreLocal):
-            # The store has weights of its own, which the next update would bring back.
+            # The store has its own weights, and the next update would restore them.
             for name, arrays in zip(self.param_names, group.param_arrays, strict=True):
                 self._kvstore.replace(name, arrays[0])
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """(arg_params, aux_params) as copies on the host; what differs between contexts is averaged over them."""
+        """Return (arg_params, aux_params) as host copies; values that differ between contexts are averaged."""
         self._need("get_params", binded=True, params=True)
         return self.group.get_params(apart=self.apart)
 
     @property
     def apart(self) -> bool:
-        """Whether the contexts train parameters of their own, because no store exchanges their gradients."""
+        """Whether the contexts train separate parameters, because no store exchanges their gradients."""
         return len(self.contexts) > 1 and self.optimizer_initialized and self._kvstore is None
 
     def synchronize(self) -> None:
@@ -446,7 +447,7 @@ class Module(ModuleNames, BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Make the optimizer (gradients are rescaled by 1 / batch size unless told otherwise) and the kvstore.
+        """Create the optimizer (``rescale_grad`` defaults to 1 / batch size) and the kvstore.
 
         Args:
             kvstore: a name, a store, or None. With one context and a local name there is no store.
@@ -490,15 +491,15 @@ class Module(ModuleNames, BaseModule):
             try:
                 self._set_states(self._pending_states)
             except FormatError:
-                self.optimizer_initialized = False  # one without the states that were asked for is none
+                self.optimizer_initialized = False  # do not train with fresh states instead
                 raise
             self._pending_states = None
 
     def borrow_optimizer(self, shared_module: Module) -> None:
-        """Update with the optimizer, the states and the kvstore of another module, whose parameters this one shares.
+        """Use the optimizer, the states and the kvstore of another module with shared parameters.
 
         Raises:
-            MXNetError: it has no optimizer, or not all parameters of this module.
+            MXNetError: the other module has no optimizer, or lacks a parameter of this module.
         """
         self._need("borrow_optimizer", binded=True)
         shared_module._need("borrow_optimizer", optimizer=True)
@@ -534,17 +535,17 @@ class Module(ModuleNames, BaseModule):
     def _update_joined(
         self, store: KVStoreBase, trained: Mapping[str, tuple[Any, list[NDArray]]], groups: Sequence[Sequence[str]]
     ) -> None:
-        """:meth:`update` with a store that exchanges these groups of parameters as one.
+        """Update with a store that exchanges these groups of parameters as buckets.
 
         Args:
-            trained: gradients and weights of each parameter.
+            trained: (gradients, weights) of each parameter.
         """
         grads, weights = map(list, zip(*trained.values(), strict=True))
         store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
         if self._updater is None:
             return
         count = len(self.contexts)
-        for joined in groups:  # each as soon as its gradients are there, while others still travel
+        for joined in groups:  # update each group when its gradients arrive, while others are in flight
             firsts = [self._numbers[name] * count for name in joined]
             self._updater(
                 [index for first in firsts for index in range(first, first + count)],
@@ -564,7 +565,7 @@ class Module(ModuleNames, BaseModule):
                 alone += zip(range(first, first + count), grads, weights, strict=True)
                 continue
             store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
-            if self._updater is not None:  # as soon as these gradients are there, while others still travel
+            if self._updater is not None:  # runs when these gradients arrive, while others are in flight
                 self._updater(list(range(first, first + count)), grads, weights)
         if alone and self._updater is not None:
             self._updater(*map(list, zip(*alone, strict=True)))
@@ -608,7 +609,7 @@ class Module(ModuleNames, BaseModule):
         """Copy the batch in and run forward, asynchronously; a batch of another size rebinds by :meth:`reshape`.
 
         Args:
-            is_train: default: what was bound.
+            is_train: training mode; default: as bound.
         """
         self._need("forward", binded=True, params=True)
         training = self.for_training if is_train is None else bool(is_train)
@@ -653,7 +654,7 @@ class Module(ModuleNames, BaseModule):
         return self.group.merged_states() if merge_multi_context else self.group.state_arrays
 
     def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
-        """Give all states one ``value``, or each the arrays that ``get_outputs(merge_multi_context=False)`` gives.
+        """Set all states to ``value``, or each to arrays per context, as ``get_outputs(merge_multi_context=False)``.
 
         Raises:
             ParameterError: both, or neither; or another number of ``states`` than the module has.
@@ -713,7 +714,7 @@ class Module(ModuleNames, BaseModule):
         return holder
 
     def _all_states(self) -> Updater:
-        """The states to save or to replace: with ``dist_async`` those of all servers."""
+        """Return the states to save or replace; with ``dist_async`` the states of all servers."""
         if self.optimizer_initialized and self._updater is None and isinstance(self._kvstore, UpdatingStore):
             return self._kvstore._states()
         return self._states_holder()
@@ -725,10 +726,10 @@ class Module(ModuleNames, BaseModule):
             file.write(states)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what :meth:`save_optimizer_states` has written, on these devices or others, with a kvstore or without.
+        """Load states of :meth:`save_optimizer_states`, written with any devices and with or without a kvstore.
 
         Raises:
-            FormatError: damaged, or states of other parameters. Nothing is changed then.
+            FormatError: damaged, or states of other parameters; nothing is changed.
         """
         data = read_states(fname)
         try:
@@ -742,6 +743,6 @@ class Module(ModuleNames, BaseModule):
         trained = [self._numbers[name] for name, grads in pairs if grads is not None]
         keys = self._index_names(self._update_on_kvstore)
         arrays = dict(zip(self.param_names, self.group.param_arrays, strict=True))
-        # Without a kvstore a key stands for a parameter on one context, with one for its array on the first.
+        # Without a kvstore, a key identifies a parameter on a context; with a kvstore, its array on the first context.
         weights = {key: arrays[name][0 if key == name else key % len(self.contexts)] for key, name in keys.items()}
         adopt(self._all_states(), data, names, trained, keys, weights)

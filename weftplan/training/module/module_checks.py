@@ -1,6 +1,6 @@
-"""Checks of what a Module is given: contexts, names of inputs, and batches.
+"""Validation of Module arguments: contexts, input names and batches.
 
-They raise before anything changes, and keep nothing. A module calls them on the thread that uses it.
+Each check raises before any state changes. The functions are stateless and run on the calling thread.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from weftplan.training.executor_group import ExecutorGroup, as_ndarray, replaced
 
 
 def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list[tuple[int, ...]]:
-    """Shapes of the data arrays of ``batch``, if it is one that ``group`` can run (perhaps after a reshape).
+    """Check that ``group`` can run ``batch``, possibly after a reshape; returns the shapes of its data arrays.
 
     Args:
-        batch: what the user gave.
+        batch: value passed by the user.
         group: the bound executors.
         labels: names of the labels that this run needs; empty when it only predicts.
 
     Raises:
-        MXNetError: no batch at all, or no labels where they are needed.
+        MXNetError: not a batch, or required labels are missing.
         ShapeError: another number of data arrays than bound.
-        BindError: the same names as bound, in another order: arrays are told apart by their place.
-        DTypeError: data that are no arrays.
+        BindError: the bound names in another order; arrays are matched by position.
+        DTypeError: data that are not arrays.
     """
     if not isinstance(getattr(batch, "data", None), (list, tuple)):
         raise MXNetError(f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(batch).__name__}")
-    given_labels = getattr(batch, "label", None)  # a tuple with a name for the data alone is a batch, too
+    given_labels = getattr(batch, "label", None)  # a named tuple with only ``data`` is accepted as a batch
     if labels and not (given_labels and group.label_shapes):
         missing = "the batch has no label" if group.label_shapes else "bind got no label_shapes"
         again = "" if group.label_shapes or not given_labels else ", bind again (fit: force_rebind=True)"
@@ -59,9 +59,9 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
 def resized(
     group: ExecutorGroup, shapes: Sequence[tuple[int, ...]], labels: Sequence[Any] | None
 ) -> tuple[list[DataDesc], list[DataDesc]]:
-    """(data, labels) to bind for a batch whose data have these shapes.
+    """Return (data, labels) descriptions to bind for a batch with these data shapes.
 
-    A batch that has no labels, because it is only predicted, leaves the module bound for some: training goes on later.
+    If a batch for prediction has no labels, the module keeps its label inputs, because training may continue later.
     """
     data = [DataDesc(d.name, shape, d.dtype, d.layout) for d, shape in zip(group.data_shapes, shapes, strict=True)]
     if labels:
@@ -74,7 +74,7 @@ def resized(
 
 
 def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
-    """``descs`` if their names fit; labels that the network has no use for may be among them."""
+    """Return ``descs`` if their names match ``names``; unused labels are allowed."""
     given = [desc.name for desc in descs]
     if len(set(given)) != len(given):
         raise BindError(f"{what}_shapes name an input twice: {given}")
@@ -87,7 +87,7 @@ def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[Dat
 
 
 def refuse_shares(work_load_list: Sequence[float] | None) -> None:
-    """Raise BindError for settings of MXNet's Module that would change what it computes, and are not supported."""
+    """Raise BindError for unequal shares, which are not supported and would change the results."""
     if work_load_list is not None and len(set(work_load_list)) > 1:
         raise BindError(
             f"work_load_list must be equal shares (or None): contexts get equal parts, got {work_load_list}"
@@ -97,10 +97,10 @@ def refuse_shares(work_load_list: Sequence[float] | None) -> None:
 def places(
     group2ctxs: Mapping[str, Any] | Sequence[Mapping[str, Context]] | None, contexts: int
 ) -> list[Mapping[str, Context]] | None:
-    """For each context of a module where the nodes of each group run; None without groups.
+    """Return for each context the placement of node groups; None without groups.
 
     Raises:
-        BindError: neither a dictionary nor one for each context.
+        BindError: neither a dictionary nor a list with a dictionary per context.
     """
     if not group2ctxs:
         return None
@@ -114,7 +114,7 @@ def places(
 
 
 def _each(groups: Mapping[str, Any], contexts: int) -> list[Mapping[str, Context]]:
-    """A dictionary from groups to a context, or to a list of one for all or one for each, as a dictionary for each.
+    """Split {group: context, or list of 1 or ``contexts`` contexts} into a dictionary per context.
 
     Raises:
         BindError: a list of another length.
@@ -129,7 +129,7 @@ def _each(groups: Mapping[str, Any], contexts: int) -> list[Mapping[str, Context
 
 
 def name_list(names: Any, what: str) -> list[str]:
-    """``names`` as a list of strs; None is none."""
+    """Return ``names`` as a list of strings; empty for None."""
     if names is None:
         return []
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -138,7 +138,7 @@ def name_list(names: Any, what: str) -> list[str]:
 
 
 def context_list(context: Any) -> list[Context]:
-    """One context or several as a list; None is the current one."""
+    """Return a context or several contexts as a list; None means the current context."""
     if context is None:
         context = current_context()
     several = isinstance(context, Iterable) and not isinstance(context, (Context, str))

@@ -1,7 +1,7 @@
-"""Whose optimizer states are whose, when a module loads those of one with other devices or another kvstore.
+"""Conversion of optimizer states between modules with different devices or kvstores.
 
-A store keeps the states of a parameter under its name. Without one every context has its own, under the number
-``index of the parameter * number of contexts + number of the context``.
+A store keys the states of a parameter by name. Without a store every context has its own states, keyed by ``index of
+the parameter * number of contexts + number of the context``.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ def adopt(
     keys: Mapping[Any, str],
     weights: Mapping[Any, NDArray],
 ) -> None:
-    """Let ``updater`` take over saved states, whoever saved them.
+    """Load saved states into ``updater``, converting keys from any number of devices and any kvstore.
 
     Args:
-        updater: of the module that goes on.
-        data: what :meth:`~weftplan.kvstore.Updater.get_states` of some module gave.
+        updater: updater of the loading module.
+        data: result of :meth:`~weftplan.kvstore.Updater.get_states` in any module.
         names: all parameters, in order.
-        trained: indices of those that have a gradient.
-        keys: the key under which ``updater`` keeps a parameter's state -> the parameter's name.
-        weights: the arrays that it updates, by the same keys.
+        trained: indices of the parameters with a gradient.
+        keys: key of a state in ``updater`` -> name of the parameter.
+        weights: arrays that ``updater`` updates, by the same keys.
 
     Raises:
-        FormatError: damaged, or states of other parameters or another optimizer. Nothing is changed then.
+        FormatError: damaged, or states of other parameters or another optimizer; nothing is changed.
     """
     other = Updater(_Counts())
     other.set_states(data)
     told = other.optimizer
     assert isinstance(told, _Counts)
     owner = _owners({*other.states, *told._index_update_count}, names, trained)
-    first = {owner[key]: state for key, state in reversed(other.states.items())}  # of several contexts
+    first = {owner[key]: state for key, state in reversed(other.states.items())}  # the first context's
     counts = {owner[key]: count for key, count in told._index_update_count.items()}
-    # A copy each: contexts that shared an array would each move it on.
-    # One that trains a parameter alone goes on with its own, which may differ from those of the others.
+    # Copy for each key: contexts that share an array would each update it.
+    # A context that trains its own parameters keeps its own state, which may differ from the other contexts' states.
     taken = {
         key: _copy(other.states[key] if owner.get(key) == name and key in other.states else first[name])
         for key, name in keys.items()
@@ -62,7 +62,7 @@ def _copy(state: Any) -> Any:
 
 
 def read_states(fname: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file of states; raises FormatError when it cannot be read."""
+    """Read a file of states; raises FormatError if it cannot be read."""
     try:
         with open_to_read(fname) as file:
             return file.read()
@@ -71,7 +71,7 @@ def read_states(fname: str | os.PathLike[str]) -> bytes:
 
 
 def _owners(found: Iterable[Any], names: Sequence[str], trained: Sequence[int]) -> dict[Any, str]:
-    """Which parameter each key stands for."""
+    """Map each key of the saved states to its parameter."""
     keys = list(found)
     numbers = [key for key in keys if isinstance(key, int)]
     if not numbers:
@@ -89,7 +89,7 @@ def _owners(found: Iterable[Any], names: Sequence[str], trained: Sequence[int]) 
 
 
 class _Counts:
-    """Stands for an optimizer where only its counts are asked for."""
+    """Stub optimizer that only receives the saved update counts."""
 
     def __init__(self) -> None:
         self._index_update_count: dict[Any, int] = {}

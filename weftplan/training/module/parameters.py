@@ -1,7 +1,6 @@
-"""What parameters and auxiliary states begin with: a given value, or the initializer's.
+"""Initial values of parameters and auxiliary states: caller-provided or from the initializer.
 
-Names that are missing or unknown are told before an array is touched. Nothing is kept; a module calls it on the
-thread that uses it.
+Missing or unknown names raise before any array is written. The functions are stateless and run on the calling thread.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _HOST = Context("cpu", 0)
 
 
 def unknown_names(args: Iterable[str], inputs: Sequence[str], aux: Iterable[str], states: Sequence[str]) -> list[str]:
-    """Names of given values that are neither arguments nor states of the network, and may be misspelt."""
+    """Return names of given values that the network lacks (possibly misspelt)."""
     return [name for name in args if name not in inputs] + [name for name in aux if name not in states]
 
 
@@ -32,9 +31,9 @@ def complete(
     *,
     training: bool,
 ) -> None:
-    """Raise MXNetError when a loaded checkpoint lacks a parameter or an auxiliary state, which would stay zero.
+    """Raise MXNetError if a loaded checkpoint lacks a parameter or an auxiliary state, which would stay zero.
 
-    A label that counts as a parameter may be missing where there is no ``training``.
+    Without ``training``, a label that is classified as a parameter may be missing.
     """
     lost = [name for name in params if name not in args and (training or not name.endswith("label"))]
     lost += [name for name in states if name not in aux]
@@ -56,22 +55,22 @@ def first_values(
     label_names: Sequence[str],
     training: bool,
 ) -> dict[str, NDArray]:
-    """Values for the names of ``likes``, in its order.
+    """Compute initial values for the names of ``likes``, in its order.
 
     Args:
-        likes: the bound arrays, whose shapes and dtypes count.
+        likes: bound arrays, which define shapes and dtypes.
         given: values by name.
-        rule: makes the others, on the host; None leaves them out.
-        complete: all have to be given.
+        rule: initializer of the other values, on the host; None leaves them out.
+        complete: whether all values must be given.
         attrs: attributes of the network's variables, ``__init__`` among them.
         label_names: the inputs that are labels, for the message about a label taken for a parameter.
-        training: whether the network is bound for it. One that only predicts needs no label: a name that ends in
-            ``label`` is left out where no value is given.
+        training: whether the network is bound for training. For prediction, a name that ends in ``label`` is left out
+            if it has no value.
 
     Raises:
-        MXNetError: ``complete``, and one is not given.
+        MXNetError: ``complete``, and a value is missing.
         ShapeError: a given value has another shape.
-        BindError: for training, a label would be made by ``rule``.
+        BindError: for training, ``rule`` would initialize a label.
     """
     here = {} if given is None else {name: given[name] for name in likes if name in given}
     check_shapes(((name, likes[name].shape, getattr(value, "shape", None)) for name, value in here.items()), "")

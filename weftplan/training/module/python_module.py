@@ -1,6 +1,6 @@
-"""Modules that compute in Python: a base whose steps do nothing, and a loss whose gradient is a function.
+"""Modules written in Python: PythonModule, a base with no-op steps, and PythonLossModule.
 
-They stand in a :class:`~weftplan.training.module.sequential_module.SequentialModule` behind modules that train.
+In a :class:`~weftplan.training.module.sequential_module.SequentialModule` they come after the modules that train.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weftplan.training.module.base_module import BaseModule, as_descs
 
 
 class PythonModule(BaseModule):
-    """A module without parameters: a subclass gives ``forward``, ``backward``, ``get_outputs``, ``get_input_grads`` and
-    ``_compute_output_shapes``, and replaces what else it needs.
+    """Base of modules without parameters. A subclass implements ``forward``, ``backward``, ``get_outputs``,
+    ``get_input_grads`` and ``_compute_output_shapes``.
 
     Args:
-        data_names, label_names: of its inputs; no labels: None.
-        output_names: of its outputs.
+        data_names, label_names: names of the inputs; None: no labels.
+        output_names: names of the outputs.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PythonModule(BaseModule):
 
     @property
     def label_shapes(self) -> list[DataDesc]:
-        """Bound labels; empty where it takes none."""
+        """Bound labels; empty if the module takes no labels."""
         return self._label_shapes
 
     @property
@@ -66,7 +66,7 @@ class PythonModule(BaseModule):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """Take the shapes, whose names must be those of the constructor, and ask for those of the outputs.
+        """Store the input shapes, whose names must match the constructor's, and compute the output shapes.
 
         Raises:
             ParameterError: other names, or a ``grad_req`` other than ``write``.
@@ -128,12 +128,12 @@ class PythonModule(BaseModule):
 
 
 class PythonLossModule(PythonModule):
-    """A loss: its output is its input, and its gradient is that of a function.
+    """Loss layer: passes its input through; a Python function computes the gradient.
 
     Args:
-        name: the output is called ``<name>_output``.
-        grad_func: gives the gradient of (scores, labels), an NDArray or a NumPy array; or a subclass replaces
-            ``_backward_impl``, which writes ``self._scores_grad``.
+        name: prefix of the output name, ``<name>_output``.
+        grad_func: function of (scores, labels) that returns the gradient, an NDArray or a NumPy array. Alternatively a
+            subclass overrides ``_backward_impl``, which sets ``self._scores_grad``.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""``mx.mod.SequentialModule``: modules in a chain, the outputs of one the data of the next.
+"""``mx.mod.SequentialModule``: a chain of modules, each fed with the outputs of its predecessor.
 
-One symbol of all would be planned as a whole; the chain is for parts that are not symbols, such as a loss in Python.
+A single symbol of all parts would be planned as a whole. The chain is for parts that are not symbols, such as a loss in
+Python.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from weftplan.training.module.base_module import BaseModule, as_descs
 
 
 class SequentialModule(BaseModule):
-    """A chain, empty at first; :meth:`add` appends."""
+    """Chain of modules, initially empty; :meth:`add` appends."""
 
     META_TAKE_LABELS = "take_labels"
     META_AUTO_WIRING = "auto_wiring"
@@ -35,8 +36,8 @@ class SequentialModule(BaseModule):
         """Append a module; returns the chain.
 
         Args:
-            take_labels: it gets the labels of the batch. auto_wiring: its data get their names from it, not from the
-                outputs of the module before.
+            take_labels: whether the module receives the labels of the batch. auto_wiring: whether its inputs keep the
+                module's own data names instead of the previous module's output names.
 
         Raises:
             ParameterError: another setting.
@@ -78,7 +79,7 @@ class SequentialModule(BaseModule):
 
     @property
     def label_shapes(self) -> list[DataDesc]:
-        """Bound labels, those that some module takes."""
+        """Bound labels; empty if no module takes labels."""
         self._need("label_shapes", binded=True)
         return self._label_shapes
 
@@ -155,10 +156,11 @@ class SequentialModule(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Give every parameter of every module a value; given ones may be those of all modules.
+        """Initialize the parameters of every module; given values may cover the whole chain.
 
         Raises:
-            ParameterError: two modules have parameters of one name, or nobody has a given one and not ``allow_extra``.
+            ParameterError: two modules share a parameter name; or no module has a given name and ``allow_extra`` is
+                False.
         """
         if self.params_initialized and not force_init:
             return
@@ -205,7 +207,7 @@ class SequentialModule(BaseModule):
     def _hand_out(
         self, arg_params: Mapping[str, NDArray] | None, aux_params: Mapping[str, NDArray] | None, allow_extra: bool
     ) -> None:
-        """Refuse given values that no module has."""
+        """Refuse given values whose names no module has."""
         open_ended = any(not hasattr(module, "param_names") for module in self._modules)
         known = {name for _, name in self._names()}
         unknown = sorted({*(arg_params or {}), *(aux_params or {})} - known)

@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate schedules, and one step on many weights."""
+"""Optimizers, learning-rate schedules, and fused steps over many weights."""

@@ -1,4 +1,4 @@
-"""Ftrl, FTML, LAMB, Adamax and Nadam: a rate of its own for each element of a weight."""
+"""Adaptive optimizers with a rate per weight element: Ftrl, FTML, LAMB, Adamax, Nadam."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class LAMB(Optimizer):
 class Adamax(Optimizer):
     """Adam with the greatest gradient so far for the root of the mean square (Kingma and Ba, 2015, section 7).
 
-    What has had gradients of 0 alone stays as it is; MXNet 1.9.1 divides 0 by 0 there.
+    Elements whose gradients were always 0 do not change; MXNet 1.9.1 divides 0 by 0 there.
     """
 
     default_rate: ClassVar[float] = 0.002
@@ -193,7 +193,7 @@ class Nadam(Optimizer):
         self.epsilon = number(epsilon, "Nadam: epsilon", low=0)
         self.schedule_decay = number(schedule_decay, "Nadam: schedule_decay", low=0)
         self.m_schedule = 1.0
-        """The product of all momenta so far."""
+        """Product of all momenta so far."""
 
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight), zeros_as(weight)

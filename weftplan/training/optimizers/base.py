@@ -1,7 +1,7 @@
-"""What every optimizer is made of: rates, multipliers, counts of updates, and half precision.
+"""Base of optimizers: learning rates, multipliers, update counts, and half precision.
 
-An optimizer owns the counts of updates of every parameter; states belong to whoever calls it, a store or an updater.
-Updates are pushed and return at once. One thread at a time uses an optimizer.
+An optimizer owns the update counts of every parameter. Its caller, a store or an updater, owns the states. Updates are
+pushed to the engine and return immediately. One thread at a time uses an optimizer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Update = TypeVar("Update", bound=Callable[..., None])
 
 
 def one_operator(update: Update) -> Update:
-    """Marks an ``update`` that does nothing but one :meth:`Optimizer.apply`, so that those of many weights can be one
-    operation."""
+    """Mark an ``update`` that consists of a single :meth:`Optimizer.apply`, so that updates of many weights can be
+    fused into a single operation."""
     update.one_operator = True  # type: ignore[attr-defined]
     return update
 
@@ -54,7 +54,7 @@ class Optimizer(Constructed):
     """Order of a multi-precision state: (state, float32 weight) as MXNet's SGD and NAG have it, not (weight, state)."""
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
     _gathered: list[Step] | None = None
-    """Steps that wait for others to become one operation with them."""
+    """Steps queued to be fused into a single operation."""
 
     def __init__(
         self,
@@ -142,11 +142,11 @@ class Optimizer(Constructed):
         return self._get_lr(index), self._get_wd(index)
 
     def _get_lr(self, index: Any) -> float:
-        """Learning rate of one parameter; what optimizers written for MXNet ask for."""
+        """Return the learning rate of a parameter, for optimizers written for MXNet."""
         return self.learning_rate * self._multiplier(self.lr_mult, index)
 
     def _get_wd(self, index: Any) -> float:
-        """Weight decay of one parameter; what optimizers written for MXNet ask for."""
+        """Return the weight decay of a parameter, for optimizers written for MXNet."""
         return self.wd * self._multiplier(self.wd_mult, index)
 
     def _common(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Optimizer(Constructed):
     # -- what a subclass does -------------------------------------------------------------------------------------
 
     def create_state(self, index: Any, weight: NDArray) -> State:
-        """State of one parameter: None, an array, or a tuple of arrays."""
+        """Create the state of a parameter: None, an array, or a tuple of arrays."""
         return None
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
@@ -190,8 +190,8 @@ class Optimizer(Constructed):
     def update_together(
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
     ) -> None:
-        """As :meth:`update_multi_precision` of each, in one operation where each is one operator on arrays of its own
-        in a host's memory."""
+        """Update several weights like :meth:`update_multi_precision`. The updates are fused into a single operation if
+        each is a single operator on separate arrays in host memory."""
         me = type(self)
         simple = me.update_multi_precision is Optimizer.update_multi_precision
         gathering = simple and getattr(me.update, "one_operator", False)
@@ -205,7 +205,7 @@ class Optimizer(Constructed):
             push_together(steps)
 
     def apply(self, name: str, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
-        """``nd.<name>(weight, grad, *states, out=weight, **params)``, now or with those of other weights."""
+        """Push ``nd.<name>(weight, grad, *states, out=weight, **params)`` now, or queue it for a fused operation."""
         step = Step(name, (weight, grad, *states), params)
         if self._gathered is None:
             step.push()
@@ -223,9 +223,9 @@ class Optimizer(Constructed):
         return prod(shape) * wide.itemsize + self._shaped_state_bytes(shape, wide)
 
     def _shaped_state_bytes(self, shape: Shape, dtype: DType) -> int:
-        """Of :meth:`create_state`: for states whose size follows from more than the bytes of the weight."""
+        """Return the bytes of :meth:`create_state`; overridden if they depend on more than the weight's bytes."""
         return self.state_bytes(prod(shape) * dtype.itemsize)
 
     def state_bytes(self, weight_nbytes: int) -> int:
-        """Bytes that :meth:`create_state` makes for a weight of that many bytes, where that is all it depends on."""
+        """Return the bytes of :meth:`create_state` for a weight of ``weight_nbytes``, if they depend only on that."""
         return 0

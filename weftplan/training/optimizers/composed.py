@@ -1,6 +1,7 @@
-"""NAG, AdaGrad, GroupAdaGrad, RMSProp and AdaDelta, made of operations on arrays.
+"""Optimizers composed of array operations: NAG, AdaGrad, GroupAdaGrad, RMSProp, AdaDelta.
 
-Each step is a handful of operations instead of the one that SGD and Adam take; like theirs they only are pushed.
+A step takes several operations, while SGD and Adam need a single fused operation. All of them are pushed without
+waiting.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Variants of plain descent: Signum, SGLD, DCASGD, LARS and LBSGD.
+"""Variants of gradient descent: Signum, SGLD, DCASGD, LARS, LBSGD.
 
-Each owns its formula and its states' shapes only; ``optimizer_base.py`` has what they share.
+Each class owns only its formula and the shapes of its states; ``base.py`` holds the common part.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class LARS(Optimizer):
     """Descent with a rate for each layer, by the norms of its weight and gradient (You et al., 2017).
 
     ``lr * eta * |w| / (|g| + wd * |w| + eps)``; names that end in gamma, beta or bias keep ``lr``, and so does a layer
-    of which a norm is 0. Weight decay is off for every name that does not end in ``_weight``.
+    with a norm of 0. Weight decay is off for every name that does not end in ``_weight``.
 
     Args:
         momentum: decay of the velocity.
@@ -165,7 +165,7 @@ class LARS(Optimizer):
             weight[:] = weight + state
 
     def _rate(self, weight: NDArray, grad: NDArray, lr: float, wd: float) -> Any:
-        """The layer's rate, as an array of one element; nobody waits for the norms."""
+        """Return the layer's rate as an array of one element, computed asynchronously."""
         of_weight, of_grad = (nd.multi_sum_sq(array, num_arrays=1) for array in (weight, grad))
         rate, decay = (nd.full((1,), value, ctx=weight.context) for value in (lr, wd))
         return nd.multi_lars(
@@ -185,7 +185,7 @@ _WARMUPS = {
 
 @Optimizer.register
 class LBSGD(Optimizer):
-    """Descent with batches put together from ``batch_scale`` smaller ones, and a rate that grows to fit them.
+    """Large-batch descent: accumulates ``batch_scale`` batches per update and warms the rate up accordingly.
 
     Args:
         momentum: decay of the velocity.
@@ -194,7 +194,7 @@ class LBSGD(Optimizer):
         warmup_epochs, updates_per_epoch: how long it grows.
         batch_scale: batches to one update.
         begin_epoch: epochs already done.
-        num_epochs: accepted, as in MXNet, where it is not used either.
+        num_epochs: accepted and ignored, as in MXNet.
     """
 
     weight_last = True
@@ -244,7 +244,7 @@ class LBSGD(Optimizer):
             nd.sgd_mom_update(weight, mean, state, out=weight, lr=lr, wd=wd, momentum=self.momentum, **self._common())
 
     def _growth(self, batches: int) -> float:
-        """What multiplies the rate after so many batches."""
+        """Return the rate's multiplier after ``batches`` batches."""
         end = self.warmup_epochs * self.updates_per_epoch
         if batches >= end:
             return float(self.batch_scale)

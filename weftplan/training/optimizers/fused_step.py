@@ -1,8 +1,8 @@
-"""Steps of an optimizer on many weights, pushed as one operation: each is one operator's call on a weight of its own.
+"""Fused optimizer steps: the updates of many weights pushed as a single operation.
 
-The operation reads all gradients and writes all weights and states, so it is ordered by their vars as the single calls
-are, and computes what they compute, bit by bit. It runs in parts on idle cores. Nothing is kept; one thread at a time
-uses an optimizer.
+Each update is an operator call on its own weight. The operation reads all gradients and writes all weights and states.
+Its variables therefore order it exactly like the single calls, and its results are bit-identical to theirs. It runs in
+parts on idle cores. The functions are stateless; one thread at a time uses an optimizer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Step(NamedTuple):
     params: dict[str, Any]
 
     def push(self) -> None:
-        """Alone."""
+        """Push the step as a separate operation."""
         getattr(nd, self.op)(*self.arrays, out=self.arrays[0], **self.params)
 
 
 def push_together(steps: Sequence[Step]) -> None:
-    """Steps that do not depend on one another's order."""
+    """Push independent steps, fused if possible."""
     groups: dict[Any, list[Step]] = {}
     for step in steps:
         weight = step.arrays[0]
@@ -58,7 +58,7 @@ def push_together(steps: Sequence[Step]) -> None:
 
 
 def _can_be_one(group: Sequence[Step]) -> bool:
-    """Whether these steps may be one operation: all in memory of the host at once, no array in two of them."""
+    """Return whether these steps can be fused: uniform arrays in host memory, none written twice, no offloading."""
     if MAKE_ROOM.value is not None or engine.debug_enabled():
         return False
     written = [array.var for step in group for k, array in enumerate(step.arrays) if k != 1]

@@ -1,6 +1,6 @@
-"""Learning-rate schedules: callables from the number of updates to a rate, as ``mx.lr_scheduler``.
+"""Learning-rate schedules of ``mx.lr_scheduler``: callables from the number of updates to a rate.
 
-A schedule keeps how far it has come, so each optimizer has one of its own, which one thread uses.
+A schedule is stateful (it stores its progress). Each optimizer therefore needs its own schedule, used by one thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LRScheduler(Constructed):
         raise NotImplementedError
 
     logged_drops = 0
-    """How often the rate had fallen when a line of the log said so."""
+    """Number of drops of the rate that have been logged."""
 
     def _log_drop(self, num_update: int, drops: int, rate: float, *, last: bool = False) -> None:
         """Log that the rate has fallen, once for each time."""
@@ -87,7 +87,7 @@ class FactorScheduler(LRScheduler):
             return self.get_warmup_lr(num_update)
         drops = max(0, num_update - 1) // self.step
         if not drops:
-            return self.base_lr  # also where it begins below the least rate
+            return self.base_lr  # also if it starts below the least rate
         rate = self.base_lr * self.factor**drops
         last = rate < self.stop_factor_lr
         if not last or self.base_lr * self.factor ** (drops - 1) >= self.stop_factor_lr:

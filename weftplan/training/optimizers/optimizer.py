@@ -1,9 +1,9 @@
-"""Optimizers with MXNet's rules for rates, weight decay and clipping, as ``mx.optimizer``.
+"""``mx.optimizer``: SGD and Adam, with MXNet's rules for rates, weight decay and clipping.
 
-An optimizer changes a weight by asynchronous operations (SGD and Adam by one: ``sgd_update``, ``sgd_mom_update``,
-``adam_update``) and returns at once. ``index`` is what the caller numbers parameters by; ``idx2name`` turns it into a
-name, by which ``lr_mult`` and ``wd_mult`` are found. As in MXNet, weight decay is off for every parameter whose name
-ends in neither ``_weight`` nor ``_gamma``.
+An optimizer updates a weight by asynchronous operations and returns immediately. SGD and Adam use a single fused
+operation: ``sgd_update``, ``sgd_mom_update`` or ``adam_update``. ``index`` is the caller's number of a parameter;
+``idx2name`` maps it to a name, the key of ``lr_mult`` and ``wd_mult``. As in MXNet, weight decay is off for every
+parameter whose name ends in neither ``_weight`` nor ``_gamma``.
 """
 
 from __future__ import annotations

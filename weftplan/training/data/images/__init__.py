@@ -1,4 +1,4 @@
-"""``mx.image``: images from files, their augmentation, and iterators over them, through Pillow and NumPy.
+"""``mx.image``: image functions, augmenters and image iterators, through Pillow and NumPy.
 
 An iterator belongs to one thread.
 """

@@ -1,6 +1,6 @@
-"""Augmenters of ``mx.image``: objects that take an image and give another one, and the usual list of them.
+"""Image augmenters of ``mx.image``: callables from an image to a new image, and their default list.
 
-Images are NDArrays of shape (height, width, channels). Each call draws from the sequence of ``mx.random``.
+Images are NDArrays of shape (height, width, channels). Random augmenters draw from the sequence of ``mx.random``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weftplan.training.data.images.image import (
 )
 
 _GREY = (0.299, 0.587, 0.114)
-"""Shares of red, green and blue in brightness (ITU-R BT.601)."""
+"""Luma weights of red, green and blue (ITU-R BT.601)."""
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 _FROM_YIQ = np.array([[1.0, 0.956, 0.621], [1.0, -0.272, -0.647], [1.0, -1.107, 1.705]])
 PCA_VALUES = np.array([55.46, 4.794, 1.148])
@@ -47,13 +47,13 @@ def _jsonable(value: Any) -> Any:
 
 
 class Augmenter(Constructed):
-    """Base: called with an image; :meth:`dumps` says what it is."""
+    """Base of augmenters: callables on an image; :meth:`dumps` serializes an augmenter."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = {name: _jsonable(value) for name, value in kwargs.items()}
 
     def dumps(self) -> Any:
-        """Its name and settings as JSON.
+        """Serialize the augmenter's name and settings as JSON.
 
         >>> CastAug().dumps()
         '["castaug", {"type": "float32"}]'
@@ -65,7 +65,7 @@ class Augmenter(Constructed):
 
 
 class SequentialAug(Augmenter):
-    """Several, one after the other."""
+    """Several augmenters in sequence."""
 
     def __init__(self, ts: Sequence[Augmenter]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class SequentialAug(Augmenter):
 
 
 class RandomOrderAug(SequentialAug):
-    """Several, in a random order."""
+    """Several augmenters in a random order."""
 
     def __call__(self, src: NDArray) -> NDArray:
         for k in generator().permutation(len(self.ts)):
@@ -90,7 +90,7 @@ class RandomOrderAug(SequentialAug):
 
 
 class _Sized(Augmenter):
-    """Base of those with a size and an interpolation."""
+    """Base of augmenters with a target size and an interpolation."""
 
     def __init__(self, size: Any, interp: int = 2) -> None:
         super().__init__(size=size, interp=interp)
@@ -99,35 +99,35 @@ class _Sized(Augmenter):
 
 
 class ResizeAug(_Sized):
-    """The shorter side gets ``size`` pixels."""
+    """Resize the shorter side to ``size`` pixels."""
 
     def __call__(self, src: NDArray) -> NDArray:
         return resize_short(src, self.size, self.interp)
 
 
 class ForceResizeAug(_Sized):
-    """The image gets ``size`` (width, height), whatever its ratio."""
+    """Resize to ``size`` (width, height), ignoring the aspect ratio."""
 
     def __call__(self, src: NDArray) -> NDArray:
         return imresize(src, self.size[0], self.size[1], self.interp)
 
 
 class RandomCropAug(_Sized):
-    """A crop of ``size`` (width, height) at a random place."""
+    """Crop ``size`` (width, height) at a random position."""
 
     def __call__(self, src: NDArray) -> NDArray:
         return random_crop(src, self.size, self.interp)[0]
 
 
 class CenterCropAug(_Sized):
-    """The middle in ``size`` (width, height)."""
+    """Crop ``size`` (width, height) at the centre."""
 
     def __call__(self, src: NDArray) -> NDArray:
         return center_crop(src, self.size, self.interp)[0]
 
 
 class RandomSizedCropAug(Augmenter):
-    """A crop of a random share of the area and a random ratio, in ``size`` (width, height)."""
+    """Crop a random fraction of the area with a random aspect ratio, and resize to ``size`` (width, height)."""
 
     def __init__(
         self, size: Sequence[int], area: float | Sequence[float], ratio: Sequence[float], interp: int = 2, **kwargs: Any
@@ -151,7 +151,7 @@ def _grey(src: NDArray) -> NDArray:
 
 
 class BrightnessJitterAug(Augmenter):
-    """All pixels times 1 plus a random number up to ``brightness``, either way."""
+    """Multiply all pixels by a random factor in [1 - ``brightness``, 1 + ``brightness``]."""
 
     def __init__(self, brightness: float) -> None:
         super().__init__(brightness=brightness)
@@ -162,7 +162,7 @@ class BrightnessJitterAug(Augmenter):
 
 
 class ContrastJitterAug(Augmenter):
-    """Pixels further from, or nearer to, the mean brightness of the image."""
+    """Scale the distance of pixels from the image's mean brightness by a random factor."""
 
     def __init__(self, contrast: float) -> None:
         super().__init__(contrast=contrast)
@@ -175,7 +175,7 @@ class ContrastJitterAug(Augmenter):
 
 
 class SaturationJitterAug(Augmenter):
-    """Pixels further from, or nearer to, their own brightness."""
+    """Scale the distance of pixels from their own brightness by a random factor."""
 
     def __init__(self, saturation: float) -> None:
         super().__init__(saturation=saturation)
@@ -187,7 +187,7 @@ class SaturationJitterAug(Augmenter):
 
 
 class HueJitterAug(Augmenter):
-    """Colours turned in the plane of YIQ by up to ``hue`` half turns, either way."""
+    """Rotate colours in the IQ plane of YIQ by a random angle of up to ``hue`` half turns."""
 
     def __init__(self, hue: float) -> None:
         super().__init__(hue=hue)
@@ -210,7 +210,7 @@ class ColorJitterAug(RandomOrderAug):
 
 
 class LightingAug(Augmenter):
-    """Noise along the principal components of colours, with the standard deviation ``alphastd``."""
+    """Add noise along the principal components of colours, with standard deviation ``alphastd``."""
 
     def __init__(self, alphastd: float, eigval: Any, eigvec: Any) -> None:
         super().__init__(alphastd=alphastd, eigval=eigval, eigvec=eigvec)
@@ -222,7 +222,7 @@ class LightingAug(Augmenter):
 
 
 class ColorNormalizeAug(Augmenter):
-    """Minus ``mean``, divided by ``std``: a number for each channel, or None."""
+    """Subtract ``mean`` and divide by ``std``: a number per channel, or None."""
 
     def __init__(self, mean: Any, std: Any) -> None:
         super().__init__(mean=mean, std=std)
@@ -235,7 +235,7 @@ class ColorNormalizeAug(Augmenter):
 
 
 class RandomGrayAug(Augmenter):
-    """Grey in all channels, with probability ``p``."""
+    """Convert to grey in all channels, with probability ``p``."""
 
     def __init__(self, p: float) -> None:
         super().__init__(p=p)
@@ -250,7 +250,7 @@ class RandomGrayAug(Augmenter):
 
 
 class HorizontalFlipAug(Augmenter):
-    """Left and right exchanged, with probability ``p``."""
+    """Flip horizontally, with probability ``p``."""
 
     def __init__(self, p: float) -> None:
         super().__init__(p=p)
@@ -264,7 +264,7 @@ class HorizontalFlipAug(Augmenter):
 
 
 class CastAug(Augmenter):
-    """Another dtype."""
+    """Cast to another dtype."""
 
     def __init__(self, typ: str = "float32") -> None:
         super().__init__(type=typ)
@@ -290,13 +290,13 @@ def CreateAugmenter(
     rand_gray: float = 0,
     inter_method: int = 2,
 ) -> list[Augmenter]:
-    """The usual list: resize, crop, mirror, cast, colours, noise, grey, normalize, as far as they are asked for.
+    """Build the default list: resize, crop, mirror, cast, colours, noise, grey, normalize, each if requested.
 
     Args:
         data_shape: (channels, height, width) of the result.
         resize: pixels of the shorter side, before the crop.
-        rand_crop, rand_resize: crop at a random place, and of a random size (which needs the former).
-        mean, std: one number for each channel; True for those of ImageNet.
+        rand_crop, rand_resize: crop at a random position, and with a random size (requires ``rand_crop``).
+        mean, std: a number per channel; True for ImageNet's values.
     """
     augs: list[Augmenter] = [ResizeAug(resize, inter_method)] if resize > 0 else []
     size = (data_shape[2], data_shape[1])
@@ -321,7 +321,7 @@ def color_augmenters(
     mean: Any,
     std: Any,
 ) -> list[Augmenter]:
-    """What changes values and no positions, in order, from the cast to float32 on; arguments of CreateAugmenter."""
+    """Build the pixel-value augmenters, starting with the cast to float32; arguments as in CreateAugmenter."""
     augs: list[Augmenter] = [CastAug()]
     if brightness or contrast or saturation:
         augs.append(ColorJitterAug(brightness, contrast, saturation))
@@ -338,7 +338,7 @@ def color_augmenters(
 
 
 def numbers(value: Any, usual: Sequence[float], what: str) -> Any:
-    """One number for each channel, ``usual`` for True, None for none; raises ParameterError for others."""
+    """Validate a number per channel; True means ``usual``; raises ParameterError for other values."""
     if value is None or value is False:
         return None
     if value is True:

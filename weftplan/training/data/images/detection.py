@@ -1,8 +1,8 @@
-"""``mx.image.ImageDetIter``: images with boxes, decoded and augmented as they are read.
+"""``mx.image.ImageDetIter``: batches of images with bounding boxes, decoded and augmented on read.
 
-A label is one row of numbers, as ``im2rec`` packs it: how many numbers its head has, how many each box has, the rest of
-the head, then the boxes, each of (class, left, top, right, bottom, …) with places as parts of the image. The iterator
-belongs to one thread.
+A label is a flat row of numbers, as ``im2rec`` packs it: the length of the header, the length of a box, the rest of the
+header, then the boxes. A box is (class, left, top, right, bottom, …); coordinates are fractions of the image size. The
+iterator belongs to one thread.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from weftplan.training.data.images.iterators import File, ImageIter
 from weftplan.training.data.ndarray_iter import DataDesc, Host
 
 _NUMBERS = 5
-"""Of a box: its class and four places."""
+"""Least numbers of a box: its class and four coordinates."""
 
 
 def _valid(boxes: Host) -> Host:
-    """The rows whose boxes have an area."""
+    """Return the boxes with a positive area."""
     found: Host = boxes[(boxes[:, 3] > boxes[:, 1]) & (boxes[:, 4] > boxes[:, 2])]
     return found
 
 
 class ImageDetIter(ImageIter):
-    """Batches of images with batches of boxes, (batch, most boxes of an image, numbers of a box), filled up with -1.
+    """Batches of images and boxes; labels are (batch, most boxes per image, numbers per box), padded with -1.
 
-    An image that has no box left behind its augmenters is left out.
+    An image without boxes after augmentation is skipped.
 
     Args:
         batch_size, data_shape: as for :class:`ImageIter`, and so are the files, ``shuffle``, ``part_index``,
@@ -42,7 +42,7 @@ class ImageDetIter(ImageIter):
             go.
 
     Raises:
-        FormatError: a label is no list of boxes; names the image. All labels are read when the iterator is made.
+        FormatError: a label is not a list of boxes; the message names the image. The constructor reads all labels.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ImageDetIter(ImageIter):
         self._set_label_shape((max((shape[0] for shape in shapes), default=0), widths[0] if widths else _NUMBERS))
 
     def _label_of(self, key: Any) -> Any:
-        """The label of an image, without its pixels where those are a file of their own."""
+        """Read the label of an image, without its pixels if they are in a separate file."""
         if self.imglist is not None and (self._records is None or key in self.imglist):
             return self.imglist[key][0]
         assert self._records is not None
@@ -98,7 +98,7 @@ class ImageDetIter(ImageIter):
         self.provide_label = [DataDesc(self.provide_label[0].name, (self.batch_size, *shape))]
 
     def _parsed(self, label: Any, key: Any) -> Host:
-        """The boxes of a label that have an area, (boxes, numbers of a box)."""
+        """Parse a label into its boxes with a positive area, (boxes, numbers per box)."""
         raw = np.asarray(label.asnumpy() if isinstance(label, NDArray) else label, np.float32).ravel()
         where = f"image {self.imglist[key][1]}" if self.imglist and key in self.imglist else f"image of record {key}"
         head, width = (int(raw[0]), int(raw[1])) if raw.size > 1 and np.isfinite(raw[:2]).all() else (0, 0)
@@ -131,13 +131,13 @@ class ImageDetIter(ImageIter):
         return found
 
     def augmentation_transform(self, data: NDArray, label: Host) -> tuple[NDArray, Host]:  # type: ignore[override]
-        """An image and its boxes behind all augmenters."""
+        """Apply all augmenters to an image and its boxes."""
         for one in self.auglist:
             data, label = one(data, label)
         return data, label
 
     def check_label_shape(self, label_shape: Sequence[int]) -> None:
-        """Raise ShapeError for a shape into which the boxes do not fit."""
+        """Raise ShapeError if the boxes do not fit the shape."""
         most, width = self.label_shape
         if len(label_shape) != 2 or label_shape[0] < most or label_shape[1] != width:
             raise ShapeError(
@@ -146,7 +146,7 @@ class ImageDetIter(ImageIter):
             )
 
     def reshape(self, data_shape: Sequence[int] | None = None, label_shape: Sequence[int] | None = None) -> None:
-        """Give images, or labels, of another shape from the next batch on; the augmenters stay as they are."""
+        """Change the shape of images or labels from the next batch on; the augmenters do not change."""
         if data_shape is not None:
             self.check_data_shape(data_shape)
         if label_shape is not None:
@@ -157,7 +157,7 @@ class ImageDetIter(ImageIter):
             self.provide_data = [DataDesc(self.provide_data[0].name, (self.batch_size, *data_shape))]
 
     def sync_label_shape(self, it: ImageDetIter, verbose: bool = False) -> ImageDetIter:
-        """Give this iterator and ``it`` room for as many boxes, those of the larger; returns ``it``."""
+        """Set the label shapes of this iterator and ``it`` to the larger of both; returns ``it``."""
         if not isinstance(it, ImageDetIter):
             raise ParameterError(f"sync_label_shape expects an ImageDetIter, got {type(it).__name__}")
         if it.label_shape[1] != self.label_shape[1]:

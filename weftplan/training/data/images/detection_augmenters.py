@@ -1,7 +1,7 @@
-"""Augmenters of images with boxes: objects that take an image and its boxes and give others, and their usual list.
+"""Object-detection augmenters: callables on an image and its boxes, and their default list.
 
-Boxes are rows of (class, left, top, right, bottom, …) whose places are parts of the image's width and height. Each call
-draws from the sequence of ``mx.random`` and changes nothing that it is given.
+Boxes are rows of (class, left, top, right, bottom, …); coordinates are fractions of the image's width and height.
+Random augmenters draw from the sequence of ``mx.random``. No augmenter modifies its inputs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from weftplan.training.data.ndarray_iter import Host
 
 Pair = tuple[NDArray, Host]
 _LEAST_AREA = 2
-"""Pixels: smaller crops and smaller objects do not count."""
+"""Pixels; smaller crops and objects are rejected."""
 
 
 class DetAugmenter(Augmenter):
-    """Base: called with an image and its boxes."""
+    """Base of detection augmenters: callables on an image and its boxes."""
 
     def __call__(self, src: NDArray, label: Host) -> Pair:  # type: ignore[override]
         raise NotImplementedError(f"{type(self).__name__}.__call__")
 
 
 class DetBorrowAug(DetAugmenter):
-    """An augmenter of images that leaves boxes where they are."""
+    """Adapter for an image augmenter that does not move boxes."""
 
     def __init__(self, augmenter: Augmenter) -> None:
         if not isinstance(augmenter, Augmenter) or isinstance(augmenter, DetAugmenter):
@@ -49,7 +49,7 @@ class DetBorrowAug(DetAugmenter):
 
 
 class DetRandomSelectAug(DetAugmenter):
-    """One of several, each as likely, or with probability ``skip_prob`` none."""
+    """A random choice among several augmenters, or with probability ``skip_prob`` no augmenter."""
 
     def __init__(self, aug_list: DetAugmenter | Sequence[DetAugmenter], skip_prob: float = 0) -> None:
         super().__init__(skip_prob=skip_prob)
@@ -70,7 +70,7 @@ class DetRandomSelectAug(DetAugmenter):
 
 
 class DetHorizontalFlipAug(DetAugmenter):
-    """Mirrored left to right with probability ``p``."""
+    """Flip image and boxes horizontally, with probability ``p``."""
 
     def __init__(self, p: float) -> None:
         super().__init__(p=p)
@@ -85,7 +85,7 @@ class DetHorizontalFlipAug(DetAugmenter):
 
 
 class _Region(NamedTuple):
-    """A rectangle of pixels; it may reach beyond the image."""
+    """Rectangle of pixels; it may extend beyond the image."""
 
     x: int
     y: int
@@ -94,7 +94,7 @@ class _Region(NamedTuple):
 
 
 def _sides(ratio: float, areas: tuple[float, float], low: float, high: float, draw: Any) -> tuple[int, int] | None:
-    """(width, height) of a random rectangle with this ratio, an area between two and ``low`` <= height <= ``high``."""
+    """Draw (width, height) of a rectangle with this ratio, an area in ``areas`` and ``low`` <= height <= ``high``."""
     least = math.ceil(max(math.sqrt(areas[0] / ratio), low) - 0.5)
     most = int(min(math.sqrt(areas[1] / ratio), high) + 0.5)
     if least > most:
@@ -104,7 +104,7 @@ def _sides(ratio: float, areas: tuple[float, float], low: float, high: float, dr
 
 
 class _Ranged(DetAugmenter):
-    """Base of those that draw a rectangle: from ranges of its ratio of width to height and of its part of the area."""
+    """Base of augmenters that draw a rectangle from ranges of aspect ratio and relative area."""
 
     def __init__(self, aspect_ratio_range: Any, area_range: Any, max_attempts: int, **kwargs: Any) -> None:
         ratios, areas = (
@@ -118,7 +118,7 @@ class _Ranged(DetAugmenter):
             warn(f"{type(self).__name__} does nothing: aspect_ratio_range is {ratios}, area_range {areas}")
 
     def _least_area(self) -> float:
-        """What the largest part of the area must exceed."""
+        """Lower limit for the upper end of ``area_range``."""
         return 0
 
     def __call__(self, src: NDArray, label: Host) -> Pair:  # type: ignore[override]
@@ -139,14 +139,14 @@ class _Ranged(DetAugmenter):
 
 
 class DetRandomCropAug(_Ranged):
-    """A random part of the image, with those boxes of which enough is left.
+    """Crop a random region, and keep the boxes that are covered sufficiently.
 
     Args:
-        min_object_covered: of every box that the part touches more than this share must lie in it.
-        aspect_ratio_range: width / height of the part.
-        area_range: its share of the image.
-        min_eject_coverage: a box of which no more than this share is left goes; at least one must stay.
-        max_attempts: tries after which the image stays whole.
+        min_object_covered: fraction of every touched box that must exceed this value inside the region.
+        aspect_ratio_range: width / height of the region.
+        area_range: area of the region relative to the image.
+        min_eject_coverage: a box is dropped if at most this fraction remains; at least one box must remain.
+        max_attempts: attempts before the image is left uncropped.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class DetRandomCropAug(_Ranged):
         return None if kept is None else (fixed_crop(src, x, y, *sides), kept)
 
     def _kept(self, label: Host, part: _Region, width: int, height: int) -> Host | None:
-        """The boxes in a part of the image; None where it does not satisfy the limits."""
+        """Return the boxes inside a region of the image; None if the region violates the limits."""
         scale = np.array([part.width / width, part.height / height] * 2)
         moved = label.copy()
         moved[:, 1:5] = np.clip((label[:, 1:5] - [part.x / width, part.y / height] * 2) / scale, 0, 1)
@@ -198,13 +198,13 @@ def _areas(label: Host) -> Host:
 
 
 class DetRandomPadAug(_Ranged):
-    """The image at a random place in a larger one.
+    """Place the image at a random position in a larger canvas.
 
     Args:
-        aspect_ratio_range: width / height of the larger one.
-        area_range: its area, where that of the image is 1.
-        max_attempts: tries after which the image stays as it is.
-        pad_val: a number for each channel around it, or one for all.
+        aspect_ratio_range: width / height of the canvas.
+        area_range: area of the canvas relative to the image.
+        max_attempts: attempts before the image is left unpadded.
+        pad_val: fill value per channel, or a single value for all.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ def CreateMultiRandCropAugmenter(
     max_attempts: Any = 50,
     skip_prob: float = 0,
 ) -> DetRandomSelectAug:
-    """One of several :class:`DetRandomCropAug`, whose settings are given as lists; one setting may serve all.
+    """Choose among several :class:`DetRandomCropAug`, with settings as lists; a single setting applies to all.
 
     >>> len(CreateMultiRandCropAugmenter([0.1, 0.5, 0.9], area_range=[(0.1, 1), (0.2, 1), (0.3, 1)]).aug_list)
     3
@@ -280,14 +280,14 @@ def CreateDetAugmenter(
     max_attempts: Any = 50,
     pad_val: Any = (127, 127, 127),
 ) -> list[DetAugmenter]:
-    """The usual list: resize, crop, mirror, pad, resize to the result, cast, colours, noise, grey, normalize.
+    """Build the default list: resize, crop, mirror, pad, resize to the result, cast, colours, noise, grey, normalize.
 
     Args:
         data_shape: (channels, height, width) of the result.
         resize: pixels of the shorter side, before anything else.
         rand_crop, rand_pad, rand_gray: probabilities.
-        mean, std: one number for each channel; True for those of ImageNet.
-        area_range: of crops; where images are padded, its upper end is theirs, too.
+        mean, std: a number per channel; True for ImageNet's values.
+        area_range: relative area of crops; its upper end also applies to padding.
     """
     augs: list[DetAugmenter] = [DetBorrowAug(ResizeAug(resize, inter_method))] if resize > 0 else []
     crop = (min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts)

@@ -1,7 +1,7 @@
-"""``mx.image``: reading, resizing, cropping and turning of single images.
+"""``mx.image`` functions on single images: read, resize, crop, rotate.
 
-Images are NDArrays on the host of shape (height, width, channels); those of :func:`imrotate` alone are (channels,
-height, width). Functions wait for what they get and give new arrays; random ones draw from the sequence of
+Images are NDArrays on the host of shape (height, width, channels), except for :func:`imrotate`, which takes (channels,
+height, width). Each function waits for its inputs and returns a new array. Random functions draw from the sequence of
 ``mx.random``.
 """
 
@@ -105,7 +105,7 @@ def _draw(interp: int) -> np.random.Generator | None:
 
 
 def scale_down(src_size: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
-    """A crop's (width, height), made smaller where it is larger than the image's, with the same ratio.
+    """Shrink a crop's (width, height) to fit the image, preserving the aspect ratio.
 
     >>> scale_down((640, 480), (720, 120))
     (640, 106)
@@ -147,7 +147,7 @@ def resize_short(src: Any, size: int, interp: int = 2) -> NDArray:
 def fixed_crop(
     src: Any, x0: int, y0: int, w: int, h: int, size: Sequence[int] | None = None, interp: int = 2
 ) -> NDArray:
-    """The part of an image that begins at (x0, y0), in another ``size`` (width, height) if that is given."""
+    """Crop an image at (x0, y0), and resize to ``size`` (width, height) if given."""
     pixels = host(src)
     if x0 < 0 or y0 < 0 or w < 1 or h < 1 or x0 + w > pixels.shape[1] or y0 + h > pixels.shape[0]:
         raise ParameterError(f"a crop of {w} x {h} pixels at ({x0}, {y0}) is outside of an image of {pixels.shape}")
@@ -156,7 +156,7 @@ def fixed_crop(
 
 
 def random_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
-    """(image, box): a crop of ``size`` (width, height) at a random place; a smaller image is enlarged."""
+    """Crop ``size`` (width, height) at a random position; returns (image, box). A smaller image is enlarged."""
     h, w, _ = src.shape
     width, height = scale_down((w, h), size)
     draw = generator()
@@ -165,7 +165,7 @@ def random_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray
 
 
 def center_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
-    """(image, box): the middle of an image in ``size`` (width, height); a smaller image is enlarged."""
+    """Crop ``size`` (width, height) at the centre; returns (image, box). A smaller image is enlarged."""
     h, w, _ = src.shape
     width, height = scale_down((w, h), size)
     box = (w - width) // 2, (h - height) // 2, width, height
@@ -205,11 +205,11 @@ def color_normalize(src: NDArray, mean: Any, std: Any = None) -> NDArray:
 
 
 def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
-    """An image (channels, height, width), or a batch of them, turned around the middle; float32.
+    """Rotate an image (channels, height, width), or a batch of images, around the centre; float32.
 
     Args:
-        rotation_degrees: a number, or for a batch an array with one for each image.
-        zoom_in: enlarge, so that nothing black is seen. zoom_out: shrink, so that everything is.
+        rotation_degrees: a number, or for a batch an array with an angle per image.
+        zoom_in: enlarge until no black border is visible. zoom_out: shrink until the whole image is visible.
 
     Raises:
         ValueError: both zooms, or another number of angles than images.

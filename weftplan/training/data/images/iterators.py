@@ -1,7 +1,7 @@
-"""``mx.image.ImageIter``: batches of images from a list of files or a file of records, through augmenters.
+"""``mx.image.ImageIter``: batches of augmented images from an image list or a record file.
 
-Used by one thread, which also decodes; :class:`~weftplan.training.data.images.records.ImageRecordIter` has threads for
-that.
+One thread uses the iterator and decodes the images.
+:class:`~weftplan.training.data.images.records.ImageRecordIter` decodes on several threads.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ImageIter(DataIter):
         self._ended = False
 
     def hard_reset(self) -> None:
-        """As :meth:`reset`, and the samples that were to begin the next epoch are forgotten."""
+        """Reset like :meth:`reset`, and discard the samples rolled over to the next epoch."""
         self._carried = []
         self.reset()
 
@@ -152,7 +152,7 @@ class ImageIter(DataIter):
         )
 
     def _row(self, label: Any, content: bytes) -> tuple[Host, Any] | None:
-        """(values, label) of one sample; None for one that is left out."""
+        """Return (values, label) of a sample; None if the sample is skipped."""
         image = self.imdecode(content)
         try:
             self.check_valid_image([image])
@@ -161,7 +161,7 @@ class ImageIter(DataIter):
         return self._value(self.augmentation_transform(image)), label
 
     def _value(self, image: NDArray) -> Host:
-        """An image as it comes into a batch."""
+        """Convert an image to its form in a batch."""
         value: Host = self.postprocess_data(image).asnumpy()
         if value.shape != self.data_shape:
             raise ShapeError(f"{self._place()}: the augmenters gave {value.shape}, data_shape is {self.data_shape}")
@@ -180,12 +180,12 @@ class ImageIter(DataIter):
             raise ShapeError(f"ImageIter: data_shape must be (3, height, width), got {tuple(data_shape)}")
 
     def check_valid_image(self, data: Sequence[NDArray]) -> None:
-        """Raise RuntimeError for an image that is to be left out."""
+        """Raise RuntimeError for an image to be skipped."""
         if len(data[0].shape) == 0:
             raise RuntimeError("the image has no pixels")
 
     def imdecode(self, s: bytes) -> NDArray:
-        """The image of bytes; raises FormatError that names it."""
+        """Decode an image; raises a FormatError that names it."""
         try:
             return imdecode(s)
         except FormatError as error:
@@ -196,12 +196,12 @@ class ImageIter(DataIter):
         return f"image {self.imglist[key][1]}" if self.imglist and key in self.imglist else f"image of record {key}"
 
     def read_image(self, fname: str) -> bytes:
-        """The bytes of an image's file."""
+        """Read an image file's bytes."""
         with open_to_read(Path(self.path_root, fname)) as file:
             return file.read()
 
     def augmentation_transform(self, data: NDArray) -> NDArray:
-        """The image behind all augmenters."""
+        """Apply all augmenters to an image."""
         for one in self.auglist:
             data = one(data)
         return data
@@ -212,7 +212,7 @@ class ImageIter(DataIter):
 
 
 def image_list(path: File | None, given: Sequence[Any] | None, dtype: Any) -> dict[Any, tuple[Host, str]] | None:
-    """{key: (label, path)} of a list in a file or in memory; raises FormatError for a line that is none."""
+    """Read {key: (label, path)} from a list in a file or in memory; raises FormatError for a malformed line."""
     if path is not None:
         found: dict[Any, tuple[Host, str]] = {}
         with open_to_read(path) as file:

@@ -1,6 +1,6 @@
-"""What ``ImageRecordIter`` does with one image: its settings, and the steps in their order.
+"""Augmentation settings and pipeline of ``ImageRecordIter`` for a single image.
 
-Pure functions of pixels, settings and a generator; any thread may call them.
+Pure functions of pixels, settings and a generator; all are thread-safe.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Augmentation:
 
     @property
     def moves(self) -> bool:
-        """Whether there is an affine map."""
+        """Whether the settings include an affine transformation."""
         stretched = self.max_aspect_ratio != 0 and not self.random_resized_crop
         scaled = self.min_random_scale != 1 or self.max_random_scale != 1
         sized = self.max_img_size < 1e10 or self.min_img_size > 0
@@ -136,7 +136,7 @@ def _resized(pixels: Host, size: tuple[int, int], to: Augmentation, draw: np.ran
 
 
 def _moved(pixels: Host, to: Augmentation, draw: np.random.Generator) -> Host:
-    """Turned, sheared, scaled and stretched around the middle."""
+    """Rotate, shear, scale and stretch around the centre."""
     rows, columns = pixels.shape[:2]
     shear = draw.uniform(-to.max_shear_ratio, to.max_shear_ratio)
     angle = to.rotate if to.rotate > 0 else int(draw.integers(-to.max_rotate_angle, to.max_rotate_angle + 1))
@@ -181,7 +181,7 @@ def _cropped(pixels: Host, to: Augmentation, size: tuple[int, int], draw: np.ran
 
 
 def _part(pixels: Host, width: int, height: int, to: Augmentation, draw: np.random.Generator) -> Host:
-    """A crop anywhere where that is asked for, else in the middle."""
+    """Crop at a random position if ``rand_crop`` is set, else at the centre."""
     if not (to.rand_crop or to.random_resized_crop):
         return _middle(pixels, width, height)
     y, x = (int(draw.integers(0, old - new + 1)) for old, new in zip(pixels.shape[:2], (height, width), strict=True))

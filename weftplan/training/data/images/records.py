@@ -1,7 +1,7 @@
-"""``mx.io.ImageRecordIter``: batches of images from a file of records, decoded and augmented by threads.
+"""``mx.io.ImageRecordIter``: image batches from a record file, decoded and augmented by threads.
 
-Used by one thread; a pool of threads, which ends with the iterator, makes the next batches meanwhile. What a sample
-becomes depends on the seed, the epoch and the sample alone, never on the threads.
+One thread uses the iterator. Its thread pool prepares the next batches and shuts down with the iterator. A sample's
+augmentation depends only on the seed, the epoch and the sample, never on thread scheduling.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ File = str | os.PathLike[str]
 _WITHOUT_EFFECT = frozenset(
     "aug_seq verbose device_id ctx shuffle_chunk_size shuffle_chunk_seed data_name label_name mean_img".split()  # noqa: SIM905
 )
-"""Settings of MXNet's about its own threads and files."""
+"""Settings of MXNet's own threads and files; accepted and ignored."""
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Augmentation))
 
 
@@ -46,10 +46,10 @@ class ImageRecordIter(HoldingIter):
         shuffle: a random order from ``seed``, another in each epoch.
         seed_aug: of the augmentations; by default ``seed``.
         num_parts, part_index: this iterator has that part of the records.
-        round_batch: the last batch is filled up with the first samples, which the next epoch then leaves out; else that
-            starts over. ``pad`` of the batch says how many.
-        preprocess_threads: that decode; prefetch_buffer: batches made ahead.
-        mean_img: a file with the mean of each pixel; where there is none it is computed, which reads all, and written.
+        round_batch: whether the next epoch skips the first samples that pad the last batch. ``pad`` of the batch counts
+            them.
+        preprocess_threads: decoding threads; prefetch_buffer: batches to prefetch.
+        mean_img: a file with the mean of each pixel; if missing, it is computed from all images and written.
         dtype: of the data.
         augmentation: fields of :class:`~weftplan.training.data.images.record_augment.Augmentation`. A setting that is
         none
@@ -152,7 +152,7 @@ class ImageRecordIter(HoldingIter):
         self._epoch, self._cursor, self.current_batch = epoch, cursor, None
 
     def _next_sample(self) -> int:
-        """The sample of this epoch with which the next batch begins that the user gets."""
+        """Return the position in this epoch of the next batch's first sample."""
         return self._cursor - self.batch_size * len(self._coming)
 
     def reset(self) -> None:
@@ -198,7 +198,7 @@ class ImageRecordIter(HoldingIter):
         return normalized(pixels, self._augmentation, self._mean, draw), label
 
     def _ask(self) -> None:
-        """Give the threads the next batches of this epoch."""
+        """Submit the next batches of this epoch to the threads."""
         count = len(self._keys)
         while len(self._coming) < self._ahead and self._cursor < count:
             stop = self._cursor + self.batch_size
@@ -244,6 +244,6 @@ class ImageRecordIter(HoldingIter):
 
 
 class ImageRecordUInt8Iter(ImageRecordIter):
-    """The same without mean, scale and standard deviation: the pixels as uint8."""
+    """ImageRecordIter without mean, scale and standard deviation: pixels as uint8."""
 
     _dtype = np.uint8

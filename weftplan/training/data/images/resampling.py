@@ -1,7 +1,8 @@
-"""Images in another size, or moved by an affine map: OpenCV's rules, in NumPy, for any dtype and number of channels.
+"""Image resizing and affine warps with OpenCV's rules, in NumPy, for any dtype and channel count.
 
-A size is changed along one axis after the other; each new pixel is a weighted sum of a few old ones, chosen by a table.
-Results of uint8 are rounded, and differ from OpenCV's fixed-point sums by at most 1. Any thread may call.
+Resizing is separable: each axis is resampled in turn, and each new pixel is a weighted sum of a few old pixels that an
+index table selects. uint8 results are rounded and differ from OpenCV's fixed-point sums by at most 1. All functions are
+thread-safe.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from weftplan.training.data.ndarray_iter import Host
 
 NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
 _AREA_LARGER = -1
-"""What area means where a side grows: the old pixel of each place, blended where two meet."""
+"""Area interpolation of a growing side: each new pixel copies its old pixel, or blends two at a boundary."""
 BY_SIZE, ANY = 9, 10
-"""The two further methods: chosen by the sizes, and drawn at random."""
+"""Additional methods: chosen by the sizes, and drawn at random."""
 
 
 def method_of(interp: int, sizes: Sequence[int] = (), draw: Any = None) -> int:
-    """A method of 0 to 4 for ``interp``, which may also be 9 (by ``sizes``: old height, width, new ones) or 10 (any).
+    """Resolve ``interp`` to a method of 0 to 4; 9 chooses by ``sizes`` (old and new height and width), 10 at random.
 
     >>> method_of(9, (10, 10, 20, 20)), method_of(9, (10, 10, 5, 5)), method_of(9, (10, 10, 5, 20)), method_of(9)
     (2, 3, 1, 2)
@@ -65,7 +66,7 @@ _KERNELS: dict[int, tuple[int, Callable[[Host], Host]]] = {CUBIC: (2, _cubic), L
 
 @lru_cache(maxsize=256)
 def _table(old: int, new: int, method: int) -> tuple[Host, Host]:
-    """(indices, weights) of shape (new, taps): which old pixels make a new one."""
+    """Return (indices, weights) of shape (new, taps): the old pixels of each new pixel."""
     ratio = old / new
     places = np.arange(new)
     if method == NEAREST:
@@ -106,7 +107,7 @@ def _along(pixels: Host, axis: int, new: int, method: int) -> Host:
 
 
 def as_dtype(values: Host, dtype: Any) -> Host:
-    """``values`` in a dtype, rounded and within its range where it is an integer one."""
+    """Convert ``values`` to a dtype; for integer dtypes round and clip to the range."""
     dtype = np.dtype(dtype)
     if values.dtype == dtype or dtype.kind not in "iu":
         return values.astype(dtype, copy=False)
@@ -133,7 +134,7 @@ def resize(pixels: Host, width: int, height: int, method: int = LINEAR) -> Host:
 
 
 def warp(pixels: Host, matrix: Host, width: int, height: int, method: int, fill: float) -> Host:
-    """The image whose pixel at ``matrix @ (x, y, 1)`` is the old one's at (x, y); ``fill`` where there was none."""
+    """Warp an image: its pixel at (x, y) moves to ``matrix @ (x, y, 1)``; uncovered pixels become ``fill``."""
     back = np.linalg.inv(np.vstack([matrix, [0.0, 0.0, 1.0]]))
     ys, xs = np.mgrid[0:height, 0:width].astype(np.float64)
     x = back[0, 0] * xs + back[0, 1] * ys + back[0, 2]
@@ -160,7 +161,7 @@ BORDERS = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
 
 
 def border(pixels: Host, top: int, bottom: int, left: int, right: int, kind: int, fill: Sequence[float]) -> Host:
-    """An image with more rows and columns around it; ``fill`` has a number for each channel where ``kind`` is 0.
+    """Add a border of rows and columns around an image; ``fill`` has a number per channel if ``kind`` is 0.
 
     Raises:
         ParameterError: another kind, or a margin below 0.

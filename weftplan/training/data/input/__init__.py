@@ -1,5 +1,5 @@
-"""Batches from any dataset, read by this process or by workers: what ``mx.io.DatasetIter`` is made of.
+"""Parts of ``mx.io.DatasetIter``: batches from any dataset, read inline or by worker processes.
 
-What workers import (``sources``, ``layout``, ``seeding``, ``reading``, ``slots``, ``worker``) needs NumPy and no array,
-engine or storage of the package, so that they start quickly.
+The modules that workers import (``sources``, ``layout``, ``seeding``, ``reading``, ``slots``, ``worker``) depend on
+NumPy only, not on the package's arrays, engine or storage. This keeps worker start-up fast.
 """

@@ -1,7 +1,7 @@
-"""``mx.io.DatasetIter``: batches from any dataset or iterable, read by this process or by workers.
+"""``mx.io.DatasetIter``: batches from any dataset or iterable, read inline or by worker processes.
 
-An iterator is used by one thread at a time. What batches hold depends on the source, the seed of ``mx.random`` and the
-settings, never on the number of workers or on who was faster.
+One thread at a time uses an iterator. The contents of batches depend on the source, the seed of ``mx.random`` and the
+settings, never on the number of workers or their timing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weftplan.training.data.iterator_state import State, key_in, make_state, not
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 
 _TOLD = 5
-"""Samples that were left out and are told one by one."""
+"""Number of skipped samples that are logged individually."""
 
 
 class DatasetIter(DataIter):
@@ -37,27 +37,26 @@ class DatasetIter(DataIter):
             Hugging Face's ``datasets``), an iterable, a function that returns one, or a
             ``torch.utils.data.DataLoader``. A sample is an array, a tuple of arrays or a dictionary of them; an array
             is NumPy's, a tensor of any library that has DLPack, an image, or numbers.
-        batch_size: samples of a batch; None where the source gives batches, as a ``DataLoader`` does.
+        batch_size: samples per batch; None if the source yields batches, like a ``DataLoader``.
         shuffle: take the samples of a dataset in a new random order each epoch, from the sequence of ``mx.random``.
-        data_names, label_names: names of the network's inputs for the parts of a sample, in their order; for
-            dictionaries their keys, or a dictionary from keys to names. A sample that is one array has no label.
-        transform: called with each sample (each batch where the source gives batches); returns what takes its place.
-        num_workers: processes that read; 0 reads in this one, when a batch is asked for.
-        ahead: batches that each worker makes ahead.
-        last_batch_handle: what becomes of the samples left over: ``pad`` (the batch repeats its samples, and its
-            ``pad`` says how many rows do) or ``discard``.
-        on_error: what a sample means that cannot be read: ``raise`` (DataError when its batch is asked for) or
-            ``skip`` (it is left out and counted, and its batch is padded; a batch of such samples alone is left out).
-        dtype: of the batches, or a dictionary by name; default: float32 for float64 and whole numbers, else as it is.
-        ctx: where batches are made: the host, or ``mx.cpu_pinned()``.
-        start_method: how processes begin: ``forkserver``, ``spawn`` or ``fork``; default: the first that is there. With
-            the first two, the source and the transform are sent by pickle.
-        deadline: seconds that a worker may work on one batch before that is an error, which names it and says where
-            it stands.
+        data_names, label_names: names of the network's inputs for the parts of a sample, in order. For dictionary
+            samples: their keys, or a dictionary from keys to names. A sample that is a single array has no label.
+        transform: called with each sample (with each batch if the source yields batches); returns its replacement.
+        num_workers: reader processes; 0 reads in this process, on demand.
+        ahead: batches that each worker prefetches.
+        last_batch_handle: policy for the incomplete last batch: ``pad`` (the batch repeats its samples, and its ``pad``
+            counts the repeated rows) or ``discard``.
+        on_error: policy for a sample that cannot be read: ``raise`` (DataError when its batch is requested) or ``skip``
+            (it is left out and counted, and its batch is padded; a batch without any readable sample is left out).
+        dtype: dtype of the batches, or a dictionary by name; default: float32 for float64 and integers, else unchanged.
+        ctx: memory of the batches: the host, or ``mx.cpu_pinned()``.
+        start_method: how processes start: ``forkserver``, ``spawn`` or ``fork``; default: the first available. With the
+            first two, the source and the transform are pickled.
+        deadline: seconds that a worker may spend on a batch. After that an error names the worker and shows its stack.
 
-    Samples are read under a seed of their own: ``random``, ``numpy.random``, ``torch`` and
-    :func:`~weftplan.training.data.input.seeding.sample_rng` give a sample the same numbers whichever process reads it.
-    ``mx.random`` is not: its draws in a dataset or a transform are those of the process, so do not use it there.
+    Each sample is read under its own seed: ``random``, ``numpy.random``, ``torch`` and
+    :func:`~weftplan.training.data.input.seeding.sample_rng` give a sample the same numbers in every process.
+    ``mx.random`` is not seeded per sample, so do not use it in a dataset or a transform.
 
     Workers start with the first batch, stay until :meth:`close`, and use as many threads for BLAS as
     ``WEFTPLAN_BLAS_NTHREADS`` says. Each worker iterates the whole of an iterable and transforms its own batches.
@@ -65,7 +64,7 @@ class DatasetIter(DataIter):
     Raises:
         ParameterError: settings or names that do not fit; the message says which there are.
         DataError: the first sample cannot be read. Later, from ``next()``: a sample cannot be read or has another shape
-            than the first; the dataset has changed its length. The next call goes on behind that batch.
+            than the first; the dataset has changed its length. The next call continues after that batch.
         DataWorkerError: from ``next()``: a worker died, or missed the deadline. The next call starts new workers and
             reads the same batch again.
 
@@ -136,12 +135,12 @@ class DatasetIter(DataIter):
             "shapes": {part.name: list(part.shape) for part in self._layout.parts},
         }
         self.skipped = 0
-        """Samples that were left out so far."""
+        """Samples skipped so far."""
         self.skipped_samples: deque[tuple[int, str]] = deque(maxlen=1000)
-        """Numbers of the last of them, and why."""
+        """(number, reason) of the last 1000 skipped samples."""
         self._pool: Pool | None = None
         self._tickets: deque[tuple[int, int]] = deque()
-        """(batch, ticket) of what workers have been asked for, in order."""
+        """(batch, ticket) of the outstanding requests, in order."""
         self._begin(random.next_key(cpu()), 0)
 
     def _desc(self, part: Part) -> DataDesc:
@@ -194,7 +193,7 @@ class DatasetIter(DataIter):
 
     @property
     def _count(self) -> int | None:
-        """Batches of an epoch; None where only the end of a stream tells."""
+        """Batches of an epoch; None for a stream, whose length is unknown until it ends."""
         if self._samples is None:
             return None
         whole, rest = divmod(self._samples, self.batch_size)
@@ -211,12 +210,12 @@ class DatasetIter(DataIter):
         raise StopIteration
 
     def _following(self) -> DataBatch | None:
-        """The batch that follows; None where nothing of it is left, or it is left out."""
+        """Read the next batch; None if none of its samples is readable or it is discarded."""
         task = Task(self._key, self.shuffle, self._batch)
         arrays = [
             empty((self.batch_size, *part.shape), ctx=self._context, dtype=part.dtype) for part in self._layout.parts
         ]
-        hosts = [array.raw() for array in arrays]  # nobody else knows them yet
+        hosts = [array.raw() for array in arrays]  # not shared yet: no engine operation uses them
         try:
             filled = self._by_workers(task, hosts) if self.num_workers else self._here(task, hosts)
         except DataError as error:
@@ -256,7 +255,7 @@ class DatasetIter(DataIter):
                 log.warning("DatasetIter left out what it cannot read: %s%s", text, rest)
 
     def _check_end(self, got: int) -> None:
-        """A stream that says how long it is must be so long."""
+        """Raise DataError if a stream ended after a different number of items than its ``len()``."""
         assert isinstance(self._source, Stream)
         says = self._source.length()
         if says is not None and says != got:
@@ -284,7 +283,7 @@ class DatasetIter(DataIter):
         return filled
 
     def _ask(self) -> Pool:
-        """The workers, which have been asked for as many batches as they may make ahead."""
+        """Fill the request queue up to the prefetch limit, starting workers if needed; returns the pool."""
         if self._pool is None or self._pool.closed:
             self._pool = None
             self._tickets.clear()
@@ -319,11 +318,11 @@ class DatasetIter(DataIter):
 
     @property
     def worker_pids(self) -> list[int]:
-        """Numbers of the worker processes that there are."""
+        """Process IDs of the running workers."""
         return [] if self._pool is None or self._pool.closed else self._pool.pids
 
     def close(self) -> None:
-        """End the workers; the next batch starts new ones."""
+        """Shut the workers down; the next batch starts new workers."""
         if self._pool is not None:
             self._pool.close()
 

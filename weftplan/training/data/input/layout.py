@@ -1,6 +1,6 @@
-"""What a sample looks like: which parts it has, their names, shapes and dtypes, and how it goes into rows of a batch.
+"""Batch layout: names, shapes and dtypes of a sample's parts, and copying samples into rows.
 
-A layout is made once, of the first sample, in the process that owns the iterator; workers get a copy.
+The process that owns the iterator derives the layout from the first sample. Workers receive a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALIGNMENT = 64
 
 
 class DoesNotFit(Exception):
-    """A sample that could be read and is unlike the others; the text says how."""
+    """A readable sample that does not fit the layout; the message describes the mismatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Part:
     """One array of a sample.
 
     Attributes:
-        name: of the input of the network.
-        key: where it stands in a sample: a place of a sequence or a key of a mapping; None where it is the sample.
-        shape: of one sample.
-        dtype: in a batch.
-        label: whether it is a label.
+        name: name of the network's input.
+        key: index (sequence) or key (mapping) of the part in a sample; None if the sample itself is the array.
+        shape: shape of a single sample.
+        dtype: dtype in a batch.
+        label: whether the part is a label.
     """
 
     name: str
@@ -49,10 +49,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The parts of every sample, and how many samples a batch has.
+    """Parts of every sample, and the number of samples per batch.
 
     Attributes:
-        batched: what the source gives are batches, whose samples lie along the first axis.
+        batched: whether the source yields batches, with samples along the first axis.
     """
 
     parts: tuple[Part, ...]
@@ -65,8 +65,8 @@ class Layout:
         return sum(_aligned(self.rows * part.row_bytes) for part in self.parts)
 
     def views(self, memory: Any) -> list[Host]:
-        """The parts of a batch in ``memory``: anything with :attr:`nbytes` writable bytes, which they keep alive."""
-        # Not np.ndarray(…, buffer=memory), which does not keep a mapping from being closed under it.
+        """Return the parts of a batch as views of ``memory`` (:attr:`nbytes` writable bytes), which they keep alive."""
+        # np.ndarray(…, buffer=memory) would not prevent the mapping from being closed while views exist.
         whole = np.frombuffer(memory, np.uint8)
         found, start = [], 0
         for part in self.parts:
@@ -76,7 +76,7 @@ class Layout:
         return found
 
     def pick(self, sample: Any) -> list[Host]:
-        """The parts of a sample as arrays.
+        """Return the parts of a sample as arrays.
 
         Raises:
             DoesNotFit: the sample lacks a part.
@@ -96,8 +96,8 @@ class Layout:
         return [to_host(value) for value in found]
 
     def store(self, arrays: Sequence[Host], views: Sequence[Host], row: int) -> int:
-        """Put the parts of one sample into row ``row`` of a batch, or a whole batch into the rows from there; returns
-        how many rows that were.
+        """Copy the parts of a sample into row ``row`` of a batch, or a whole batch into the rows from ``row`` on;
+        returns the number of rows written.
 
         Raises:
             DoesNotFit: an array has another shape than that of the first sample, or holds no numbers.
@@ -128,8 +128,8 @@ def _aligned(nbytes: int) -> int:
 
 
 def to_host(value: Any) -> Host:
-    """An array of NumPy's from what a dataset gives: an array, a tensor of any library with DLPack, numbers, lists,
-    an image. Nothing is copied where the memory can be shared.
+    """Convert a dataset's value to a NumPy array: an array, a tensor of any library with DLPack, numbers, lists or an
+    image. The memory is shared if possible, without a copy.
 
     >>> to_host([1, 2]).tolist(), to_host(3.5).shape
     ([1, 2], ())
@@ -146,7 +146,7 @@ def to_host(value: Any) -> Host:
 
 
 def layout_of(sample: Any, data_names: Names, label_names: Names, dtype: Any, batch_size: int | None) -> Layout:
-    """The layout of all samples from the first; without a batch size it is a batch.
+    """Derive the layout from the first sample; without a batch size the sample is a batch.
 
     Raises:
         ParameterError: the names are not those of the sample.
@@ -209,7 +209,7 @@ def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str,
 
 
 def _dtype_of(name: str, found: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
-    """The dtype in a batch: that asked for, else float32 for doubles and whole numbers, as NDArrayIter has it."""
+    """Return the dtype in a batch: the requested one, else float32 for float64 and integers, as in NDArrayIter."""
     if isinstance(wanted, Mapping):
         wanted = wanted.get(name)
     if wanted is not None:

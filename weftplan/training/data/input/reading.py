@@ -1,4 +1,4 @@
-"""Reading one batch: the same code in this process and in a worker, hence the same bits.
+"""Batch reader, shared by the owner process and the workers, so both produce the same bits.
 
 A reader is used by one thread.
 """
@@ -18,44 +18,44 @@ from weftplan.training.data.input.sources import Dataset, Stream
 
 
 class Task(NamedTuple):
-    """Which batch to read: a few numbers, whatever the size of the batch."""
+    """Request for a batch: a few numbers, independent of the batch size."""
 
     key: Key
-    """Of the epoch: every sample's seed comes from it."""
+    """Key of the epoch; every sample's seed is derived from it."""
     shuffled: bool
     number: int
-    """Of the batch in the epoch."""
+    """Number of the batch in the epoch."""
 
 
 class Filled(NamedTuple):
-    """What came of a task."""
+    """Result of a task."""
 
     rows: int
-    """Samples that were read; the rows behind them repeat them."""
+    """Number of rows with samples; the remaining rows repeat them."""
     places: list[int] | None
-    """Which samples of the batch they are; None for the first ones."""
+    """Positions of the read samples in the batch; None if no sample was skipped."""
     skipped: list[tuple[int, str]]
-    """Samples that were left out: number, and what was raised."""
+    """(number, error text) of each skipped sample."""
     ended: int | None = None
-    """How many items a stream gave in all, where it has ended."""
+    """Total number of items of a stream that has ended; None otherwise."""
 
 
 class _Unreadable(Exception):
-    """A sample, or its transform, has raised; the cause says what."""
+    """Failure of a sample or its transform; ``__cause__`` is the original exception."""
 
 
 _Item = tuple[int, int, Callable[[], Any]]
-"""Place in the batch, number of the sample, what gives it."""
+"""(position in the batch, number of the sample, function that loads it)."""
 
 
 class Reader:
     """Reads batches of a source into memory.
 
     Args:
-        source: what gives samples.
-        transform: of each sample, or each batch where the source gives batches.
-        skip: whether a sample that cannot be read is left out.
-        layout: what samples look like; None as long as only :meth:`first` is called.
+        source: dataset or stream of samples.
+        transform: applied to each sample, or to each batch if the source yields batches.
+        skip: whether unreadable samples are left out.
+        layout: layout of a batch; may be None until :meth:`read` is called.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Reader:
         self._running: Iterator[Any] | None = None
         self._epoch: Key | None = None
         self._next = 0
-        # Of a stream: where it is, the epoch that this is of (None: any), and the number of the next sample.
+        # State of a stream: its iterator, the epoch it belongs to (None: any), and the number of the next sample.
 
     def first(self) -> Any:
-        """The first sample that can be read, transformed.
+        """Return the first readable sample, transformed.
 
         Raises:
             DataError: there is none, or the first cannot be read and nothing is to be left out.
@@ -104,7 +104,7 @@ class Reader:
         raise DataError(f"none of {len(errors)} samples can be read; {errors[0]}" if errors else "there are no samples")
 
     def numbers(self, task: Task) -> list[int]:
-        """The numbers of the samples of a batch; of a stream as many as a batch may have."""
+        """Return the sample numbers of a batch; for a stream always a full batch of numbers."""
         rows = self.layout.rows
         if isinstance(self._source, Stream):
             return list(range(task.number * rows, (task.number + 1) * rows))
@@ -162,7 +162,7 @@ class Reader:
             try:
                 together = self._source.together(numbers)
             except Exception:
-                together = None  # one by one, to learn which it is
+                together = None  # read individually, to find the failing sample
         for place, number in enumerate(numbers):
             yield (
                 place,
@@ -183,11 +183,11 @@ class Reader:
             except StopIteration:
                 ended.append(self._next)
                 return
-            except Exception as error:  # nothing more can be had of it, so nothing can be left out
+            except Exception as error:  # a failed iterator cannot continue, so the sample cannot be skipped
                 self._running = None
                 raise DataError(f"the source ends at sample {number}: {type(error).__name__}: {error}") from error
             self._next = number + 1
-            if number >= start:  # the others are of batches that another worker reads
+            if number >= start:  # earlier samples belong to batches of other workers
                 yield number - start, number, partial(_same, sample)
 
     def _start(self, epoch: Key | None) -> None:
@@ -200,12 +200,12 @@ def _same(sample: Any) -> Any:
 
 
 def _repeat(views: Sequence[Host], rows: int) -> None:
-    """Fill the rows behind the first ``rows`` with these, over and over."""
+    """Pad the batch: repeat its first ``rows`` rows in the remaining rows."""
     for view in views if rows else ():
         for start in range(rows, len(view), rows):
             view[start : start + rows] = view[: min(rows, len(view) - start)]
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback of what lies behind an error, or its own."""
+    """Format the traceback of an error's cause, or its own if it has no cause."""
     return "".join(traceback.format_exception(error.__cause__ or error))

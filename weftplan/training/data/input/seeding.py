@@ -1,7 +1,7 @@
-"""The order of an epoch, and a seed for each sample: functions of a key alone, so every process agrees on them.
+"""Epoch order and per-sample seeds: pure functions of a key, so all processes agree.
 
-A seed belongs to the thread that reads a sample. The generators of ``random``, NumPy and PyTorch are seeded, too, and
-those belong to the process.
+A sample's seed is local to the thread that reads the sample. Seeding a sample also seeds the global generators of
+``random``, NumPy and PyTorch, which belong to the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = 2**64 - 1
 
 
 def epoch_order(samples: int, key: Key | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The numbers of the samples in the order of an epoch; without a key as they lie.
+    """Return the sample numbers in the order of an epoch; without a key in ascending order.
 
     >>> epoch_order(4, None).tolist(), sorted(epoch_order(4, (1, 2)).tolist())
     ([0, 1, 2, 3], [0, 1, 2, 3])
@@ -34,17 +34,17 @@ def epoch_order(samples: int, key: Key | None) -> np.ndarray[Any, np.dtype[np.in
 
 
 def philox(first: int, second: int) -> np.random.Generator:
-    """A generator that depends on two numbers alone."""
+    """Return a Philox generator keyed by two numbers."""
     return np.random.Generator(np.random.Philox(key=[first & _MASK, second & _MASK]))
 
 
 def epoch_seed(key: Key) -> int:
-    """What :func:`sample_seed` makes seeds of an epoch's samples of."""
+    """Hash an epoch's key into the base of its sample seeds (see :func:`sample_seed`)."""
     return _mixed(_mixed(key[0] & _MASK) ^ (key[1] & _MASK))
 
 
 def sample_seed(epoch: int, number: int) -> int:
-    """A seed of 64 bits for one sample of an epoch; neighbours get unlike ones.
+    """Return a 64-bit seed for a sample of an epoch; adjacent samples get uncorrelated seeds.
 
     >>> epoch = epoch_seed((1, 2))
     >>> sample_seed(epoch, 3) == sample_seed(epoch, 3) != sample_seed(epoch, 4)
@@ -68,13 +68,13 @@ class _Current(threading.local):
 
 _current = _Current()
 _numpy: np.random.RandomState = np.random.mtrand._rand
-"""What the functions of ``numpy.random`` draw from; asking it costs less than ``numpy.random.seed``."""
+"""Global generator of ``numpy.random``; seeding it directly costs less than ``numpy.random.seed``."""
 
 
 def sample_rng() -> np.random.Generator:
-    """NumPy's generator for the sample that is being read: for datasets and transforms that draw at random.
+    """Return a NumPy generator for the sample being read, for use in random datasets and transforms.
 
-    It depends on the seed of ``mx.random``, the epoch and the sample's number alone, whichever process reads it.
+    It depends only on the seed of ``mx.random``, the epoch and the sample's number, not on the process.
 
     Raises:
         MXNetError: no sample is being read on this thread.
@@ -89,7 +89,7 @@ def sample_rng() -> np.random.Generator:
 
 
 def seed_sample(seed: int) -> None:
-    """Seed what the code of one sample may draw from."""
+    """Seed all generators that a sample's code may use."""
     _current.seed, _current.generator = seed, None
     random.seed(seed)
     _numpy.seed(seed & 0xFFFFFFFF)
@@ -100,7 +100,7 @@ def seed_sample(seed: int) -> None:
 
 @contextmanager
 def borrowed_generators() -> Iterator[None]:
-    """Whatever is seeded within the block, the process's generators go on afterwards where they were."""
+    """Restore the process's global generators at the end of the block."""
     was, was_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch: Any = sys.modules.get("torch")
     was_torch = torch.default_generator.get_state() if hasattr(torch, "default_generator") else None

@@ -1,9 +1,9 @@
-"""Shared memory that workers fill and their owner reads: one segment, cut into slots of a batch each.
+"""Shared-memory segment of batch slots: workers fill them, the owner process reads them.
 
-Nothing is left in /dev/shm, whoever is killed when. The name of a segment is taken away as soon as all workers have
-mapped it; from then on the memory goes with the last process that has it, as the kernel does for any mapping. Who is
-killed before, with everything that would clean up after it, leaves a name that holds its number, when it was started
-and its space of process numbers; the next process that makes a segment removes the names of processes that are no more.
+No segment stays in /dev/shm, even if processes are killed. The owner unlinks the name as soon as all workers have
+mapped the segment; after that the kernel frees the memory when the last process unmaps it. If the owner and its
+resource tracker are killed before the unlink, the name stays. It contains the owner's process ID, start time and PID
+namespace. The next process that creates a segment removes the names of dead processes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _counter = itertools.count()
 
 
 class Slots:
-    """A segment of shared memory with places for batches.
+    """Segment of shared memory, divided into a slot per batch.
 
     Args:
-        layout: of a batch.
-        count: slots.
-        name: of a segment that is there; None makes one.
+        layout: layout of a batch.
+        count: number of slots.
+        name: name of an existing segment; None creates a segment.
 
     Raises:
         OutOfMemoryError: the system has no memory for it.
@@ -53,17 +53,17 @@ class Slots:
 
     @property
     def name(self) -> str:
-        """How others find the segment, until :meth:`unname`."""
+        """Name under which other processes open the segment; invalid after :meth:`unname`."""
         return self._memory.name
 
     def unname(self) -> None:
-        """Take the name away: who has mapped the segment keeps it, and nobody else finds it."""
+        """Unlink the name: existing mappings stay valid, and no further process can open the segment."""
         if self._named:
             self._named = False
             self._memory.unlink()
 
     def close(self) -> None:
-        """Let go of the memory; where somebody still looks at a slot, a traceback for instance, it goes later."""
+        """Release the memory. If a view of a slot is still alive (in a traceback, say), unmapping is deferred."""
         self.unname()
         self.views = []
         _lingering.append(self._memory)
@@ -71,12 +71,12 @@ class Slots:
 
 
 _lingering: list[SharedMemory] = []
-"""Segments that nobody uses; a view of one may be left somewhere, and keeps it from being unmapped."""
+"""Closed segments that could not be unmapped yet because a view of them may still be alive."""
 
 
 def _let_go() -> None:
     for memory in [*_lingering]:
-        with contextlib.suppress(BufferError, ValueError):  # there is a view; another thread was faster
+        with contextlib.suppress(BufferError, ValueError):  # a view is alive; or another thread has closed it
             memory.close()
             _lingering.remove(memory)
 
@@ -86,7 +86,7 @@ def _make(nbytes: int) -> SharedMemory:
         name = f"weftplan-{_space()}-{os.getpid()}-{_started(os.getpid())}-{next(_counter)}"
         try:
             memory = SharedMemory(name, create=True, size=nbytes)
-        except FileExistsError:  # of a process before with the same number, which nobody can tell from this one
+        except FileExistsError:  # left by an earlier process with the same ID and start time
             continue
         except OSError as error:
             raise OutOfMemoryError(
@@ -106,17 +106,17 @@ def _make(nbytes: int) -> SharedMemory:
 
 
 def _reserve(memory: Any, nbytes: int) -> None:
-    """Take the pages now: later, a full /dev/shm would kill who writes."""
+    """Allocate the pages now: later, writing to a full /dev/shm would kill the process with SIGBUS."""
     if hasattr(os, "posix_fallocate") and getattr(memory, "_fd", -1) >= 0:
         os.posix_fallocate(memory._fd, 0, nbytes)
 
 
 def sweep(folder: Path = _FOLDER) -> list[str]:
-    """Remove the segments of processes that are no more; returns their names."""
+    """Remove the segments of dead processes; returns their names."""
     removed = []
     try:
         names = os.listdir(folder)
-    except OSError:  # a system that keeps them elsewhere, where they go with their last user
+    except OSError:  # a system without /dev/shm, which frees segments with their last user
         return []
     for name in names:
         found = _NAME.fullmatch(name)
@@ -126,14 +126,14 @@ def sweep(folder: Path = _FOLDER) -> list[str]:
         if space == _space() and _started(pid) != started:
             try:
                 os.unlink(folder / name)
-            except OSError:  # another process was faster, or it is another user's
+            except OSError:  # removed by another process, or owned by another user
                 continue
             removed.append(name)
     return removed
 
 
 def _space() -> int:
-    """The space that this process's number is of; processes of other ones cannot be told dead from alive."""
+    """Return this process's PID namespace; the liveness of processes in other namespaces is unknown."""
     try:
         return int(re.sub(r"\D", "", os.readlink("/proc/self/ns/pid")) or 0)
     except OSError:
@@ -141,7 +141,7 @@ def _space() -> int:
 
 
 def _started(pid: int) -> int:
-    """When a process was started, in ticks since the system was; -1 where there is none, or it cannot be told."""
+    """Return a process's start time in clock ticks since boot; -1 if it is dead or unreadable."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""What samples come from: a dataset that is asked for samples by number, or a stream that gives them in its own order.
+"""Sample sources: a map-style dataset, read by index, or a stream, read in its own order.
 
-Libraries are recognised by what their objects can do, and none is imported.
+Sources are recognised by duck typing; no third-party library is imported.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from weftplan.errors import DataError, ParameterError
 
 
 class Dataset:
-    """Samples by number: anything with ``__len__`` and ``__getitem__``; ``__getitems__`` is used where it is there."""
+    """Map-style dataset: any object with ``__len__`` and ``__getitem__``; uses ``__getitems__`` if available."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
         self.reads_together = callable(getattr(source, "__getitems__", None))
-        """Whether the source reads several samples faster together."""
+        """Whether the source supports batched reads (``__getitems__``)."""
 
     def __len__(self) -> int:
         return len(self._source)
 
     def one(self, number: int) -> Any:
-        """A sample."""
+        """Return a sample."""
         return self._source[number]
 
     def together(self, numbers: Sequence[int]) -> Sequence[Any]:
-        """Several samples.
+        """Return several samples in a batched read.
 
         Raises:
-            DataError: the source gives another number of them.
+            DataError: the source returns a different number of samples.
         """
         found: Sequence[Any] = self._source.__getitems__(list(numbers))
         if len(found) != len(numbers):
@@ -39,25 +39,25 @@ class Dataset:
 
 
 class Stream:
-    """Items in the order of an iterable, which must give the same ones each time where states or workers are used."""
+    """Items in the order of an iterable. With states or workers, every iteration must yield the same items."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
         self._begun: Iterator[Any] | None = None
-        """Of the only iteration that there is, where the source is an iterator itself."""
+        """The only possible iteration, if the source itself is an iterator."""
 
     def length(self) -> int | None:
-        """How many items there are, if the source says so."""
+        """Return the number of items if the source has ``len()``, else None."""
         try:
             return len(self._source)
         except TypeError:
             return None
 
     def start(self) -> Iterator[Any]:
-        """From the beginning.
+        """Start a new iteration.
 
         Raises:
-            DataError: the source gives its samples once, and has.
+            DataError: the source is a single-use iterator and has been consumed.
         """
         if callable(self._source) and not isinstance(self._source, Iterable):
             return iter(self._source())
@@ -73,7 +73,7 @@ class Stream:
 
 
 def source_of(source: Any, *, batches: bool = False) -> Dataset | Stream:
-    """What to read samples of ``source`` from; one that gives ``batches`` is a stream of them.
+    """Wrap ``source`` as a dataset or a stream; a source of ``batches`` is always a stream.
 
     Raises:
         ParameterError: it is neither a dataset, nor an iterable, nor a function that makes one.
@@ -91,7 +91,7 @@ def source_of(source: Any, *, batches: bool = False) -> Dataset | Stream:
 
 
 def is_torch_loader(source: Any) -> bool:
-    """Whether this is a ``torch.utils.data.DataLoader``, which gives batches and has workers of its own."""
+    """Return whether this is a ``torch.utils.data.DataLoader``, which yields batches and has its own workers."""
     return any(
         kind.__name__ == "DataLoader" and kind.__module__.startswith("torch.utils.data")
         for kind in type(source).__mro__
@@ -99,7 +99,7 @@ def is_torch_loader(source: Any) -> bool:
 
 
 def keeps_its_order(source: Any) -> bool:
-    """False for a ``torch.utils.data.DataLoader`` that draws an order which cannot be had again."""
+    """Return False for a ``torch.utils.data.DataLoader`` with a random order, which cannot be reproduced."""
     if not is_torch_loader(source):
         return True
     return type(getattr(source, "sampler", None)).__name__ == "SequentialSampler"

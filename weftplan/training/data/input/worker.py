@@ -1,7 +1,7 @@
-"""What a worker process does: read the batches that it is asked for into shared memory, until its owner is gone.
+"""Main loop of a worker process: read requested batches into shared memory until the owner exits.
 
-It answers every task with what came of it or with a traceback. It ends when its owner closes the connection or dies,
-and it does not listen to Ctrl-C, which is its owner's to handle.
+A worker answers every request with a result or a traceback. It exits when its owner closes the connection or dies.
+It ignores SIGINT, because the owner handles Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from weftplan.training.data.input.slots import Slots
 from weftplan.training.data.input.sources import Dataset, source_of
 
 STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
-"""On which a worker writes where its threads stand."""
+"""Signal that makes a worker dump the stacks of its threads."""
 
 
 class Recipe(NamedTuple):
-    """What a worker needs to read batches."""
+    """Everything a worker needs to read batches."""
 
     source: Any
     transform: Callable[[Any], Any] | None
@@ -37,21 +37,21 @@ class Recipe(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A worker has mapped the slots."""
+    """Message: a worker has mapped the slots and is ready."""
 
     samples: int | None
-    """Of a dataset."""
+    """Length of the dataset; None for a stream."""
 
 
 class Done(NamedTuple):
-    """A task is done."""
+    """Message: a task has finished."""
 
     ticket: int
     filled: Filled
 
 
 class Failed(NamedTuple):
-    """Something was raised: by a task, or at the beginning (ticket -1)."""
+    """Message: a task, or the start-up (ticket -1), has raised."""
 
     ticket: int
     text: str
@@ -59,7 +59,7 @@ class Failed(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """A task, and the slot to fill."""
+    """Message: a task, and the slot to fill."""
 
     ticket: int
     slot: int
@@ -67,13 +67,13 @@ class ReadRequest(NamedTuple):
 
 
 def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots: int) -> None:
-    """The whole life of a worker.
+    """Run a worker until its owner closes the connection or exits.
 
     Args:
-        conn: of requests and answers.
-        stacks: where stacks are written.
-        recipe: or its pickle.
-        slots_name, slots: the shared memory.
+        conn: connection for requests and answers.
+        stacks: connection to which stack dumps are written.
+        recipe: the recipe or its pickle.
+        slots_name, slots: name of the shared memory, and number of its slots.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if STACK_SIGNAL is not None:
@@ -97,7 +97,7 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
             if request is None:
                 return
             conn.send(_answer(reader, memory, request))
-    except (EOFError, ConnectionError):  # the owner has closed the connection, or is gone
+    except (EOFError, ConnectionError):  # the owner has closed the connection or has exited
         return
     finally:
         if memory is not None:
@@ -107,7 +107,7 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
 def _answer(reader: Reader, memory: Slots, request: ReadRequest) -> Done | Failed:
     try:
         return Done(request.ticket, reader.read(request.task, memory.views[request.slot]))
-    except BaseException as error:  # sys.exit() of a dataset, too
+    except BaseException as error:  # includes sys.exit() in a dataset
         return _failed(request.ticket, error)
 
 
@@ -117,8 +117,10 @@ def _failed(ticket: int, error: BaseException) -> Failed:
 
 
 def _bound_threads() -> int | None:
-    """Several workers share the cores: libraries that are there use as many threads as the package's rule says (1), and
-    so do those that are loaded from now on. None: the user has decided by a variable of BLAS."""
+    """Limit the threads of native libraries, loaded now or later, because several workers share the cores.
+
+    Returns the limit (1, unless configured), or None if the user has set a BLAS environment variable.
+    """
     blas_threads.limit()
     threads, _ = blas_threads.planned()
     if threads is not None:
@@ -134,7 +136,7 @@ def _bound_torch(threads: int | None) -> None:
 
 
 def _end_with_owner() -> None:
-    """A worker that is busy, or hangs, when its owner is killed does not stay behind."""
+    """Exit when the owner dies, even if the worker is busy or hangs."""
     owner = parent_process()
     if owner is not None:
         connection.wait([owner.sentinel])

@@ -1,8 +1,8 @@
-"""The processes that read batches, as their owner sees them: who does what, who has died, who is late.
+"""Pool of worker processes, seen from the owner: scheduling, deadlines, dead-worker detection.
 
-A pool belongs to one process and is used by one thread at a time. Batches are asked for with :meth:`Pool.submit` and
-taken in any order; which worker reads which batch changes nothing but the time. Nothing here waits without an end: a
-wait ends with an answer, with the death of a worker, which its sentinel tells, or at the deadline.
+A pool belongs to one process and is used by one thread at a time. :meth:`Pool.submit` requests a batch; results are
+taken in any order. The choice of worker affects only the timing. Every wait is bounded: it ends with an answer, with
+the death of a worker (its sentinel becomes ready), or at the deadline.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from weftplan.training.data.input.worker import Done, Failed, ReadRequest, Ready
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _END_S = 2.0
-"""How long a worker may take to end by itself."""
+"""Seconds that a worker may take to exit by itself."""
 _STACKS_S, _MORE_S = 10.0, 0.3
-"""How long a worker that is late may take to write where it stands, and to go on writing."""
+"""Seconds to wait for the first bytes of a late worker's stack dump, and for each further part."""
 
 
 class _Worker:
-    """One process, and its two connections: requests and answers, and stacks."""
+    """Worker process with its two connections: requests and answers, and stack dumps."""
 
     def __init__(self, context: Any, number: int, recipe: Recipe | bytes, name: str, slots: int) -> None:
         self.number = number
         self.conn, theirs = context.Pipe()
         self.stacks, their_stacks = context.Pipe(duplex=False)
         self.requests: deque[ReadRequest] = deque()
-        """What it has not answered, oldest first."""
+        """Unanswered requests, oldest first."""
         self.heard = time.monotonic()
         self.error: str | None = None
-        """Why it does no more."""
+        """Reason why the worker is unusable; None while it works."""
         self.process = context.Process(
             target=worker.main,
             args=(theirs, their_stacks, recipe, name, slots),
@@ -54,7 +54,7 @@ class _Worker:
         try:
             self.process.start()
         finally:
-            # No later process inherits them, so a connection ends when the worker does.
+            # Close our copies, so that later processes do not inherit them: the connection then ends with the worker.
             theirs.close()
             their_stacks.close()
         self.pid: int = self.process.pid or 0
@@ -63,7 +63,7 @@ class _Worker:
         return f"data worker {self.number} (process {self.pid})"
 
     def where(self) -> str:
-        """Where its threads stand, if it says so in time."""
+        """Return the stacks of the worker's threads; empty if it does not respond in time."""
         if worker.STACK_SIGNAL is None:
             return ""
         with contextlib.suppress(OSError):
@@ -79,18 +79,18 @@ class _Worker:
 
 
 class Pool:
-    """Workers, and slots of shared memory that they fill.
+    """Pool of workers, with the shared-memory slots that they fill.
 
     Args:
-        recipe: what each worker gets.
-        workers: how many processes.
-        slots: batches that may be under way.
-        start_method: how processes begin.
-        deadline: seconds that a worker may be silent while somebody waits for it.
+        recipe: recipe that each worker receives.
+        workers: number of processes.
+        slots: most batches in flight.
+        start_method: how processes start.
+        deadline: seconds that a worker may be silent while the owner waits for it.
 
     Raises:
         DataError: the source or the transform cannot be sent to another process.
-        DataWorkerError: a worker could not begin.
+        DataWorkerError: a worker could not start.
     """
 
     def __init__(self, recipe: Recipe, *, workers: int, slots: int, start_method: str, deadline: float) -> None:
@@ -100,7 +100,7 @@ class Pool:
         self._tickets = 0
         self._answers: dict[int, Done | Failed] = {}
         self._holding: dict[int, tuple[int, _Worker]] = {}
-        """Ticket -> its slot and its worker, until it is released."""
+        """Ticket -> (slot, worker), until the ticket is released."""
         self._free: list[int] = list(range(slots))
         self._forgotten: set[int] = set()
         context = multiprocessing.get_context(start_method)
@@ -121,18 +121,18 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Numbers of the processes."""
+        """Process IDs of the workers."""
         return [one.pid for one in self._workers]
 
     @property
     def room(self) -> bool:
-        """Whether a batch can be asked for now."""
+        """Whether a slot is free, so that a batch can be requested."""
         return bool(self._free)
 
     def submit(self, task: Task) -> int:
-        """Let the worker with the least to do read a batch; returns the ticket for :meth:`take`.
+        """Request a batch from the worker with the fewest requests; returns the ticket for :meth:`take`.
 
-        The batch is a dead worker's where there is one, so that its death is told, whatever it was doing.
+        If a worker has died, it is chosen, so that :meth:`take` reports its death even if it was idle.
         """
         self._tickets += 1
         chosen = min(self._workers, key=lambda one: (one.error is None, len(one.requests)))
@@ -149,11 +149,11 @@ class Pool:
         return request.ticket
 
     def take(self, ticket: int) -> tuple[Filled, list[Host]]:
-        """What came of a batch, and its memory until :meth:`release`.
+        """Wait for a batch; returns its result and its memory, valid until :meth:`release`.
 
         Raises:
-            DataError: what the worker raised, with its traceback; the slot is free again.
-            DataWorkerError: the worker has died or is late. The pool is closed then.
+            DataError: the worker's exception, with its traceback; the slot is released.
+            DataWorkerError: the worker has died or missed the deadline; the pool is closed.
         """
         slot, chosen = self._holding[ticket]
         self._wait(chosen, lambda: ticket in self._answers)
@@ -164,12 +164,12 @@ class Pool:
         return answer.filled, self.slots.views[slot]
 
     def release(self, ticket: int) -> None:
-        """The memory of a batch may be used again."""
+        """Return a batch's slot to the free list."""
         slot, _ = self._holding.pop(ticket)
         self._free.append(slot)
 
     def forget(self) -> None:
-        """Nobody takes what is under way any more."""
+        """Abandon all outstanding batches; their slots become free when their answers arrive."""
         for ticket in [*self._holding]:
             if ticket in self._answers:
                 del self._answers[ticket]
@@ -178,7 +178,7 @@ class Pool:
                 self._forgotten.add(ticket)
 
     def wait_for_room(self) -> None:
-        """Until a slot is free that held something forgotten.
+        """Wait until the slot of an abandoned batch is free.
 
         Raises:
             DataWorkerError: as :meth:`take`.
@@ -188,10 +188,10 @@ class Pool:
             self._wait(chosen, lambda: bool(self._free))
 
     def _wait(self, chosen: _Worker, done: Callable[[], bool]) -> None:
-        """Listen until ``done``, to which ``chosen`` has to do something.
+        """Process messages until ``done()``, which depends on the worker ``chosen``.
 
         Raises:
-            DataWorkerError: it has died, or says nothing until the deadline. The pool is closed then.
+            DataWorkerError: the worker has died or is silent until the deadline; the pool is closed.
         """
         waiting = time.monotonic()
         while not done():
@@ -206,7 +206,7 @@ class Pool:
     # -- hearing ----------------------------------------------------------------------------------------------------
 
     def _listen(self, seconds: float) -> None:
-        """Wait for news of any worker, so long at most, and take in all there are."""
+        """Wait at most ``seconds`` for a message or the death of any worker, then process all messages."""
         owners: dict[Any, _Worker] = {}
         for one in self._workers:
             if one.error is None:
@@ -215,7 +215,7 @@ class Pool:
             try:
                 while one.conn.poll():
                     self._hear(one, one.conn.recv())
-            except (EOFError, OSError, pickle.UnpicklingError):  # the end, or half of an answer
+            except (EOFError, OSError, pickle.UnpicklingError):  # the connection has ended, perhaps within an answer
                 self._lost(one)
                 continue
             if not one.process.is_alive():
@@ -251,12 +251,12 @@ class Pool:
 
     @property
     def samples(self) -> set[int | None]:
-        """How many samples the datasets of the workers have."""
+        """Dataset lengths that the workers report."""
         return {answer.samples for answer in self._ready.values()}
 
     def _lost(self, one: _Worker) -> None:
-        """A worker has died: say how, and what it was doing."""
-        if one.error is not None:  # it has said itself why it could not begin
+        """Record how a worker died and the batch it was reading."""
+        if one.error is not None:  # the worker has reported its own start-up error
             return
         one.process.join(_END_S)
         code = one.process.exitcode
@@ -282,17 +282,17 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Whether there are workers no more, or they are another process's."""
+        """Whether the workers are shut down or belong to another process."""
         return not self._end.alive or self.owner != os.getpid()
 
     def close(self, *, patience: float = _END_S) -> None:
-        """End the workers, those that do not do so within ``patience`` seconds by force, and let the memory go."""
+        """Shut the workers down, kill any still alive after ``patience`` seconds, and release the memory."""
         if self._end.detach() is not None:
             _end(self.owner, self._workers, self.slots, patience)
 
 
 def _end(owner: int, workers: list[_Worker], slots: Slots, patience: float = _END_S) -> None:
-    if owner != os.getpid():  # a child that was forked has the objects, but the processes are its parent's
+    if owner != os.getpid():  # a forked child inherits the objects, but the processes belong to its parent
         return
     for one in workers:
         with contextlib.suppress(OSError, ValueError):
@@ -323,7 +323,7 @@ def _signal_name(number: int) -> str:
 
 
 def _pickled(recipe: Recipe) -> bytes:
-    # Not multiprocessing's pickler, into which PyTorch puts tensors as descriptors that one process alone can fetch.
+    # With multiprocessing's pickler, PyTorch would send tensors as file descriptors, which only one process can open.
     try:
         return pickle.dumps(recipe, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -335,7 +335,7 @@ def _pickled(recipe: Recipe) -> bytes:
 
 
 def _preload(context: Any) -> None:
-    """Let the server import what every worker needs, unless somebody else has chosen or it runs already."""
+    """Let the fork server import the workers' modules, unless the program has set its own preload list."""
     from multiprocessing import forkserver
 
     server = forkserver._forkserver
@@ -344,10 +344,10 @@ def _preload(context: Any) -> None:
 
 
 def check_start_method(method: str | None) -> str:
-    """A start method that this system has; by default the first of ours.
+    """Validate a start method against this system; by default the first available of :data:`START_METHODS`.
 
     Raises:
-        ParameterError: it has not.
+        ParameterError: the system does not support it.
     """
     there = multiprocessing.get_all_start_methods()
     if method is None:
