@@ -144,7 +144,7 @@ class NDArrayBase:
         return out
 
     def asscalar(self) -> Any:
-        """The only element as a NumPy scalar; raises MXNetError when there is not exactly one."""
+        """Return the only element as a NumPy scalar; raise MXNetError if there is not exactly one."""
         if self.size != 1:
             raise ShapeError(f"the current array is not a scalar: it has shape {self.shape}; take one element first")
         return self.asnumpy().reshape(())[()]
@@ -158,11 +158,11 @@ class NDArrayBase:
         return np.any(self.asnumpy(), axis, out, **kwargs)
 
     def item(self) -> Any:
-        """The only element as a Python number."""
+        """Return the only element as a Python number."""
         return self.asscalar().item()
 
     def tolist(self) -> Any:
-        """Values as nested lists."""
+        """Return the values as nested lists."""
         return self.asnumpy().tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

@@ -361,7 +361,7 @@ def waitall() -> None:
     """Block until all operations pushed so far have run; raise their errors that were not reported yet."""
     drain()
     engine.get().wait_for_all()
-    drain()  # what has died while the work ran
+    drain()  # chunks that died meanwhile
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:

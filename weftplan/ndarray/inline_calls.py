@@ -38,8 +38,8 @@ MOST_BYTES = 32 * 1024
 MOST_COPIED = 1 << 20
 """Bytes of source and target together, up to which a whole copy runs inline. Pushing and waking a worker takes the
 caller as long as copying 512 KiB, and the worker would then wait until the caller releases the interpreter lock. A
-training step of an MLP with a batch of 400 KB takes 0.977 of its time with :data:`MOST_BYTES` as the bound, on two
-cores."""
+training step of an MLP with a batch of 400 KB takes 0.977 of the time that it takes with :data:`MOST_BYTES` as the
+bound, on two cores."""
 new = object.__new__
 _UINT8 = np.dtype(np.uint8)
 

@@ -28,7 +28,7 @@ class Value:
         self.ready = value
 
     def raw(self) -> Any:
-        """The value."""
+        """Return the value."""
         return self.ready
 
 

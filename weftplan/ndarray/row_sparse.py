@@ -94,7 +94,7 @@ slots.ARRAY_AS_ROW_SPARSE.fill(as_row_sparse)
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> RowSparseNDArray:
-    """A ``row_sparse`` array from ``(rows, their numbers)``, or from a dense array.
+    """Make a ``row_sparse`` array from ``(rows, their numbers)``, or from a dense array.
 
     Raises:
         ShapeError: rows and numbers do not fit each other, or ``shape``.
@@ -124,7 +124,7 @@ def _host(value: Any) -> np.ndarray[Any, Any]:
 
 
 def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """Zeros of a storage type, ``default`` or ``row_sparse``."""
+    """Return zeros with a storage type, ``default`` or ``row_sparse``."""
     return creation.zeros(shape, ctx, dtype).tostype(stype)
 
 
@@ -132,12 +132,12 @@ empty = zeros
 
 
 def cast_storage(data: NDArray, stype: str) -> NDArray:
-    """A copy under another storage type, ``default`` or ``row_sparse``."""
+    """Return a copy with another storage type, ``default`` or ``row_sparse``."""
     return data.tostype("default").copy().tostype(stype)
 
 
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> RowSparseNDArray:
-    """A copy of a ``row_sparse`` array."""
+    """Return a copy of a ``row_sparse`` array."""
     if not isinstance(source_array, RowSparseNDArray):
         raise ParameterError(f"mx.nd.sparse.array copies row_sparse arrays, got {type(source_array).__name__}")
     return row_sparse_array(source_array.tostype("default"), ctx=ctx, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Progress of long loops: a live line on a terminal or in a notebook, a line every few seconds in a pipe.
+"""Progress of long loops: a live line on a terminal or in a notebook, periodic lines in a pipe.
 
 A loop shows its progress once it has run for a second. The line goes to stderr and is erased at the end.
 ``WEFTPLAN_PROGRESS=0``, :func:`turn_off` or ``progress=False`` of a call turns it off. A log that shows training

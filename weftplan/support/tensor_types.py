@@ -1,4 +1,4 @@
-"""Tensor types that operators, the planner and executors share: shape, dtype, OpReq, in-place pair, alignment."""
+"""Shared tensor types: shape, dtype, OpReq, in-place pair, alignment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The symbolic graph interface ``mx.sym``: every registered operator as a function, by name and by alias."""
+"""The symbolic graph interface ``mx.sym``: registered operators as functions, by name and alias."""
 
 from __future__ import annotations
 

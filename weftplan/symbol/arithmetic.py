@@ -1,4 +1,4 @@
-"""Python operators of :class:`~weftplan.symbol.symbol.Symbol`: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
+"""Python operators of ``Symbol``: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
 
 Each selects the graph operator for two symbols, or for a symbol and a number. This module keeps no state; any thread
 may use it.

@@ -1,4 +1,4 @@
-"""``grad_req`` values of arguments, and the attributes that gradient nodes inherit from forward nodes."""
+"""``grad_req`` values of arguments, and the attributes that gradient nodes inherit."""
 
 from __future__ import annotations
 

@@ -59,19 +59,19 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return None if node is None else node.name
 
     def list_outputs(self) -> list[str]:
-        """Names of the outputs: ``<node>_<output>``, or a variable's own name."""
+        """Return the names of the outputs: ``<node>_<output>``, or a variable's own name."""
         return [output_name(entry) for entry in self.entries]
 
     def list_inputs(self) -> list[str]:
-        """Names of all variables, arguments and auxiliary states, in depth-first order."""
+        """Return the names of all variables, arguments and auxiliary states, in depth-first order."""
         return [node.name for node in self._nodes() if node.op is None]
 
     def list_arguments(self) -> list[str]:
-        """Names of the variables that are not auxiliary states, in depth-first order."""
+        """Return the names of the variables that are not auxiliary states, in depth-first order."""
         return [node.name for node in self._variables()[0]]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Names of the variables that some operator writes to, in depth-first order."""
+        """Return the names of the variables that some operator writes to, in depth-first order."""
         return [node.name for node in self._variables()[1]]
 
     @property
@@ -99,7 +99,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return (Symbol([entry]) for entry in self.entries)
 
     def __getitem__(self, index: int | str | slice) -> Symbol:
-        """One output by position or by name, or a group by slice.
+        """Return an output by position or by name, or a group by slice.
 
         Raises:
             IndexError: no output has this position.
@@ -125,11 +125,11 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return Symbol([self.entries[index]])
 
     def get_internals(self) -> Symbol:
-        """A group of every node's visible outputs, variables included, in depth-first order."""
+        """Return a group of every node's visible outputs, including variables, in depth-first order."""
         return Symbol(Entry(node, i, node.version) for node in self._nodes() for i in range(node.num_visible_outputs))
 
     def get_children(self) -> Symbol | None:
-        """A group of the direct inputs of the outputs' nodes; None when there are none."""
+        """Return a group of the direct inputs of the outputs' nodes; None if there are none."""
         heads = dict.fromkeys(entry.node for entry in self.entries)
         children = [entry for node in heads for entry in node.inputs]
         return Symbol(children) if children else None

@@ -1,4 +1,4 @@
-"""Arrays that a call reaches through other objects: bound methods, partials, buffers, containers, data objects.
+"""Arrays that a call reaches through other objects, such as bound methods, partials and containers.
 
 Relies on the referents that Python's cyclic garbage collector follows, so that a single rule covers all kinds of
 objects, and on the memory-sharing protocols of libraries. This module keeps no state; any thread may call it.

@@ -85,7 +85,7 @@ def submit(
         nout: how many results it returns, so that the handle can be unpacked: ``a, b = submit(divmod, 7, 2, nout=2)``.
 
     Returns:
-        A handle of the call: ``result()``, ``wait(timeout)``, ``await``, ``cancel()``. Nobody needs to keep it.
+        A handle of the call: ``result()``, ``wait(timeout)``, ``await``, ``cancel()``. The caller need not keep it.
 
     Raises:
         EngineError: ``out``, ``reads`` or ``writes`` holds something that is no array, or nothing of ``fn`` would run

@@ -1,4 +1,4 @@
-"""Argument parsing of ``nd.<Operator>(...)`` as in MXNet: inputs, parameters, ``out``, ``ctx``, ``is_train``.
+"""Argument parsing of ``nd.<Operator>(...)``: inputs, parameters, ``out``, ``ctx``, ``is_train``.
 
 This module keeps no state; any thread may call it.
 """

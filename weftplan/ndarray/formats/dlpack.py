@@ -110,7 +110,7 @@ _lent: dict[int, weakref.ref[Any]] = {}
 
 
 def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
-    """An array on the memory of a NumPy array, or with ``zero_copy=False`` a copy of it.
+    """Make an array on the memory of a NumPy array, or with ``zero_copy=False`` on a copy.
 
     Of shared memory the NumPy array becomes read-only, as in MXNet: the engine would not see what it writes.
 
@@ -138,7 +138,7 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
 
 
 def adopt(foreign: Any, context: Context) -> NDArray:
-    """An array on the memory of ``foreign``, a NumPy or CuPy array; copies when it is strided or read-only."""
+    """Make an array on the memory of ``foreign``, a NumPy or CuPy array; copy it if it is strided or read-only."""
     dtype = check_dtype(foreign.dtype)
     usable = foreign.flags.c_contiguous and getattr(foreign.flags, "writeable", True) and foreign.dtype == dtype
     if not usable or foreign.size == 0:

@@ -101,8 +101,8 @@ def sample(
 ) -> NDArray:
     """Push a draw of floats; ``parameters`` are name -> (number or array, bounds of a number).
 
-    Arrays must have one shape and context; each element then gives a block of ``shape``. A value out of bounds, of a
-    number as of an array, is reported when the operation has run: at the next wait, as in MXNet.
+    Arrays must have equal shapes and contexts; each element then gives a block of ``shape``. A value out of bounds,
+    whether a number or in an array, is reported when the operation has run: at the next wait, as in MXNet.
     """
     name = draw.__name__
     wanted = out.dtype if out is not None else check_dtype(wanted_dtype(dtype))
@@ -138,8 +138,10 @@ def _run(
     xp: Any,
     *arrays: Any,
 ) -> None:
-    """Draw with parameters that are numbers, or None for the next of ``arrays``, whose elements each give a block of
-    ``inner`` dimensions."""
+    """Draw with parameters that are numbers, or None for the next array in ``arrays``.
+
+    Each element of an array gives a block of ``inner`` dimensions.
+    """
     following = iter(arrays)
     values: list[Any] = [
         (raw := next(following)).reshape(*raw.shape, *(1,) * inner) if value is None else value for value in known

@@ -121,12 +121,12 @@ class Draws:
         return _mixed(seed ^ counter * 0x9E3779B97F4A7C15, ctx), drawn
 
     def state(self) -> list[int]:
-        """What :meth:`of` makes the rest of the sequence of."""
+        """Return the state from which :meth:`of` makes the rest of the sequence."""
         return [*self._start, self._drawn]
 
     @classmethod
     def of(cls, state: Any) -> Self:
-        """The rest of a sequence.
+        """Make the rest of a sequence from its state.
 
         Raises:
             ParameterError: ``state`` is none.

@@ -1,1 +1,1 @@
-"""Arrays that are offloaded while memory is short, and chunks that hold memory only while it is needed."""
+"""Chunks that are offloaded while memory is short, or hold memory only while it is needed."""

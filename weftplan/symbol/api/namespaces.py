@@ -1,4 +1,4 @@
-"""Operator namespaces with short names: ``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``.
+"""Operator namespaces: ``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``.
 
 A namespace looks up its operators on access and stores none. Any thread may use it.
 """

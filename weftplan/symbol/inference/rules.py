@@ -19,7 +19,7 @@ from weftplan.ops.core.schema import Op, Shape
 from weftplan.symbol.node import Node
 
 News = list[tuple[int, Any]]
-"""(position, fact) of each input or output for which a rule inferred a new fact."""
+"""(position, new fact) of each input or output about which a rule inferred more."""
 Learnt = tuple[News, News, list[int], list[int]]
 """New facts of inputs and of outputs, and the positions of inputs and of outputs that are still partly unknown."""
 Sort = tuple[int, int, int]
