@@ -312,6 +312,10 @@ class SimDevice:
         """
         self._enqueue(lambda stream: stream.enqueue(fn, seconds=self.cost.kernel(modelled)))
 
+    def launch_untimed(self, fn: Callable[[], object]) -> None:
+        """Enqueue ``fn`` as :meth:`launch` does, in no virtual time: poison of freed memory stands for no kernel."""
+        self._enqueue(lambda stream: stream.enqueue(fn, seconds=0.0))
+
     def copy(self, dst: Any, src: Any) -> None:
         """Enqueue a copy (equal shapes and dtypes), timed by the cost model or the wires that devices are joined by."""
         self._enqueue(lambda stream: stream.copy(dst, src))

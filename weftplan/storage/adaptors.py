@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from weftplan import device
+from weftplan.device.simulated_device import SimDevice
 from weftplan.device.stream import current_stream
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
@@ -100,7 +101,9 @@ class PoisonResource(Adaptor):
         if self.context.is_host and (at_once or not self.context.has_streams):
             raw.fill(self.byte)
         else:  # on the GPU's current stream, and over before the memory is anybody's if there is none
-            device.get(self.context).launch(partial(raw.fill, self.byte))
+            place = device.get(self.context)
+            launch = place.launch_untimed if isinstance(place, SimDevice) else place.launch
+            launch(partial(raw.fill, self.byte))
 
 
 class StatisticsResource(Adaptor):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weftplan.support.lazy_import import late_import
+
 if TYPE_CHECKING:
     from weftplan.torch.fit import backend, budget, partition
     from weftplan.torch.knapsack import knapsack_solver
@@ -31,8 +33,6 @@ def __getattr__(name: str) -> Any:
     """Import PyTorch and the module that owns ``name``."""
     if name not in _OWNERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
     try:
         from weftplan.torch.private import check_version
     except ModuleNotFoundError as error:
@@ -42,6 +42,6 @@ def __getattr__(name: str) -> Any:
             ) from error
         raise
     check_version()
-    value = getattr(importlib.import_module(f"weftplan.torch.{_OWNERS[name]}"), name)
+    value = getattr(late_import(f"weftplan.torch.{_OWNERS[name]}"), name)
     globals()[name] = value
     return value

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from weftplan.device.amounts import amount
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.strategies import plan_graph
+from weftplan.support.atomic_files import write_text
 from weftplan.torch.choice import OPTIONS, Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
 
@@ -114,7 +115,7 @@ class Curve:
         """Write the picture (``.svg``), the page (``.html``) or the table (any other name)."""
         target = Path(path)
         text = {".svg": self.picture, ".html": self.page}.get(target.suffix, self.__str__)()
-        target.write_text(text, encoding="utf-8")
+        write_text(target, text)
 
 
 def thinned(points: Sequence[Row]) -> list[Row]:
