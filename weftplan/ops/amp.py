@@ -7,6 +7,7 @@ whose gradient is to be multiplied by a number that changes while training runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, Param, Params, Workspace
 from weftplan.ops.elementwise.add_n import p_count
+from weftplan.support.array_types import RawArray
 
 
 def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -40,7 +42,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @workspace_kernel
-def _casts(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _casts(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     count = len(arrays) // 2
     for source, out in zip(arrays[:count], arrays[count:], strict=True):
         if out is not None:
@@ -134,13 +136,13 @@ def _scaled_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @kernel
-def _forwards(xp: Any, p: Params, data: Any, scale: Any, out: Any) -> None:
+def _forwards(xp: ModuleType, p: Params, data: RawArray, scale: RawArray, out: RawArray) -> None:
     if out is not data:
         xp.copyto(out, data)
 
 
 @kernel
-def _scales(xp: Any, p: Params, ograd: Any, scale: Any, out: Any) -> None:
+def _scales(xp: ModuleType, p: Params, ograd: RawArray, scale: RawArray, out: RawArray) -> None:
     xp.multiply(ograd, scale, out=out)
 
 

@@ -6,6 +6,7 @@ front.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
+from weftplan.support.array_types import RawArray
 
 _floats = p_tuple(p_float)
 FLOAT = np.dtype(np.float32)
@@ -60,7 +62,7 @@ def _normalize_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return list(found), list(made)
 
 
-def _of_channels(ctx: Workspace, values: tuple[float, ...], like: Any) -> Any:
+def _of_channels(ctx: Workspace, values: tuple[float, ...], like: RawArray) -> Any:
     """The parameter as an array that broadcasts against images."""
     channels = like.shape[-3]
     chosen = values * channels if len(values) == 1 else values[:channels]
@@ -68,13 +70,13 @@ def _of_channels(ctx: Workspace, values: tuple[float, ...], like: Any) -> Any:
 
 
 @workspace_kernel
-def _normalize(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _normalize(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     ctx.xp.subtract(data, _of_channels(ctx, p["mean"], out), out=out)
     ctx.xp.divide(out, _of_channels(ctx, p["std"], out), out=out)
 
 
 @workspace_kernel
-def _normalize_backward(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
+def _normalize_backward(ctx: Workspace, p: Params, ograd: RawArray, out: RawArray) -> None:
     ctx.xp.divide(ograd, _of_channels(ctx, p["std"], out), out=out)
 
 
@@ -112,7 +114,7 @@ def _tensor_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DT
 
 
 @kernel
-def _to_tensor(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _to_tensor(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(xp.moveaxis(out, -3, -1), data, casting="unsafe")
     xp.divide(out, 255.0, out=out)
 
@@ -158,18 +160,18 @@ def _crop_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [(*out[:-3], rows, columns, out[-1])], [out]
 
 
-def _window(params: Params, image: Any) -> Any:
+def _window(params: Params, image: RawArray) -> RawArray:
     rows = slice(params["y"], params["y"] + params["height"])
     return image[..., rows, params["x"] : params["x"] + params["width"], :]
 
 
 @kernel
-def _crop(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _crop(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(out, _window(p, data))
 
 
 @kernel
-def _crop_backward(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _crop_backward(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
     out.fill(0)
     xp.copyto(_window(p, out), ograd)
 

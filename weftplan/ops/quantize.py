@@ -7,6 +7,7 @@ CPUs. Networks that compute in such integers are not there; models that were cal
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from weftplan.ops.core.params import p_enum, p_float, p_optional
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params
+from weftplan.support.array_types import RawArray
 
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)
@@ -46,13 +48,13 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return inputs, [merge_dtype(out, kind, "output of a quantization") for out, kind in zip(outs, kinds, strict=True)]
 
 
-def _fill(out: Any, value: Any) -> None:
+def _fill(out: Any, value: object) -> None:
     if out is not None:
         out[...] = value
 
 
 @kernel(scratch=lambda p, data, *others: [(data.shape, _FLOAT)])
-def _quantize(xp: Any, p: Params, *arrays: Any) -> None:
+def _quantize(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     *inputs, output, min_output, max_output, room = arrays
     x = inputs[0]
     first = len(inputs) == 3
@@ -85,7 +87,9 @@ def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DType
 
 
 @kernel
-def _dequantize(xp: Any, p: Params, data: Any, min_range: Any, max_range: Any, out: Any) -> None:
+def _dequantize(
+    xp: ModuleType, p: Params, data: RawArray, min_range: RawArray, max_range: RawArray, out: RawArray
+) -> None:
     (x, least, most) = (data, min_range, max_range)
     reach = xp.maximum(xp.abs(least), xp.abs(most))
     xp.copyto(out, x, casting="unsafe")

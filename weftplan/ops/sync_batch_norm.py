@@ -31,7 +31,7 @@ def _of_base(params: Params) -> dict[str, Any]:
     return {**told, **{name: params[name] for name in _SHARED}, "axis": 1}
 
 
-def _without_var(outputs: Sequence[Any]) -> list[Any]:
+def _without_var(outputs: Sequence[object]) -> list[Any]:
     """BatchNorm's outputs among (output, mean, var, inverse)."""
     return [*outputs[:2], *outputs[3:]]
 

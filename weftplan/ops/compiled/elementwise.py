@@ -46,7 +46,7 @@ def compiled(recorded: Recorded, dtype: DType) -> Run:
     size = dtype.itemsize
     numbers = address(constants)
 
-    def run(arrays: Sequence[Any], first: int, last: int) -> None:
+    def run(arrays: Sequence[object], first: int, last: int) -> None:
         words = np.array([first * size, last * size, numbers, *map(address, arrays)], np.int64)
         entry(address(words))
         assert constants is not None  # they live as long as this function

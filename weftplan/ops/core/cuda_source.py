@@ -111,7 +111,7 @@ def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
     return _compiled(xp.RawKernel, code, name, tuple(sorted(types.items())))
 
 
-def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Sequence[Any], **types: DType) -> None:
+def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Sequence[object], **types: DType) -> None:
     """Enqueue ``blocks`` blocks of ``threads`` threads on the current stream; none where there are no blocks.
 
     Raises:
@@ -134,7 +134,7 @@ def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Seque
         ) from error
 
 
-def each(xp: Any, code: str, name: str, count: int, args: Sequence[Any], **types: DType) -> None:
+def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], **types: DType) -> None:
     """Enqueue one thread for each of ``count`` elements; the last argument of the kernel is ``count``."""
     launch(xp, code, name, -(-count // THREADS), THREADS, (*args, count), **types)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.core.floats import dtype_of
+from weftplan.support.array_types import DTypeLike, RawArray
 
 Parser = Callable[[Any], Any]
 _MEANINGS: dict[Parser, str] = {}
@@ -59,7 +60,7 @@ _FALSE = frozenset({"false", "0"})
 _NONE = frozenset({"none", ""})
 
 
-def dtype_code(dtype: Any) -> int:
+def dtype_code(dtype: DTypeLike) -> int:
     """MXNet's number of ``dtype``; ValueError when MXNet has none.
 
     >>> dtype_code("float16")
@@ -100,7 +101,7 @@ def p_range(least: int, most: int) -> Parser:
     3
     """
 
-    def parse(value: Any) -> int:
+    def parse(value: RawArray) -> int:
         number = p_int(value)
         if not least <= number <= most:
             raise ValueError(f"expected at least {least}" if number < least else f"expected at most {most:,}")
@@ -117,7 +118,7 @@ p_outputs = p_range(1, MOST_OUTPUTS)
 """A number of outputs of one node. No file holds the outputs themselves, so this limit is all that bounds them."""
 
 
-def p_float(value: Any) -> float:
+def p_float(value: RawArray) -> float:
     """A float, from any real number or its text.
 
     >>> p_float("1e-3"), p_float(2)
@@ -131,7 +132,7 @@ def p_float(value: Any) -> float:
         raise ValueError("expected a number") from None
 
 
-def p_bool(value: Any) -> bool:
+def p_bool(value: RawArray) -> bool:
     """A boolean, from ``True/False/1/0`` or that text in any case.
 
     >>> p_bool("True"), p_bool(0)
@@ -145,7 +146,7 @@ def p_bool(value: Any) -> bool:
     raise ValueError("expected True or False")
 
 
-def p_str(value: Any) -> str:
+def p_str(value: RawArray) -> str:
     """Any text, kept as it is.
 
     >>> p_str("cpu(0)")
@@ -161,7 +162,7 @@ def p_tuple(item: Parser) -> Parser:
     ((1.0, 0.5), (None, 2))
     """
 
-    def parse(value: Any) -> tuple[Any, ...]:
+    def parse(value: RawArray) -> tuple[RawArray, ...]:
         if isinstance(value, str):
             text = value.strip()
             if text[:1] in ("(", "["):
@@ -181,7 +182,7 @@ def p_tuple(item: Parser) -> Parser:
     return _means(parse, f"{meaning(item)} | Sequence[{meaning(item)}]")
 
 
-def _items(item: Parser, values: Any) -> list[Any]:
+def _items(item: Parser, values: RawArray) -> list[RawArray]:
     parsed = []
     for position, value in enumerate(values):
         try:
@@ -191,7 +192,7 @@ def _items(item: Parser, values: Any) -> list[Any]:
     return parsed
 
 
-def p_shape(value: Any) -> tuple[int, ...]:
+def p_shape(value: object) -> tuple[int, ...]:
     """A tuple of integers.
 
     >>> p_shape("(3, 3)"), p_shape("[3,3]"), p_shape("(3,)"), p_shape("3"), p_shape(4), p_shape([1, -1])
@@ -210,7 +211,7 @@ def p_optional(parser: Parser) -> Parser:
     (None, 4)
     """
 
-    def parse(value: Any) -> Any:
+    def parse(value: RawArray) -> Any:
         if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
             return None
         return parser(value)
@@ -226,7 +227,7 @@ def p_enum(*choices: str) -> Parser:
     """
     allowed = frozenset(choices)
 
-    def parse(value: Any) -> str:
+    def parse(value: RawArray) -> str:
         text = str(value)
         if text not in allowed:
             raise ValueError(f"expected one of {', '.join(choices)}")
@@ -235,7 +236,7 @@ def p_enum(*choices: str) -> Parser:
     return _means(parse, f"Literal[{', '.join(map(repr, choices))}]")
 
 
-def p_dtype(value: Any) -> np.dtype[Any]:
+def p_dtype(value: RawArray) -> np.dtype[Any]:
     """A dtype, from a NumPy dtype, type or name, or MXNet's number of it.
 
     >>> p_dtype("float16"), p_dtype(0), p_dtype("6"), p_dtype(np.uint8)
@@ -262,7 +263,7 @@ def p_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
-def format_value(value: Any) -> str:
+def format_value(value: RawArray) -> str:
     """The text of a parsed value as symbol files hold it.
 
     >>> format_value((3, 3)), format_value(True), format_value(None), format_value(np.dtype("int8"))

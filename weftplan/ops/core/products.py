@@ -13,11 +13,13 @@ no product where it could find that.
 from __future__ import annotations
 
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split
 
 FEW = 1 << 24
@@ -110,7 +112,7 @@ def _parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
     return [(a[some], b, out[some]) for some in ranges]
 
 
-def stacked_product(xp: Any, a: Any, b: Any, out: Any) -> None:
+def stacked_product(xp: ModuleType, a: RawArray, b: RawArray, out: RawArray) -> None:
     """``out = a @ b`` for stacks of matrices, ``b`` and ``out`` of shape (batch, groups, …) and ``a`` of (groups, …);
     on a GPU in one call."""
     batch = out.shape[0]

@@ -64,7 +64,7 @@ def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
     _makers[name] = make
 
 
-def resolve(name: str, attrs: Mapping[str, Any]) -> Op:
+def resolve(name: str, attrs: Mapping[str, object]) -> Op:
     """As :func:`get`, for a node with these attributes, which make an operator of its own where one is to be made.
 
     A maker of the name :data:`ANY` is asked for what is not registered.
@@ -87,7 +87,7 @@ def names(*, aliases: bool = True) -> Iterator[str]:
         yield from _ALIASES
 
 
-def parse_params(op: Op, attrs: Mapping[str, Any], *, node: str = "") -> dict[str, Any]:
+def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:
     """Parsed parameters of ``op`` from strings or Python values; keys of the form ``__x__`` are skipped.
 
     Raises:

@@ -111,7 +111,7 @@ class GradientBuilder(Protocol):
         self,
         op: str | Op,
         inputs: Sequence[EntryRef],
-        params: Mapping[str, Any] | None = None,
+        params: Mapping[str, object] | None = None,
         *,
         suffix: str = "backward",
     ) -> Sequence[EntryRef]:
@@ -189,7 +189,7 @@ class OpContext(Workspace):
         xp: ModuleType,
         *,
         is_train: bool = False,
-        workspace: Any = None,
+        workspace: object = None,
         random_key: tuple[int, int] = (0, 0),
         recompute: bool = False,
         output_shapes: Sequence[Shape] = (),
@@ -323,7 +323,7 @@ class Op:
         """For a backward operator: the forward input of which output k is the gradient."""
         return self.grad_inputs(params) if callable(self.grad_inputs) else self.grad_inputs
 
-    def has_work(self, outputs: Sequence[Any]) -> bool:
+    def has_work(self, outputs: Sequence[object]) -> bool:
         """False for a call that would change nothing: nobody wants any output (all are None), and there is no state."""
         return bool(self.aux) or any(out is not None for out in outputs)
 

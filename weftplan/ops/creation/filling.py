@@ -29,6 +29,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import Kernel, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.elementwise.scalar import converted
+from weftplan.support.array_types import RawArray
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -70,7 +71,7 @@ _SHAPE = Param("shape", p_optional(p_shape), (), "shape; 0 or nothing: as the us
 _DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
 
 
-def _no_dtype(value: Any) -> Any:
+def _no_dtype(value: RawArray) -> Any:
     """MXNet writes -1 for "not given"."""
     return None if str(value).strip() == "-1" else p_optional(p_dtype)(value)
 
@@ -214,7 +215,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 @workspace_kernel
-def _arange_like(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _arange_like(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     _range(ctx, out, p["start"], p["step"], p["repeat"])
 
 

@@ -182,7 +182,7 @@ def _pieces(channels: int, count: int) -> int:
     return max(1, min(_MOST, count // _PIECE, _BLOCKS // channels)) if channels else 1
 
 
-def _flag(value: Any) -> Any:
+def _flag(value: object) -> Any:
     return np.int32(bool(value))
 
 

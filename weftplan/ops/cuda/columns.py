@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from weftplan.ops.core.cuda_source import each, floats
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.nn.columns import window, window_counts
+from weftplan.support.array_types import RawArray
 
 _SIZES = """int channels, int d, int h, int w, int kd, int kh, int kw, int sd, int sh, int sw,
                     int ed, int eh, int ew, int pd, int ph, int pw, int gd, int gh, int gw,
@@ -118,7 +120,7 @@ class Windows:
         args = (image, image if grid is None else grid, columns, *numbers, np.int32(filters))
         each(xp, _SOURCE, "gather_windows", images * rows * run, args, T=image.dtype)
 
-    def sum_back(self, xp: Any, columns: Any, image: Any, begin: int, run: int) -> None:
+    def sum_back(self, xp: ModuleType, columns: RawArray, image: RawArray, begin: int, run: int) -> None:
         """What :meth:`gather` took, added at its places; zeros elsewhere. From the second part of the windows on
         (``begin`` > 0) it is added to what ``image`` holds."""
         args = (columns, image, *self._numbers(begin, run, self.taps * run, run), np.int32(begin > 0))

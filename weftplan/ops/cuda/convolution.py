@@ -19,11 +19,12 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape, aligned
 from weftplan.ops.cuda.convolution_products import Part
 from weftplan.ops.cuda.cudnn_algorithms import Algorithm, Problem, plan, run
 from weftplan.ops.nn.convolution import window
+from weftplan.support.array_types import RawArray
 
 _BYTES = np.dtype(np.uint8)
 
 
-def _problem(kind: str, params: Params, image: Any, weight: Any, grid: Any) -> Problem:
+def _problem(kind: str, params: Params, image: RawArray, weight: RawArray, grid: RawArray) -> Problem:
     """Of arrays or specs; one spatial axis becomes the second of two."""
     kernel, stride, dilate, pad = window(params, "Convolution")
 

@@ -17,6 +17,7 @@ from weftplan.ops.core.kernels import INDEX, accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
 from weftplan.ops.nn.ctc_loss import inputs_of
+from weftplan.support.array_types import RawArray
 
 _SOURCE = (
     TOTAL
@@ -175,7 +176,7 @@ def _scratch(batch: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
 
 
 def _given(
-    ctx: OpContext, params: Params, data: Any, label: Any, lengths: Sequence[Any]
+    ctx: OpContext, params: Params, data: RawArray, label: RawArray, lengths: Sequence[RawArray]
 ) -> tuple[list[Any], list[Any]]:
     """(arrays that both kernels take, numbers that both take); lengths are cast on the device."""
     steps, batch, channels = data.shape

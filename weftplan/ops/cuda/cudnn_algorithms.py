@@ -13,6 +13,7 @@ import importlib
 import math
 import sys
 import threading
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from weftplan.errors import DeviceError
@@ -217,7 +218,7 @@ def _choose(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -
     return Algorithm(graph, None, int(graph.get_workspace_size()))
 
 
-def _fastest(cudnn: Any, xp: Any, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
+def _fastest(cudnn: ModuleType, xp: ModuleType, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
     """The fastest of the first plans, by events; None when there is no memory to try them in."""
     memory = xp.cuda.Memory
     item = {"float16": 2, "float32": 4, "float64": 8}[problem.dtype]
@@ -245,7 +246,7 @@ def _fastest(cudnn: Any, xp: Any, graph: Any, problem: Problem, limit: int) -> A
     return None if best is None else best[1]
 
 
-def _timed(xp: Any, algorithm: Algorithm, places: dict[int, int], scratch: int | None) -> float:
+def _timed(xp: ModuleType, algorithm: Algorithm, places: dict[int, int], scratch: int | None) -> float:
     """Milliseconds of one run, without what the host does."""
     first, last = xp.cuda.Event(), xp.cuda.Event()
     first.record()

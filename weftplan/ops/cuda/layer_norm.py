@@ -112,7 +112,7 @@ extern "C" __global__ void sum_over_rows(const T* dy, const T* x, const A* mean,
 )
 
 
-def _flag(value: Any) -> Any:
+def _flag(value: object) -> Any:
     return np.int32(bool(value))
 
 

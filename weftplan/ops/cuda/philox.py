@@ -8,6 +8,7 @@ NumPy's by rejection, so their bits differ from the host's.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -147,14 +148,14 @@ _OF_ONE = 1 << 16
 class PhiloxGenerator:
     """What :class:`numpy.random.Generator` offers to kernels, on a GPU. Used by one kernel, in one call."""
 
-    def __init__(self, xp: Any, seed: int, counter: int) -> None:
+    def __init__(self, xp: ModuleType, seed: int, counter: int) -> None:
         self._xp = xp
         self.key = (np.uint64(seed & _MASK), np.uint64(counter & _MASK))
         """The two halves of the key."""
         self._halves = 0
         """How many numbers of 32 bits are used up."""
 
-    def _fill(self, name: str, out: Any, words: int, *more: Any) -> Any:
+    def _fill(self, name: str, out: Any, words: int, *more: object) -> Any:
         """Fill ``out`` from words of 64 bits, of which it uses up at most so many."""
         first = (self._halves + 1) // 2
         self._halves = 2 * (first + words)
@@ -162,10 +163,10 @@ class PhiloxGenerator:
         each(self._xp, code, name, out.size, (out, *self.key, np.uint64(first), *more), T=out.dtype)
         return out
 
-    def _target(self, size: Any, dtype: Any, out: Any) -> Any:
+    def _target(self, size: object, dtype: object, out: Any) -> Any:
         return self._xp.empty(() if size is None else size, dtype) if out is None else out
 
-    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+    def random(self, size: object = None, dtype: object = np.float64, out: Any = None) -> Any:
         """Uniform numbers in [0, 1): those that NumPy draws for the same key."""
         target = self._target(size, dtype, out)
         if target.dtype == np.float64:
@@ -176,21 +177,21 @@ class PhiloxGenerator:
         each(self._xp, code, "fill_uniform", target.size, (target, *self.key, first), T=target.dtype)
         return target
 
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+    def standard_normal(self, size: object = None, dtype: object = np.float64, out: Any = None) -> Any:
         """Normal numbers: Box and Muller (1958)."""
         target = self._target(size, dtype, out)
         return self._fill("fill_normal", target, 2 * target.size)
 
-    def standard_exponential(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+    def standard_exponential(self, size: object = None, dtype: object = np.float64, out: Any = None) -> Any:
         """Exponential numbers, by the inverse of their distribution."""
         target = self._target(size, dtype, out)
         return self._fill("fill_exponential", target, target.size)
 
-    def standard_gamma(self, shape: Any, size: Any = None, dtype: Any = np.float64) -> Any:
+    def standard_gamma(self, shape: object, size: object = None, dtype: Any = np.float64) -> Any:
         """Gamma numbers; the shape is a number or an array."""
         return self._by("fill_gamma", shape, size, dtype)
 
-    def poisson(self, lam: Any, size: Any = None) -> Any:
+    def poisson(self, lam: object, size: object = None) -> Any:
         """Poisson numbers; the rate is a number or an array."""
         return self._by("fill_poisson", lam, size, np.int64)
 

@@ -7,7 +7,6 @@ those of :mod:`weftplan.ops.nn.pooling`; p-norms are left to it.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from weftplan.ops.core.cuda_source import TOTAL, each, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
+from weftplan.support.array_types import RawArray
 
 _WINDOW = """
 __device__ int first_of(int o, int stride, int pad) {
@@ -170,7 +170,7 @@ extern "C" __global__ void pool_whole(const T* x, T* y, long long size, A share)
 _KINDS = {"max": 0, "avg": 1, "sum": 2}
 
 
-def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[Any, ...]:
+def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[RawArray, ...]:
     """The arguments behind the arrays: two- and one-dimensional images have leading extents of 1."""
     rank = len(image)
     if params["global_pool"]:

@@ -14,6 +14,7 @@ from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
 from weftplan.ops.cuda.segments import room, sort
+from weftplan.support.array_types import RawArray
 
 _CORNER = """
 __device__ A place_of(A point, long long extent) {
@@ -179,7 +180,7 @@ def _far(extent: int, dtype: DType) -> Any:
     return accumulator(dtype).type(2.0 / (extent - 1) if extent > 1 else math.nan)
 
 
-def _sample(ctx: OpContext, data: Any, grid: Any, out: Any) -> None:
+def _sample(ctx: OpContext, data: RawArray, grid: RawArray, out: RawArray) -> None:
     _, channels, height, width_ = data.shape
     places = math.prod(out.shape[2:])
     each(ctx.xp, _FORWARD, "sample", out.size, (data, grid, out, channels, height, width_, places), T=data.dtype)
@@ -189,7 +190,7 @@ def _image_room(data: Shape, places: int, dtype: DType) -> list[tuple[Shape, DTy
     return [room(4 * data[0] * places), ((4 * data[0] * places,), accumulator(dtype))]
 
 
-def _of_image(ctx: OpContext, ograd: Any, grid: Any, out: Any) -> None:
+def _of_image(ctx: OpContext, ograd: RawArray, grid: RawArray, out: RawArray) -> None:
     batch, channels, height, width_ = out.shape
     places = math.prod(ograd.shape[2:])
     keys, weights = (ctx.take(*spec) for spec in _image_room(out.shape, places, out.dtype))
@@ -202,14 +203,14 @@ def _of_image(ctx: OpContext, ograd: Any, grid: Any, out: Any) -> None:
     each(xp, _KEYS, "sum_corners", real * channels, args, T=kind)
 
 
-def _of_grid(ctx: OpContext, ograd: Any, data: Any, grid: Any, out: Any) -> None:
+def _of_grid(ctx: OpContext, ograd: RawArray, data: RawArray, grid: RawArray, out: RawArray) -> None:
     batch, channels, height, width_ = data.shape
     places = math.prod(ograd.shape[2:])
     args = (ograd, data, grid, out, channels, height, width_, places)
     each(ctx.xp, _POINTS, "grid_gradient", batch * places, args, T=data.dtype)
 
 
-def _map(ctx: OpContext, loc: Any, target: Shape) -> Any:
+def _map(ctx: OpContext, loc: RawArray, target: Shape) -> Any:
     height, width_ = target
     grid = ctx.take((loc.shape[0], 2, height * width_), loc.dtype)
     args = (loc, grid, height, width_, _far(width_, loc.dtype), _far(height, loc.dtype))

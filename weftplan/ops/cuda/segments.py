@@ -6,12 +6,13 @@ sorted as whole numbers, of which no two are alike, so the order of additions is
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each, launch
 from weftplan.ops.core.schema import DType, OpContext, Shape
+from weftplan.support.array_types import RawArray
 
 KEY = np.dtype(np.uint64)
 TILE = 2048
@@ -107,7 +108,7 @@ def room(count: int) -> tuple[Shape, DType]:
     return (1 << max(1, (count - 1).bit_length()),), KEY
 
 
-def sort(xp: Any, keys: Any) -> None:
+def sort(xp: ModuleType, keys: RawArray) -> None:
     """Sort keys, of which no two are alike but those of nobody, in place: Batcher's bitonic sort."""
     count = keys.size
     tile = min(TILE, count)
@@ -122,7 +123,7 @@ def sort(xp: Any, keys: Any) -> None:
         k *= 2
 
 
-def add_slices(ctx: OpContext, index: Any, mode: str, source: Any, out: Any) -> None:
+def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out: RawArray) -> None:
     """``out`` (outer, rows, inner) = for each row the sum of the places of ``source`` whose index names it.
 
     ``source`` is (outer, places, inner). Takes :func:`room` of the places.

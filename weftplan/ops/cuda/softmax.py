@@ -20,6 +20,7 @@ from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.nn.softmax_core import as_rows
+from weftplan.support.array_types import RawArray
 
 _ROWS = (
     TOTAL
@@ -146,11 +147,11 @@ extern "C" __global__ void subtract_labels(const T* y, const L* label, const T* 
 )
 
 
-def _flag(value: Any) -> Any:
+def _flag(value: object) -> Any:
     return np.int32(bool(value))
 
 
-def _run(ctx: OpContext, name: str, arrays: tuple[Any, ...], rows: Shape, *, log: bool) -> None:
+def _run(ctx: OpContext, name: str, arrays: tuple[RawArray, ...], rows: Shape, *, log: bool) -> None:
     outer, classes, inner = rows
     args = (*arrays, classes, inner, _flag(log))
     if inner >= _APART:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -16,6 +17,7 @@ from weftplan.ops.core.params import p_enum
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
 from weftplan.ops.core.schema import DType, Op, Param, Params, Shape
+from weftplan.support.array_types import RawArray
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
@@ -23,7 +25,7 @@ def p_format(name: str, default: str, doc: str) -> Param:
     return Param(name, p_enum("corner", "center"), default, doc)
 
 
-def to_corners(xp: Any, boxes: Any, form: str, out: Any) -> None:
+def to_corners(xp: ModuleType, boxes: RawArray, form: str, out: RawArray) -> None:
     """``out`` (n, 4) = ``boxes`` as corners; they are separate arrays, or one and the same where nothing changes."""
     if form == "corner":
         if out is not boxes:
@@ -81,14 +83,14 @@ def _iou_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return [lhs, rhs], [out]
 
 
-def _iou_scratch(params: Params, lhs: Any, rhs: Any, out: Any) -> Room:
+def _iou_scratch(params: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> Room:
     left, right = math.prod(lhs.shape[:-1]), math.prod(rhs.shape[:-1])
     shapes: list[Shape] = [(left, 4), (right, 4), (left,), (right,), (max(left, right),)]
     return [*((shape, out.dtype) for shape in shapes), *overlap_scratch(right, out.dtype)]
 
 
 @kernel(scratch=_iou_scratch)
-def _iou(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any, *rooms: Any) -> None:
+def _iou(xp: ModuleType, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray, *rooms: RawArray) -> None:
     left, right, sizes, others, spare, *scratch = rooms
     for source, boxes, size in ((lhs, left, sizes), (rhs, right, others)):
         to_corners(xp, source.reshape(-1, 4), p["format"], boxes)

@@ -32,6 +32,7 @@ from weftplan.ops.detection.psroi_pooling import (
 )
 from weftplan.ops.detection.region_points import Cells, cells_bytes
 from weftplan.ops.nn.roi_pooling import away
+from weftplan.support.array_types import RawArray
 
 _NAME = "DeformablePSROIPooling"
 _PARAMS = (
@@ -104,7 +105,7 @@ def _regions(params: Params, rois: Any, data: Shape) -> Iterator[_Region]:
 class _Geometry:
     """What all regions share: for each cell, row by row, its group and its part."""
 
-    def __init__(self, params: Params, data: Shape, trans: Any) -> None:
+    def __init__(self, params: Params, data: Shape, trans: RawArray) -> None:
         self.cells, self.parts = params["pooled_size"], _parts(params)
         groups = groups_of(_NAME, params)
         group = [group_of_cell(cell, groups, self.cells) for cell in range(self.cells)]
@@ -124,7 +125,7 @@ class _Geometry:
         shares = trans[region, 2 * one : 2 * one + 2].reshape(2, -1)[:, self.part]
         return shares[0] * self.std, shares[1] * self.std
 
-    def points(self, region: _Region, trans: Any, one: int) -> list[tuple[Any, Any, Any]]:
+    def points(self, region: _Region, trans: object, one: int) -> list[tuple[Any, Any, Any]]:
         """(x, y, which are inside) of every sample of all cells for a class, on the host."""
         move_x, move_y = self.moves(trans, region.number, one)
         found = []
@@ -139,14 +140,14 @@ class _Geometry:
                 found.append((np.clip(x, 0, width - 1), np.clip(y, 0, height - 1), inside))
         return found
 
-    def planes(self, image: Any, one: int) -> Any:
+    def planes(self, image: RawArray, one: int) -> RawArray:
         """The channels of an image that belong to a class: (channels of the output, groups, height, width)."""
         by_channel = image.reshape(self.classes * self.each, -1, *self.extents)
         return by_channel[one * self.each : (one + 1) * self.each]
 
 
 def _begin(
-    ctx: Workspace, params: Params, data: Shape, dtype: Any, trans: Any, whole: Shape
+    ctx: Workspace, params: Params, data: Shape, dtype: Any, trans: RawArray, whole: Shape
 ) -> tuple[_Geometry, Cells]:
     geometry = _Geometry(params, data, trans)
     cells = Cells(ctx, geometry.each, geometry.cells**2, whole, dtype)

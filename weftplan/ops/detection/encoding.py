@@ -5,7 +5,7 @@ Kernels keep nothing, so any worker may run them; importing the module registers
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import Room, kernel
@@ -15,9 +15,10 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.ops.detection.boxes import p_format
+from weftplan.support.array_types import RawArray
 
 
-def _to_centres(xp: Any, boxes: Any, out: Any) -> None:
+def _to_centres(xp: ModuleType, boxes: RawArray, out: RawArray) -> None:
     """``out`` (n, 4) = corners as centre and size; ``out`` may be ``boxes``."""
     for low, high in ((0, 2), (1, 3)):
         xp.subtract(boxes[:, high], boxes[:, low], out=out[:, high])
@@ -45,24 +46,24 @@ def _encode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [boxes[:2], boxes[:2], boxes, refs, *four], [boxes, boxes]
 
 
-def _encode_scratch(params: Params, samples: Any, matches: Any, anchors: Any, *others: Any) -> Room:
+def _encode_scratch(params: Params, samples: RawArray, matches: RawArray, anchors: RawArray, *others: RawArray) -> Room:
     count, dtype = anchors.shape[1], anchors.dtype
     return [((count, 4), dtype), ((count, 4), dtype), ((count,), INDEX), ((count,), BOOL)]
 
 
 @kernel(scratch=_encode_scratch)
 def _encode(
-    xp: Any,
+    xp: ModuleType,
     p: Params,
-    samples: Any,
-    matches: Any,
-    anchors: Any,
-    refs: Any,
-    means: Any,
-    stds: Any,
-    targets: Any,
-    masks: Any,
-    *rooms: Any,
+    samples: RawArray,
+    matches: RawArray,
+    anchors: RawArray,
+    refs: RawArray,
+    means: RawArray,
+    stds: RawArray,
+    targets: RawArray,
+    masks: RawArray,
+    *rooms: RawArray,
 ) -> None:
     own, found, index, idle = rooms
     for image in range(anchors.shape[0]):
@@ -115,7 +116,9 @@ def _decode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @kernel(scratch=lambda p, data, anchors, out: [((anchors.shape[1], width), anchors.dtype) for width in (4, 2)])
-def _decode(xp: Any, p: Params, data: Any, anchors: Any, out: Any, own: Any, half: Any) -> None:
+def _decode(
+    xp: ModuleType, p: Params, data: RawArray, anchors: RawArray, out: RawArray, own: RawArray, half: RawArray
+) -> None:
     if p["format"] == "corner":
         _to_centres(xp, anchors[0], own)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradi
 from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
+from weftplan.support.array_types import RawArray
 
 _floats = p_tuple(p_float)
 
@@ -54,7 +55,7 @@ def _prior_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 @kernel
-def _prior(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _prior(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     height, width = data.shape[2:]
     count = _per_pixel(p)
     boxes = out.reshape(height, width, count, 4)
@@ -130,7 +131,7 @@ def _detection_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return [(batch, cls_prob[1], count), (batch, 4 * count), (1, count, 4)], [(batch, count, 6)]
 
 
-def decode(xp: Any, anchors: Any, coded: Any, variances: Sequence[float], out: Any) -> None:
+def decode(xp: ModuleType, anchors: RawArray, coded: RawArray, variances: Sequence[float], out: RawArray) -> None:
     """``out`` (n, 4) = corners of the boxes that ``coded`` (n, 4) stands for."""
     for low, high in ((0, 2), (1, 3)):
         begin, end = anchors[:, low], anchors[:, high]
@@ -141,14 +142,16 @@ def decode(xp: Any, anchors: Any, coded: Any, variances: Sequence[float], out: A
         xp.add(centre, half, out=out[:, high])
 
 
-def _detection_scratch(params: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any) -> Room:
+def _detection_scratch(params: Params, cls_prob: RawArray, loc_pred: RawArray, anchor: RawArray, out: RawArray) -> Room:
     count, dtype = cls_prob.shape[2], out.dtype
     one = (count,)
     return [((count, 6), dtype), (one, dtype), (one, dtype), (one, BOOL), (one, INDEX), *overlap_scratch(count, dtype)]
 
 
 @kernel(scratch=_detection_scratch)
-def _detection(xp: Any, p: Params, cls_prob: Any, loc_pred: Any, anchor: Any, out: Any, *rooms: Any) -> None:
+def _detection(
+    xp: ModuleType, p: Params, cls_prob: RawArray, loc_pred: RawArray, anchor: RawArray, out: RawArray, *rooms: RawArray
+) -> None:
     found, sizes, row, kept, best, *scratch = rooms
     out.fill(-1)
     for item in range(out.shape[0]):
@@ -171,7 +174,15 @@ def _detection(xp: Any, p: Params, cls_prob: Any, loc_pred: Any, anchor: Any, ou
             xp.copyto(target[:number], boxes)
 
 
-def _found(xp: Any, params: Params, probability: Any, coded: Any, anchors: Any, best: Any, found: Any) -> int:
+def _found(
+    xp: ModuleType,
+    params: Params,
+    probability: RawArray,
+    coded: RawArray,
+    anchors: RawArray,
+    best: RawArray,
+    found: RawArray,
+) -> int:
     """Write class, score and corners of the boxes that are not background to ``found``; returns how many."""
     if len(probability) < 2:
         return 0

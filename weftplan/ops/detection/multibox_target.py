@@ -8,6 +8,7 @@ least sure to be background. Boxes of an image end at the first whose class is -
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradi
 from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
 from weftplan.ops.detection.multibox import VARIANCES, check_variances
+from weftplan.support.array_types import RawArray
 
 _LEAST = 1e-6
 """A box takes an anchor only where they overlap by more."""
@@ -142,7 +144,7 @@ def _assign(xp: Any, params: Params, grid: Any, struck: Any, best: Any, box: Any
         xp.copyto(state, 1, where=(state != 1) & (best > params["overlap_threshold"]))
 
 
-def _mine(xp: Any, params: Params, predicted: Any, best: Any, state: Any) -> None:
+def _mine(xp: Any, params: Params, predicted: Any, best: object, state: Any) -> None:
     """``state`` = 0 of the anchors without a box that the network takes least for background."""
     positive = int((state == 1).sum())
     wanted = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
@@ -160,7 +162,7 @@ def _mine(xp: Any, params: Params, predicted: Any, best: Any, state: Any) -> Non
     state[free[xp.argsort(background, kind="stable")[:wanted]]] = 0
 
 
-def encoded(xp: Any, anchors: Any, boxes: Any, variances: Sequence[float]) -> Any:
+def encoded(xp: ModuleType, anchors: RawArray, boxes: RawArray, variances: Sequence[float]) -> Any:
     """The boxes (n, 4) coded against their anchors."""
     columns = [None] * 4
     for low, high in ((0, 2), (1, 3)):

@@ -8,6 +8,7 @@ wanted they are repeated from the first.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape,
 from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),
@@ -35,7 +37,7 @@ _PARAMS = (
 )
 
 
-def anchors_of(params: Params) -> Any:
+def anchors_of(params: Params) -> RawArray:
     """Corners (n, 4) of the anchors of the first pixel, float64 on the host."""
     stride = params["feature_stride"]
     centre, area = 0.5 * (stride - 1), stride * stride
@@ -102,7 +104,16 @@ def _scratch(params: Params, scores: Any, *others: Any) -> Room:
 
 
 @kernel(scratch=_scratch)
-def _proposal(xp: Any, p: Params, scores: Any, moves: Any, info: Any, rois: Any, kept_scores: Any, *rooms: Any) -> None:
+def _proposal(
+    xp: ModuleType,
+    p: Params,
+    scores: RawArray,
+    moves: RawArray,
+    info: RawArray,
+    rois: RawArray,
+    kept_scores: RawArray,
+    *rooms: RawArray,
+) -> None:
     boxes, values, best, sizes, row, kept, *scratch = rooms
     wanted = p["rpn_post_nms_top_n"]
     for item in range(scores.shape[0]):
@@ -122,7 +133,15 @@ def _proposal(xp: Any, p: Params, scores: Any, moves: Any, info: Any, rois: Any,
             kept_scores[part, 0] = values[chosen]
 
 
-def _propose(xp: Any, params: Params, scores: Any, moves: Any, info: list[float], boxes: Any, values: Any) -> None:
+def _propose(
+    xp: ModuleType,
+    params: Params,
+    scores: RawArray,
+    moves: RawArray,
+    info: list[float],
+    boxes: RawArray,
+    values: RawArray,
+) -> None:
     """Write the boxes of one image and their scores, ordered by row, column and anchor; -1 for what does not count."""
     anchors = anchors_of(params)
     count, (height, width) = len(anchors), scores.shape[1:]

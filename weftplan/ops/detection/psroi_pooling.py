@@ -19,6 +19,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
 from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape
 from weftplan.ops.nn.roi_pooling import away
+from weftplan.support.array_types import RawArray
 
 SCALE = Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions.")
 CHANNELS = Param("output_dim", p_int, doc="Channels of the output.")
@@ -78,7 +79,7 @@ def region_dtypes(name: str) -> DTypeRule:
     return infer
 
 
-def _spans(start: Any, end: Any, cells: int, extent: int, kind: Any) -> list[tuple[int, int]]:
+def _spans(start: object, end: Any, cells: int, extent: int, kind: Any) -> list[tuple[int, int]]:
     """Where the cells from ``start`` to ``end`` begin and end within ``extent``, in the data's float dtype, as in
     MXNet 1.9.1: rounding decides about borders."""
     size = max(end - start, kind(0.1)) / kind(cells)
@@ -106,7 +107,7 @@ def _cells(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, i
                     yield region, int(image), i, j, slice(top, bottom), slice(left, right), group
 
 
-def _by_group(params: Params, image: Any) -> Any:
+def _by_group(params: Params, image: RawArray) -> RawArray:
     """An image as (channels of the output, groups, height, width)."""
     return image.reshape(params["output_dim"], -1, *image.shape[1:])
 

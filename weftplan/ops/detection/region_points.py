@@ -14,6 +14,7 @@ from weftplan.ops.core.kernels import INDEX, accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.sampling import Sampler, sampler_bytes
+from weftplan.support.array_types import RawArray
 
 
 class Cells:
@@ -35,7 +36,7 @@ class Cells:
         self._xp.copyto(wide, data)
         return wide
 
-    def place(self, x: Any, y: Any, inside: Any) -> None:
+    def place(self, x: RawArray, y: RawArray, inside: RawArray) -> None:
         """The points of the next sample, from arrays on the host; those that are not ``inside`` give 0."""
         where = np.where(inside, np.stack((x, y)), -2.0)
         self.points[...] = self._xp.asarray(where, dtype=self.points.dtype)

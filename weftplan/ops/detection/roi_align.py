@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),
@@ -112,7 +114,7 @@ def _room(space: Any, shape: Shape) -> Any:
     return space.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _own_cells(xp: Any, cells: Any, size: tuple[int, int], out: Any, *, back: bool) -> None:
+def _own_cells(xp: ModuleType, cells: RawArray, size: tuple[int, int], out: RawArray, *, back: bool) -> None:
     """Between (channels · cells, height, width) and (channels, height, width): each cell's own channel, either way."""
     height, width = size
     each = cells.reshape(-1, height, width, height, width)

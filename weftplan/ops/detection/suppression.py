@@ -8,6 +8,7 @@ others is one array operation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
@@ -27,6 +28,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
+from weftplan.support.array_types import RawArray
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
@@ -96,7 +98,7 @@ def _nms_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     return [data], [data, merge_dtype(INDEX, outs[1], "box_nms: places of the boxes kept")]
 
 
-def _nms_scratch(params: Params, data: Any, *outputs: Any) -> Room:
+def _nms_scratch(params: Params, data: RawArray, *outputs: RawArray) -> Room:
     count, dtype = data.shape[-2], data.dtype
     shapes: list[Shape] = [(count, 4), (count, 4), (count,), (count,), (count,)]
     mine = [*((shape, dtype) for shape in shapes), ((count,), BOOL), ((count,), INDEX)]
@@ -104,7 +106,7 @@ def _nms_scratch(params: Params, data: Any, *outputs: Any) -> Room:
 
 
 @kernel(scratch=_nms_scratch)
-def _nms(xp: Any, p: Params, data: Any, out: Any, record: Any, *rooms: Any) -> None:
+def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawArray, *rooms: RawArray) -> None:
     """Output 1: the place in data of each row of the output, -1 where it is filled up."""
     given, boxes, sizes, row, classes, kept, places, *scratch = rooms
     count, width = data.shape[-2:]
@@ -135,7 +137,7 @@ def _nms(xp: Any, p: Params, data: Any, out: Any, record: Any, *rooms: Any) -> N
             _converted(xp, out[item, : len(left), coordinates], p["in_format"], p["out_format"])
 
 
-def _candidates(xp: Any, params: Params, boxes: Any) -> Any:
+def _candidates(xp: ModuleType, params: Params, boxes: RawArray) -> Any:
     """Places of the boxes that take part, the best first."""
     scores = boxes[:, params["score_index"]]
     valid = scores > params["valid_thresh"]
@@ -146,7 +148,7 @@ def _candidates(xp: Any, params: Params, boxes: Any) -> Any:
     return order[: params["topk"]] if params["topk"] > 0 else order
 
 
-def _converted(xp: Any, boxes: Any, before: str, after: str) -> None:
+def _converted(xp: ModuleType, boxes: RawArray, before: str, after: str) -> None:
     """Coordinates from one format to the other, in place."""
     if before == after or not len(boxes):
         return
@@ -158,7 +160,7 @@ def _converted(xp: Any, boxes: Any, before: str, after: str) -> None:
 
 
 @kernel
-def _backward_nms(xp: Any, p: Params, ograd: Any, record: Any, out: Any) -> None:
+def _backward_nms(xp: ModuleType, p: Params, ograd: RawArray, record: RawArray, out: RawArray) -> None:
     """Each box kept gets the gradient of its row; formats do not count, as in MXNet 1.9.1."""
     count, width = out.shape[-2:]
     out.fill(0)
@@ -210,7 +212,15 @@ def _matching_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
 
 
 @kernel(scratch=lambda p, data, *outputs: [(data.shape[-2:-1], INDEX), (data.shape[-1:], INDEX)])
-def _matching(xp: Any, p: Params, data: Any, of_rows: Any, of_columns: Any, rows: Any, columns: Any) -> None:
+def _matching(
+    xp: ModuleType,
+    p: Params,
+    data: RawArray,
+    of_rows: RawArray,
+    of_columns: RawArray,
+    rows: RawArray,
+    columns: RawArray,
+) -> None:
     count, width = data.shape[-2:]
     scores = data.reshape(-1, count, width)
     for item in range(scores.shape[0]):
@@ -220,7 +230,7 @@ def _matching(xp: Any, p: Params, data: Any, of_rows: Any, of_columns: Any, rows
                 out.reshape(scores.shape[0], -1)[item] = found
 
 
-def _match(xp: Any, params: Params, scores: Any, width: int, rows: Any, columns: Any) -> None:
+def _match(xp: ModuleType, params: Params, scores: RawArray, width: int, rows: RawArray, columns: RawArray) -> None:
     ascending, limit = params["is_ascend"], params["threshold"]
     rows.fill(-1)
     columns.fill(-1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from types import ModuleType
 
 from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.params import p_inputs, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import same_dtype, same_shape
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, InplacePair, Op, Param, Params
+from weftplan.support.array_types import RawArray
 
 
 def numbered_inputs(params: Params) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def numbered(stem: str, count: int) -> tuple[str, ...]:
     return tuple(f"{stem}{k}" for k in range(count))
 
 
-def p_count(value: Any) -> int:
+def p_count(value: RawArray) -> int:
     """A size: an integer of at least 1.
 
     >>> p_count("3")
@@ -43,7 +44,7 @@ NUM_ARGS = Param("num_args", p_inputs, doc="number of inputs (filled in when com
 
 
 @kernel
-def _add_n(xp: Any, p: Params, *arrays: Any) -> None:
+def _add_n(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     if len(inputs) == 1:
         xp.copyto(out, inputs[0])

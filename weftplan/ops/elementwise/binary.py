@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from weftplan.ops.core.forms import Call, workspace_kernel
 from weftplan.ops.core.kernels import BOOL, COMPARISONS, UfuncKernel, block_bytes, blocks, divide_integers
@@ -41,6 +40,7 @@ from weftplan.ops.elementwise.binary_gradients import (
     power_r,
     sum_backward,
 )
+from weftplan.support.array_types import RawArray
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
 """Backward operators of sums and differences: either gradient may take the incoming one."""
@@ -81,7 +81,7 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 @workspace_kernel
-def _mod(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+def _mod(ctx: Workspace, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
     """Remainder with the divisor's sign; 0 where the divisor is 0."""
     xp = ctx.xp
     if lhs.shape == rhs.shape:

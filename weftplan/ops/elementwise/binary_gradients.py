@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.forms import Call, kernel
@@ -17,6 +18,7 @@ from weftplan.ops.core.kernels import Kind, block_bytes, blocks, collapse, reduc
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, Kernel, Params, TensorSpec, Workspace
 from weftplan.ops.elementwise.integer_gradients import Integers, apply_slope, slope_scratch
+from weftplan.support.array_types import RawArray
 
 Side = Callable[..., None]
 """``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
@@ -36,12 +38,30 @@ def _kinds(sides: Sides, dtype: Any) -> list[DType]:
     return slope_scratch(sides.scratch, dtype, 2, sides.integers)
 
 
-def _apply(sides: Sides, side: Side, xp: Any, g: Any, a: Any, b: Any, out: Any, scratch: Sequence[Any]) -> None:
+def _apply(
+    sides: Sides,
+    side: Side,
+    xp: ModuleType,
+    g: RawArray,
+    a: RawArray,
+    b: RawArray,
+    out: RawArray,
+    scratch: Sequence[RawArray],
+) -> None:
     apply_slope(xp, partial(side, xp), g, (a, b), out, scratch, sides.integers)
 
 
 def _both_sides(
-    sides: Sides, xp: Any, left: bool, right: bool, g: Any, a: Any, b: Any, da: Any, db: Any, *scratch: Any
+    sides: Sides,
+    xp: ModuleType,
+    left: bool,
+    right: bool,
+    g: RawArray,
+    a: RawArray,
+    b: RawArray,
+    da: RawArray,
+    db: RawArray,
+    *scratch: RawArray,
 ) -> None:
     """The wanted gradients of one block."""
     if left:
@@ -170,22 +190,22 @@ def sum_backward(sign: int) -> Kernel:
 # -------------------------------------------------------------------------------- gradients: (xp, ograd, a, b, out, t…)
 
 
-def mul_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+def mul_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """g · b"""
     xp.multiply(g, b, out=out)
 
 
-def mul_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+def mul_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """g · a"""
     xp.multiply(g, a, out=out)
 
 
-def div_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+def div_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """g / b"""
     xp.divide(g, b, out=out)
 
 
-def div_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+def div_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """-g · a / b²"""
     xp.divide(g, b, out=out)
     xp.multiply(out, a, out=out)
@@ -193,7 +213,7 @@ def div_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
     xp.negative(out, out=out)
 
 
-def power_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+def power_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """g · b · a^(b - 1)"""
     xp.subtract(b, 1, out=t)
     xp.power(a, t, out=t)
@@ -201,7 +221,7 @@ def power_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
     xp.multiply(t, g, out=out)
 
 
-def power_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+def power_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """g · a^b · log(a)"""
     xp.power(a, b, out=t)
     xp.multiply(t, g, out=out)
@@ -209,12 +229,12 @@ def power_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
     xp.multiply(out, t, out=out)
 
 
-def mod_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+def mod_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """g"""
     xp.copyto(out, g)
 
 
-def mod_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+def mod_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """-g · floor(a / b)"""
     xp.divide(a, b, out=t)
     xp.floor(t, out=t)
@@ -225,7 +245,7 @@ def mod_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
 def masked(compare: str) -> Side:
     """``g`` where ``compare(a, b)``, else 0."""
 
-    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    def side(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
         getattr(xp, compare)(a, b, out=t)
         xp.multiply(g, t, out=out)
 
@@ -235,7 +255,7 @@ def masked(compare: str) -> Side:
 def hypot_side(right: bool) -> Side:
     """``g · a / hypot(a, b)``, or with b on the right side."""
 
-    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    def side(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
         xp.hypot(a, b, out=t)
         xp.divide(b if right else a, t, out=t)
         xp.multiply(t, g, out=out)

@@ -6,6 +6,7 @@ Limits are brought into the range of integer dtypes first. At NaN the gradient i
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from weftplan.ops.core.params import p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape
 from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params
+from weftplan.support.array_types import RawArray
 
 
 def saturated(value: float, dtype: DType, nan: float) -> Any:
@@ -35,7 +37,7 @@ def saturated(value: float, dtype: DType, nan: float) -> Any:
     return dtype.type(least if value < least else most if value > most else int(value))
 
 
-def _clip_step(xp: Any, params: Params, x: Any, out: Any) -> None:
+def _clip_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray) -> None:
     low, high = (
         saturated(params["a_min"], out.dtype, -math.inf),
         saturated(params["a_max"], out.dtype, math.inf),
@@ -43,7 +45,9 @@ def _clip_step(xp: Any, params: Params, x: Any, out: Any) -> None:
     xp.clip(x, low, high, out=out)
 
 
-def _slope_step(xp: Any, params: Params, g: Any, x: Any, out: Any, inside: Any, outside: Any) -> None:
+def _slope_step(
+    xp: ModuleType, params: Params, g: RawArray, x: RawArray, out: RawArray, inside: RawArray, outside: RawArray
+) -> None:
     # Half precision is compared with the limits in float32, as in MXNet: with those rounded to it, values that rounding
     # has moved onto a limit would count as inside.
     number = np.float32 if is_half(x.dtype) else float

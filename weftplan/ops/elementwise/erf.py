@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.support.array_types import RawArray
+
 _SPLIT = 1.0
 _END = 6.5
 
@@ -43,7 +45,9 @@ _SMALL = fit(_small, 0.0, _SPLIT * _SPLIT, 13)
 _LARGE = fit(_large, _map(_SPLIT), _map(_END), 20)
 
 
-def clenshaw(xp: ModuleType, coefficients: tuple[float, ...], t: Any, a: Any, b: Any, c: Any) -> Any:
+def clenshaw(
+    xp: ModuleType, coefficients: tuple[float, ...], t: RawArray, a: RawArray, b: RawArray, c: RawArray
+) -> RawArray:
     """The series at ``t`` by Clenshaw's recurrence in the buffers a, b, c; returns the buffer that holds it."""
     a.fill(0.0)
     b.fill(0.0)
@@ -59,7 +63,17 @@ def clenshaw(xp: ModuleType, coefficients: tuple[float, ...], t: Any, a: Any, b:
     return c
 
 
-def erf(xp: ModuleType, x: Any, out: Any, t: Any, u: Any, a: Any, b: Any, c: Any, near: Any) -> None:
+def erf(
+    xp: ModuleType,
+    x: RawArray,
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+    a: RawArray,
+    b: RawArray,
+    c: RawArray,
+    near: RawArray,
+) -> None:
     """Write erf of ``x`` into ``out`` (may be ``x``); scratch of the same size: five of a float dtype, one bool.
 
     The result is exact to a few units in the last place of the scratch's dtype.

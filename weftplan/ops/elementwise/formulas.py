@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.ops.core.schema import DType, Kernel, OpContext, Params
+from weftplan.support.array_types import RawArray
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 """Those whose formulas can be recorded."""
@@ -122,7 +123,7 @@ class _Tape:
         if count is None:
             raise _CannotRecord(name)
 
-        def record(*operands: Any, out: Any = None, casting: str = "same_kind", **options: Any) -> _Array:
+        def record(*operands: RawArray, out: Any = None, casting: str = "same_kind", **options: Any) -> _Array:
             if len(operands) == count + 1 and out is None:
                 *operands, out = operands  # type: ignore[assignment]
             if options or out is None or len(operands) != count:
@@ -138,7 +139,7 @@ class _Tape:
             raise _CannotRecord("copyto with options")
         self._keep(out, self._value(source), of_truths=self._is_truth(source))
 
-    def clip(self, x: Any, low: float, high: float, *, out: _Array) -> _Array:
+    def clip(self, x: RawArray, low: float, high: float, *, out: _Array) -> _Array:
         """NumPy's: what is between stays as it is, as do -0 and NaN."""
         value = self._value(x)
         for name, limit in (("at_least", low), ("at_most", high)):
@@ -160,7 +161,7 @@ class _Tape:
             name, values = "divide", [self._value(1.0), *values]
         self._keep(out, self._add(name, tuple(values)), of_truths=name in TRUTHS)
 
-    def _as_number(self, operand: Any) -> int:
+    def _as_number(self, operand: object) -> int:
         value = self._value(operand)
         return self._add("number", (value,)) if self._is_truth(operand) else value
 
@@ -176,7 +177,7 @@ class _Tape:
             return self._add("constant", (len(self.constants) - 1,))
         raise _CannotRecord(f"a constant of type {type(operand).__name__}")
 
-    def _is_truth(self, operand: Any) -> bool:
+    def _is_truth(self, operand: object) -> bool:
         return isinstance(operand, _Array) and operand.dtype == bool
 
     def _keep(self, out: Any, value: int, *, of_truths: bool) -> None:

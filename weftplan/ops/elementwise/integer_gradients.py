@@ -7,13 +7,15 @@ incoming gradient there, wrapping around. A formula is the one for floats, calle
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
 import numpy as np
 
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.kernels import Kind, scratch_dtype
 from weftplan.ops.core.schema import DType
+from weftplan.support.array_types import RawArray
 
 _WIDE = np.dtype(np.float64)
 
@@ -32,12 +34,12 @@ def slope_scratch(scratch: Sequence[Kind], dtype: DType, operands: int, integers
 
 
 def apply_slope(
-    xp: Any,
+    xp: ModuleType,
     formula: Callable[..., None],
-    g: Any,
-    operands: Sequence[Any],
-    out: Any,
-    room: Sequence[Any],
+    g: RawArray,
+    operands: Sequence[RawArray],
+    out: RawArray,
+    room: Sequence[RawArray],
     integers: Integers = "slope",
 ) -> None:
     """``formula(g, *operands, out, *scratch)`` on floats, its counterpart on integers; ``room``: the scratch of above.

@@ -19,6 +19,7 @@ from weftplan.ops.core.kernels import BOOL, Kind
 from weftplan.ops.core.schema import Params
 from weftplan.ops.elementwise.erf import clenshaw, fit
 from weftplan.ops.elementwise.unary import unary
+from weftplan.support.array_types import RawArray
 
 _DOUBLE = np.dtype(np.float64)
 _STEPS = 8
@@ -31,14 +32,14 @@ _PSI1 = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 """The asymptotic series of the second derivative times z, without 1 and 1 / 2z, in even powers of 1/z."""
 
 
-def _reflected(xp: ModuleType, x: Any, z: Any, m: Any) -> None:
+def _reflected(xp: ModuleType, x: RawArray, z: RawArray, m: RawArray) -> None:
     """z = x, or 1 - x where x < 1/2."""
     xp.subtract(1.0, x, out=z, casting="unsafe")
     xp.greater_equal(x, 0.5, out=m)
     xp.copyto(z, x, where=m)
 
 
-def _series(xp: ModuleType, coefficients: tuple[float, ...], z: Any, s: Any, t: Any) -> None:
+def _series(xp: ModuleType, coefficients: tuple[float, ...], z: RawArray, s: RawArray, t: RawArray) -> None:
     """s = the polynomial of 1/z² with these coefficients (constant first)."""
     xp.multiply(z, z, out=t)
     xp.divide(1.0, t, out=t)
@@ -48,7 +49,7 @@ def _series(xp: ModuleType, coefficients: tuple[float, ...], z: Any, s: Any, t: 
         xp.add(s, coefficient, out=s)
 
 
-def _stirling(xp: ModuleType, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+def _stirling(xp: ModuleType, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
     """s = log of gamma at ``z`` shifted up, p = the product of the steps (z >= 1/2; it ends shifted)."""
     p.fill(1.0)
     for _ in range(_STEPS):
@@ -67,7 +68,7 @@ def _stirling(xp: ModuleType, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
     xp.add(s, 0.5 * math.log(2.0 * math.pi) - 0.5, out=s)
 
 
-def _turn(xp: ModuleType, x: Any, z: Any, t: Any) -> None:
+def _turn(xp: ModuleType, x: RawArray, z: RawArray, t: RawArray) -> None:
     """t = the whole number nearest to ``x``, z = pi (x - t): what the reflection takes the sine or tangent of."""
     xp.copyto(z, x)
     xp.rint(z, out=t)
@@ -75,13 +76,13 @@ def _turn(xp: ModuleType, x: Any, z: Any, t: Any) -> None:
     xp.multiply(z, math.pi, out=z)
 
 
-def _unreflected(xp: ModuleType, x: Any, z: Any, s: Any, m: Any) -> None:
+def _unreflected(xp: ModuleType, x: RawArray, z: RawArray, s: RawArray, m: RawArray) -> None:
     """Put ``s`` into z where ``x`` needed no reflection."""
     xp.greater_equal(x, 0.5, out=m)
     xp.copyto(z, s, where=m)
 
 
-def _climb(xp: ModuleType, x: Any, z: Any, p: Any, t: Any, m: Any, *, power: int) -> None:
+def _climb(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, t: RawArray, m: RawArray, *, power: int) -> None:
     """z = ``x``, reflected and raised by whole steps; p = the sum of 1 / z^power over the steps."""
     _reflected(xp, x, z, m)
     p.fill(0.0)
@@ -94,7 +95,9 @@ def _climb(xp: ModuleType, x: Any, z: Any, p: Any, t: Any, m: Any, *, power: int
         xp.add(z, m, out=z)
 
 
-def _gamma(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+def _gamma(
+    xp: ModuleType, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
+) -> None:
     """Write gamma of ``x`` into ``out``, which may be ``x``."""
     _reflected(xp, x, z, m)
     _stirling(xp, z, p, s, t, m)
@@ -119,7 +122,9 @@ def _gamma(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: 
     xp.copyto(out, z, casting="unsafe")
 
 
-def _gammaln(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+def _gammaln(
+    xp: ModuleType, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
+) -> None:
     """Write the logarithm of the absolute value of gamma of ``x`` into ``out``, which may be ``x``."""
     _reflected(xp, x, z, m)
     _stirling(xp, z, p, s, t, m)
@@ -137,7 +142,7 @@ def _gammaln(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m
     xp.copyto(out, z, casting="unsafe")
 
 
-def _psi(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+def _psi(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
     """z = the derivative of the logarithm of gamma at ``x``; infinite at its poles, as in MXNet 1.9.1."""
     _climb(xp, x, z, p, t, m, power=1)
     _series(xp, (0.0, *_PSI), z, s, t)
@@ -158,27 +163,65 @@ def _psi(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None
     xp.copyto(z, math.inf, where=m)
 
 
-def _digamma(xp: Any, params: Params, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+def _digamma(
+    xp: ModuleType,
+    params: Params,
+    x: RawArray,
+    out: RawArray,
+    z: RawArray,
+    p: RawArray,
+    s: RawArray,
+    t: RawArray,
+    m: RawArray,
+) -> None:
     _psi(xp, x, z, p, s, t, m)
     xp.copyto(out, z, casting="unsafe")
 
 
 def _digamma_backward(
-    xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any
+    xp: ModuleType,
+    params: Params,
+    g: RawArray,
+    x: RawArray,
+    out: RawArray,
+    z: RawArray,
+    p: RawArray,
+    s: RawArray,
+    t: RawArray,
+    m: RawArray,
 ) -> None:
     _psi1(xp, x, z, p, s, t, m)
     xp.multiply(z, g, out=out, casting="unsafe")
 
 
 def _gammaln_backward(
-    xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any
+    xp: ModuleType,
+    params: Params,
+    g: RawArray,
+    x: RawArray,
+    out: RawArray,
+    z: RawArray,
+    p: RawArray,
+    s: RawArray,
+    t: RawArray,
+    m: RawArray,
 ) -> None:
     _psi(xp, x, z, p, s, t, m)
     xp.multiply(z, g, out=out, casting="unsafe")
 
 
 def _gamma_backward(
-    xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, y: Any, m: Any
+    xp: ModuleType,
+    params: Params,
+    g: RawArray,
+    x: RawArray,
+    out: RawArray,
+    z: RawArray,
+    p: RawArray,
+    s: RawArray,
+    t: RawArray,
+    y: RawArray,
+    m: RawArray,
 ) -> None:
     _gamma(xp, x, y, z, p, s, t, m)
     _psi(xp, x, z, p, s, t, m)
@@ -186,7 +229,7 @@ def _gamma_backward(
     xp.multiply(z, g, out=out, casting="unsafe")
 
 
-def _psi1(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+def _psi1(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
     """z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
     _climb(xp, x, z, p, t, m, power=2)
     _series(xp, (0.0, *_PSI1), z, s, t)
@@ -210,14 +253,14 @@ def _room(xp: ModuleType, x: Any) -> tuple[Any, ...]:
     return *(xp.empty(x.shape, _DOUBLE) for _ in range(4)), xp.empty(x.shape, bool)
 
 
-def gammaln_of(xp: ModuleType, x: Any) -> Any:
+def gammaln_of(xp: ModuleType, x: RawArray) -> Any:
     """Logarithms of gamma of a few float64 numbers, as a new array."""
     out = xp.empty(x.shape, _DOUBLE)
     _gammaln(xp, x, out, *_room(xp, x))
     return out
 
 
-def digamma_of(xp: ModuleType, x: Any) -> Any:
+def digamma_of(xp: ModuleType, x: RawArray) -> Any:
     """Derivatives of :func:`gammaln_of`, as a new array."""
     z, *others = _room(xp, x)
     _psi(xp, x, z, *others)
@@ -256,7 +299,19 @@ _NEAR = fit(_near, 0.0, _CENTRE * _CENTRE, 30)
 _FAR = fit(_far, _FIRST, _LAST, 30)
 
 
-def _erfinv(xp: Any, params: Params, x: Any, out: Any, u: Any, w: Any, t: Any, a: Any, b: Any, c: Any, m: Any) -> None:
+def _erfinv(
+    xp: ModuleType,
+    params: Params,
+    x: RawArray,
+    out: RawArray,
+    u: RawArray,
+    w: RawArray,
+    t: RawArray,
+    a: RawArray,
+    b: RawArray,
+    c: RawArray,
+    m: RawArray,
+) -> None:
     """±infinity at ±1, no number beyond."""
     xp.copyto(u, x)
     xp.absolute(u, out=w)
@@ -282,7 +337,7 @@ def _erfinv(xp: Any, params: Params, x: Any, out: Any, u: Any, w: Any, t: Any, a
     xp.copyto(out, w, casting="unsafe")
 
 
-def _erfinv_backward(xp: Any, params: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _erfinv_backward(xp: ModuleType, params: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     """sqrt(pi) / 2 · exp(y²) with y the output."""
     xp.multiply(y, y, out=t, casting="unsafe")
     xp.exp(t, out=t)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from weftplan.ops.core.rules import UNARY_INPLACE, backward, floats_only, grad, 
 from weftplan.ops.core.schema import DTypeRule, GradientRule, InplacePair, Op, Param, Params
 from weftplan.ops.elementwise.erf import erf
 from weftplan.ops.elementwise.integer_gradients import apply_slope, slope_scratch
+from weftplan.support.array_types import RawArray
 
 Step = Callable[..., None]
 """``step(xp, params, x, out, *scratch)`` on one block; ``out`` may be ``x``."""
@@ -33,7 +35,7 @@ def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
 def _derivative(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
     """The kernel of a derivative of (incoming gradient, data or output)."""
 
-    def on_slopes(xp: Any, params: Params, g: Any, x: Any, out: Any, *room: Any) -> None:
+    def on_slopes(xp: ModuleType, params: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
         apply_slope(xp, partial(step, xp, params), g, (x,), out, room)
 
     return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1))
@@ -97,32 +99,32 @@ def unary(
 # --------------------------------------------------------------------- formulas: (xp, params, ograd, x or y, out, t…)
 
 
-def _sqrt(xp: Any, p: Params, g: Any, y: Any, out: Any) -> None:
+def _sqrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray) -> None:
     xp.divide(g, y, out=out)
     xp.multiply(out, 0.5, out=out)
 
 
-def _rsqrt(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _rsqrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.multiply(t, y, out=t)
     xp.multiply(t, -0.5, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _cbrt(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _cbrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.multiply(t, 3.0, out=t)
     xp.divide(g, t, out=out)
 
 
-def _rcbrt(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _rcbrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.multiply(t, t, out=t)
     xp.multiply(t, -1.0 / 3.0, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _expm1(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _expm1(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.exp(x, out=t)
     xp.multiply(t, g, out=out)
 
@@ -136,50 +138,50 @@ def _divided_by(factor: float) -> Step:
     return step
 
 
-def _log1p(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _log1p(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.add(x, 1.0, out=t)
     xp.divide(g, t, out=out)
 
 
-def _square(xp: Any, p: Params, g: Any, x: Any, out: Any) -> None:
+def _square(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray) -> None:
     xp.multiply(g, x, out=out)
     xp.multiply(out, 2.0, out=out)
 
 
-def _abs(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _abs(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sign(x, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _sin(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _sin(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.cos(x, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _cos(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _cos(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sin(x, out=t)
     xp.negative(t, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _tan(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _tan(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.add(t, 1.0, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _tanh(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _tanh(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.subtract(1.0, t, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _sinh(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _sinh(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.cosh(x, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _cosh(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _cosh(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sinh(x, out=t)
     xp.multiply(t, g, out=out)
 
@@ -209,21 +211,21 @@ def _scaled_by(factor: float) -> Step:
     return step
 
 
-def _reciprocal_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
+def _reciprocal_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
     xp.divide(1.0, x, out=out, casting="unsafe")
 
 
-def _sign_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
+def _sign_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
     xp.sign(x, out=out)
 
 
-def _reciprocal(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _reciprocal(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, x, out=t)
     xp.negative(t, out=t)
     xp.divide(g, t, out=out)
 
 
-def _sigmoid_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
+def _sigmoid_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
     if not is_float(out.dtype):
         xp.copyto(out, 1.0 / (1.0 + xp.exp(-x.astype(float))), casting="unsafe")
         return
@@ -233,7 +235,7 @@ def _sigmoid_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
     xp.reciprocal(out, out=out)
 
 
-def _sigmoid(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _sigmoid(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.subtract(1.0, y, out=t)
     xp.multiply(t, y, out=t)
     xp.multiply(t, g, out=out)
@@ -248,31 +250,33 @@ def relu_step(xp: Any, p: Params, x: Any, out: Any) -> None:
         xp.maximum(x, 0, out=out)
 
 
-def _relu(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
+def _relu(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sign(y, out=t)  # NaN stays NaN
     xp.multiply(g, t, out=out)
 
 
-def _softsign_forward(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+def _softsign_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.absolute(x, out=t)
     xp.add(t, 1, out=t)
     xp.divide(x, t, out=out, casting="unsafe")
 
 
-def _softsign(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _softsign(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.absolute(x, out=t)
     xp.add(t, 1, out=t)
     xp.multiply(t, t, out=t)
     xp.divide(g, t, out=out)
 
 
-def _hard_sigmoid_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
+def _hard_sigmoid_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
     xp.multiply(x, p["alpha"], out=out)
     xp.add(out, p["beta"], out=out)
     xp.clip(out, 0, 1, out=out)
 
 
-def _hard_sigmoid(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any, inside: Any) -> None:
+def _hard_sigmoid(
+    xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray, inside: RawArray
+) -> None:
     xp.multiply(x, p["alpha"], out=t)
     xp.add(t, p["beta"] - 0.5, out=t)
     xp.absolute(t, out=t)
@@ -281,7 +285,7 @@ def _hard_sigmoid(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any, inside: 
     xp.multiply(t, g, out=out)
 
 
-def _erf(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+def _erf(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, x, out=t)
     xp.negative(t, out=t)
     xp.exp(t, out=t)
@@ -289,11 +293,11 @@ def _erf(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
     xp.multiply(t, g, out=out)
 
 
-def _erf_forward(xp: Any, p: Params, x: Any, out: Any, *scratch: Any) -> None:
+def _erf_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
     erf(xp, x, out, *scratch)
 
 
-def _away_from_zero(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+def _away_from_zero(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     """Round half away from zero, as MXNet's ``round`` does (NumPy rounds half to even)."""
     xp.absolute(x, out=t)
     xp.add(t, 0.5, out=t)
@@ -301,13 +305,13 @@ def _away_from_zero(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
     xp.copysign(t, x, out=out, casting="unsafe")
 
 
-def _half_down(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+def _half_down(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     """Round half down: ``ceil(x - 0.5)``, MXNet's ``rint``."""
     xp.subtract(x, 0.5, out=t)
     xp.ceil(t, out=out, casting="unsafe")
 
 
-def _logical_not(xp: Any, p: Params, x: Any, out: Any) -> None:
+def _logical_not(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
     xp.equal(x, 0, out=out)
 
 

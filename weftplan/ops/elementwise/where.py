@@ -6,6 +6,7 @@ The choice is made on bits, in declared scratch, so that it treats NaN and every
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from weftplan.ops.core.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.core.schema import DType, Op, Params, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 
 def _where_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -44,7 +46,7 @@ def _integer(dtype: DType) -> DType:
     return np.dtype(f"i{dtype.itemsize}")
 
 
-def _bits(xp: Any, condition: Any, mask: Any, out: Any) -> None:
+def _bits(xp: Any, condition: object, mask: Any, out: Any) -> None:
     """``out`` (integers) = all bits where ``condition`` is not 0, else none."""
     xp.not_equal(condition, 0, out=mask)
     xp.negative(mask.view("int8"), out=out)
@@ -57,7 +59,7 @@ def _by_row(ctx: Workspace, condition: Any, like: Any) -> Any:
     return bits.reshape((condition.size,) + (1,) * (like.ndim - 1))
 
 
-def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
+def _choose(xp: ModuleType, bits: RawArray, x: RawArray, y: RawArray, out: RawArray) -> None:
     x, y, out = (array.view(bits.dtype) for array in (x, y, out))
     xp.bitwise_xor(x, y, out=out)
     xp.bitwise_and(out, bits, out=out)
@@ -65,7 +67,7 @@ def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
 
 
 @workspace_kernel
-def _where(ctx: Workspace, p: Params, condition: Any, x: Any, y: Any, out: Any) -> None:
+def _where(ctx: Workspace, p: Params, condition: RawArray, x: RawArray, y: RawArray, out: RawArray) -> None:
     if condition.shape != out.shape:
         _choose(ctx.xp, _by_row(ctx, condition, out), x, y, out)
         return
@@ -75,7 +77,7 @@ def _where(ctx: Workspace, p: Params, condition: Any, x: Any, y: Any, out: Any) 
 
 
 @workspace_kernel
-def _backward_where(ctx: Workspace, p: Params, g: Any, condition: Any, d_x: Any, d_y: Any) -> None:
+def _backward_where(ctx: Workspace, p: Params, g: RawArray, condition: RawArray, d_x: RawArray, d_y: RawArray) -> None:
     if condition.shape != g.shape:
         _share_out(ctx.xp, _by_row(ctx, condition, g), g, d_x, d_y)
         return
@@ -85,7 +87,7 @@ def _backward_where(ctx: Workspace, p: Params, g: Any, condition: Any, d_x: Any,
         _share_out(ctx.xp, bits, bg, None if d_x is None else bx, None if d_y is None else by)
 
 
-def _share_out(xp: Any, bits: Any, g: Any, x: Any, y: Any) -> None:
+def _share_out(xp: ModuleType, bits: RawArray, g: RawArray, x: RawArray, y: RawArray) -> None:
     """The gradient goes to x where the bits are set, and to y elsewhere."""
     g = g.view(bits.dtype)
     if x is not None:

@@ -19,6 +19,7 @@ from weftplan.ops.core.rules import pass_dtype, pass_shape
 from weftplan.ops.core.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec, aligned
 from weftplan.ops.fusion import relu as joined
 from weftplan.ops.fusion.normalize import normalized
+from weftplan.support.array_types import RawArray
 
 NAME = "BatchNorm+depthwise+BatchNorm"
 BEFORE, LAYER, BEHIND, RELU = "before", "layer", "behind", "relu"
@@ -39,7 +40,7 @@ def norm(relu: bool) -> Op:
     return joined.norm_of(joined.RELU * relu)
 
 
-def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[Any]) -> list[Any]:
+def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[object]) -> list[Any]:
     """Inputs of :func:`norm_gradient`; ``vectors`` are gamma, beta, and the two that the forward pass has kept."""
     gamma, beta, *kept = vectors
     return [ograd, data, gamma, *((beta,) if relu else ()), *kept]
@@ -49,17 +50,17 @@ def _room(ctx: OpContext, nbytes: int) -> Any:
     return ctx.take((nbytes,), "uint8") if nbytes else None
 
 
-def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, room: Any) -> None:
+def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, room: RawArray) -> None:
     """One of the three, in scratch that all use."""
     own = OpContext(ctx.xp, is_train=ctx.is_train, recompute=ctx.recompute, workspace=room)
     op.forward(own, params, inputs, outputs)
 
 
-def _spec(array: Any) -> TensorSpec:
+def _spec(array: RawArray) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
-def memory_of_inner(ctx: OpContext, data: Any, outputs: Arrays) -> Any:
+def memory_of_inner(ctx: OpContext, data: RawArray, outputs: Arrays) -> Any:
     """Return memory for the result of the convolution, over which the second batch norm may write the block's."""
     out, inner = outputs[:2]
     return out if inner is None and out is not None else ctx.memory_of(outputs, 1, data.dtype)
@@ -136,7 +137,7 @@ def _ignored_backward(params: Params) -> tuple[int, ...]:
     return found if params[RELU] else (*found, 9)
 
 
-def _refuse(value: Any) -> NoReturn:
+def _refuse(value: RawArray) -> NoReturn:
     raise ValueError(f"only the planner makes nodes of {NAME!r}, got {value!r}")
 
 

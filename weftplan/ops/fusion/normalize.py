@@ -16,10 +16,11 @@ from weftplan.ops.core.registry import register_planner_op
 from weftplan.ops.core.rules import pass_dtype, pass_shape
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params
 from weftplan.ops.elementwise.unary import relu_step
+from weftplan.support.array_types import RawArray
 
 
 def normalized(
-    xp: Any, data: Any, vectors: Sequence[Any], out: Any, scale: Any, shift: Any, *, fixed: bool, relu: bool
+    xp: Any, data: Any, vectors: Sequence[object], out: Any, scale: Any, shift: Any, *, fixed: bool, relu: bool
 ) -> None:
     """Write ``data`` (channels on axis 1) normalized by known statistics to ``out``, which may be ``data``.
 
@@ -40,13 +41,22 @@ def normalized(
         relu_step(xp, {}, out, out)
 
 
-def _vectors(params: Params, data: Any, gamma: Any, beta: Any, *others: Any) -> Room:
+def _vectors(params: Params, data: RawArray, gamma: RawArray, beta: RawArray, *others: RawArray) -> Room:
     return [(beta.shape, data.dtype)] * 2
 
 
 @kernel(scratch=_vectors)
 def _forward(
-    xp: Any, p: Params, data: Any, gamma: Any, beta: Any, mean: Any, inverse: Any, out: Any, scale: Any, shift: Any
+    xp: Any,
+    p: Params,
+    data: Any,
+    gamma: Any,
+    beta: Any,
+    mean: Any,
+    inverse: object,
+    out: Any,
+    scale: object,
+    shift: object,
 ) -> None:
     vectors = (gamma, beta, mean, inverse)
     normalized(xp, data, vectors, out, scale, shift, fixed=p["fix_gamma"], relu=p["relu"])

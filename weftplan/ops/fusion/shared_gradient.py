@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from weftplan.ops.core.registry import register_planner_op
 from weftplan.ops.core.rules import DTypes, Shapes, is_known
 from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.ops.elementwise.add_n import numbered, p_count
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split
 
 
@@ -56,7 +58,7 @@ def gathered_rows(p: Params, *arrays: Any) -> Room:
 
 
 @kernel(scratch=gathered_rows)
-def _gathered(xp: Any, p: Params, *arrays: Any) -> None:
+def _gathered(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     count, whole, hidden = p["count"], p["whole"], p["num_hidden"]
     *given, ograds, datas = arrays
     rows = [array.reshape(-1, hidden) for array in given[:count]]

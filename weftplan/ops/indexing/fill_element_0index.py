@@ -12,6 +12,7 @@ from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.core.schema import InplacePair, Op, Params, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -54,7 +55,7 @@ def _fill(ctx: Workspace, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> 
 
 
 @workspace_kernel
-def _backward_fill(ctx: Workspace, p: Params, g: Any, index: Any, d_lhs: Any, d_mhs: Any) -> None:
+def _backward_fill(ctx: Workspace, p: Params, g: RawArray, index: RawArray, d_lhs: RawArray, d_mhs: RawArray) -> None:
     marks = _marked(ctx, g.shape[1], index)
     if d_mhs is not None:
         d_mhs.fill(0)

@@ -23,6 +23,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.shape.broadcast import like_dtype
+from weftplan.support.array_types import RawArray
 
 
 def _check(name: str, tensor: Shape, index: Shape) -> int:
@@ -91,14 +92,14 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @workspace_kernel
-def _gather(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
+def _gather(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: RawArray) -> None:
     found = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
     source = _slices(data, index.shape[0])
     gather(ctx.xp, source, found, 0, out.reshape(found.size, source.shape[1]))
 
 
 @workspace_kernel
-def _gather_backward(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
+def _gather_backward(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     """Sums, in the order of the places, where several of them name one slice."""
     found = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
@@ -195,7 +196,7 @@ def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, np.dtype(np.int32) if ins[1] is None else ins[1]], [data]
 
 
-def _batch_places(ctx: Workspace, index: Any, shape: Shape) -> Any:
+def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> Any:
     """Flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
     xp = ctx.xp
     found, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
@@ -208,12 +209,12 @@ def _batch_places(ctx: Workspace, index: Any, shape: Shape) -> Any:
 
 
 @workspace_kernel
-def _batch_take(ctx: Workspace, p: Params, a: Any, index: Any, out: Any) -> None:
+def _batch_take(ctx: Workspace, p: Params, a: RawArray, index: RawArray, out: RawArray) -> None:
     gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, out)
 
 
 @workspace_kernel
-def _batch_backward(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
+def _batch_backward(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     out.fill(0)
     out.reshape(-1)[_batch_places(ctx, index, out.shape)] = g
 

@@ -50,7 +50,7 @@ def _places(ctx: Workspace, index: Any, tensor: Any) -> Any:
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, old: Any, index: Any, new: Any, out: Any) -> None:
+def _forward(ctx: Workspace, p: Params, old: object, index: Any, new: object, out: Any) -> None:
     found = _places(ctx, index, old)
     if out is not old:
         ctx.xp.copyto(out, old)
@@ -58,7 +58,7 @@ def _forward(ctx: Workspace, p: Params, old: Any, index: Any, new: Any, out: Any
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, g: Any, index: Any, old: Any, new: Any) -> None:
+def _backward(ctx: Workspace, p: Params, g: Any, index: Any, old: Any, new: object) -> None:
     """The rows that were kept, and those that were replaced."""
     found = _places(ctx, index, g)
     if new is not None:

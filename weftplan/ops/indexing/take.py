@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,10 @@ from weftplan.ops.core.rules import (
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.elementwise.scalar import converted
 from weftplan.ops.shape.broadcast import like_dtype
+from weftplan.support.array_types import RawArray
 
 
-def _count_up(xp: Any, out: Any) -> Any:
+def _count_up(xp: ModuleType, out: RawArray) -> RawArray:
     """Fill ``out`` (int64) with 0, 1, 2, … without a temporary."""
     out.fill(1)
     xp.cumsum(out, out=out)
@@ -52,7 +54,7 @@ def _take_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return ins, [merge_shape(outs[0], out, f"output of take of {source} at indices of shape {index}")]
 
 
-def _positions(ctx: Workspace, params: Params, index: Any, size: int) -> Any:
+def _positions(ctx: Workspace, params: Params, index: RawArray, size: int) -> Any:
     found = ctx.take(index.shape, INDEX)
     xp = ctx.xp
     if params["mode"] != "raise":
@@ -70,13 +72,13 @@ def _positions(ctx: Workspace, params: Params, index: Any, size: int) -> Any:
 
 
 @workspace_kernel
-def _take(ctx: Workspace, p: Params, a: Any, index: Any, out: Any) -> None:
+def _take(ctx: Workspace, p: Params, a: RawArray, index: RawArray, out: RawArray) -> None:
     axis = p["axis"] % a.ndim
     gather(ctx.xp, a, _positions(ctx, p, index, a.shape[axis]), axis, out)
 
 
 @workspace_kernel
-def _backward_take(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
+def _backward_take(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     axis = p["axis"] % out.ndim
     found = _positions(ctx, p, index, out.shape[axis]).reshape(-1)
     outer, inner = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
@@ -153,7 +155,7 @@ def _pick_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [source, index], [out]
 
 
-def _pick_positions(ctx: Workspace, params: Params, shape: Shape, index: Any) -> Any:
+def _pick_positions(ctx: Workspace, params: Params, shape: Shape, index: RawArray) -> Any:
     """Flat positions of the picked elements, shape (outer · inner,)."""
     xp = ctx.xp
     outer, size, inner = _pick_axis(params, shape)
@@ -173,13 +175,13 @@ def _pick_bytes(params: Params, shape: Shape) -> int:
 
 
 @workspace_kernel
-def _pick(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
+def _pick(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: RawArray) -> None:
     found = _pick_positions(ctx, p, data.shape, index)
     gather(ctx.xp, data.reshape(-1), found, 0, out.reshape(-1))
 
 
 @workspace_kernel
-def _backward_pick(ctx: Workspace, p: Params, g: Any, index: Any, out: Any) -> None:
+def _backward_pick(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     found = _pick_positions(ctx, p, out.shape, index)
     out.fill(0)
     out.reshape(-1)[found] = g.reshape(-1)
@@ -216,7 +218,7 @@ backward(
 # -------------------------------------------------------------------------------------------------------------- one_hot
 
 
-def _p_depth(value: Any) -> int:
+def _p_depth(value: RawArray) -> int:
     depth = p_int(value)
     if depth < 1:
         raise ValueError("expected at least 1")
@@ -239,7 +241,7 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-def _one_hot_scratch(params: Params, indices: Any, out: Any) -> Room:
+def _one_hot_scratch(params: Params, indices: RawArray, out: RawArray) -> Room:
     """The classes, and of the indices of one block: whole numbers, and where each is on."""
     depth = params["depth"]
     rows = rows_per_block((math.prod(indices.shape), depth))
@@ -247,7 +249,9 @@ def _one_hot_scratch(params: Params, indices: Any, out: Any) -> Room:
 
 
 @kernel(scratch=_one_hot_scratch)
-def _one_hot(xp: Any, p: Params, indices: Any, out: Any, classes: Any, whole: Any, hot: Any) -> None:
+def _one_hot(
+    xp: ModuleType, p: Params, indices: RawArray, out: RawArray, classes: RawArray, whole: RawArray, hot: RawArray
+) -> None:
     depth = p["depth"]
     index = indices.reshape(-1)
     out = out.reshape(index.size, depth)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dim, merge_shape, same_dtype
 from weftplan.ops.core.schema import DTypeRule, Params, Shape, ShapeRule
+from weftplan.support.array_types import RawArray
 
 PANEL = 32
 """Rows of one panel."""
@@ -37,11 +39,11 @@ def flip(x: Any, transpose: bool = True) -> Any:
     return x.swapaxes(-1, -2) if transpose else x
 
 
-def _cut(scratch: Any, shape: Shape) -> Any:
+def _cut(scratch: RawArray, shape: Shape) -> RawArray:
     return scratch.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def triangle(xp: Any, source: Any, out: Any, lower: bool = True) -> None:
+def triangle(xp: ModuleType, source: RawArray, out: RawArray, lower: bool = True) -> None:
     """``out`` = the triangle of ``source`` with its diagonal, zeros elsewhere; ``out`` may be ``source``."""
     source, out = flip(source, not lower), flip(out, not lower)
     for row in range(source.shape[-1]):
@@ -50,13 +52,13 @@ def triangle(xp: Any, source: Any, out: Any, lower: bool = True) -> None:
         out[:, row, row + 1 :] = 0
 
 
-def mirror(xp: Any, x: Any) -> None:
+def mirror(xp: ModuleType, x: RawArray) -> None:
     """Copies the lower triangle over the upper one, in place."""
     for row in range(x.shape[-1] - 1):
         xp.copyto(x[:, row, row + 1 :], x[:, row + 1 :, row])
 
 
-def identity(xp: Any, out: Any) -> None:
+def identity(xp: ModuleType, out: RawArray) -> None:
     """Every matrix of ``out`` becomes the identity."""
     out.fill(0)
     diagonal(out)[...] = 1
@@ -75,7 +77,7 @@ def solve_scratch(batch: int, rows: int, columns: int) -> int:
     return batch * min(PANEL, rows) * columns
 
 
-def solve(xp: Any, a: Any, b: Any, scratch: Any, *, lower: bool, unit: bool = False) -> None:
+def solve(xp: ModuleType, a: RawArray, b: RawArray, scratch: RawArray, *, lower: bool, unit: bool = False) -> None:
     """``b`` becomes a⁻¹ b, where ``a`` (batch, n, n) counts as triangular: its other triangle is not read.
 
     ``unit``: the diagonal counts as 1, and is not read either.
@@ -106,7 +108,7 @@ def cholesky_scratch(batch: int, rows: int) -> int:
     return batch * rows * min(PANEL, rows)
 
 
-def cholesky(xp: Any, a: Any, scratch: Any) -> None:
+def cholesky(xp: ModuleType, a: RawArray, scratch: RawArray) -> None:
     """The lower triangle of ``a`` becomes the factor L of a = L Lᵀ, the upper one zeros.
 
     Raises:
@@ -144,7 +146,7 @@ def lu_scratch(batch: int, rows: int) -> int:
     return (batch + 1) * rows
 
 
-def lu(xp: Any, a: Any, pivots: Any, scratch: Any) -> None:
+def lu(xp: ModuleType, a: RawArray, pivots: RawArray, scratch: RawArray) -> None:
     """``a`` becomes its factors L (unit, below) and U, of the matrix with rows swapped as ``pivots`` (batch, n) says.
 
     Step k exchanged rows k and ``pivots[:, k]`` (at least k), where the largest element of the column was.

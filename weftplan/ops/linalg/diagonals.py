@@ -21,7 +21,7 @@ from weftplan.ops.linalg.core import batch_of, batched, diagonal, flip, square_s
 
 
 @kernel(scratch=lambda p, A, out: [((batch_of(A.shape), A.shape[-1]), A.dtype)])
-def _sumlogdiag(xp: Any, p: Params, A: Any, out: Any, logs: Any) -> None:
+def _sumlogdiag(xp: Any, p: Params, A: Any, out: Any, logs: object) -> None:
     xp.log(diagonal(batched(A)), out=logs)
     xp.sum(logs, axis=1, out=out.reshape(-1))
 

@@ -6,6 +6,7 @@ Every matrix is seen with its rows along an axis of its own; the output is their
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -15,6 +16,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, merge_dim, merge_shape, same_dtype
 from weftplan.ops.core.schema import Arrays, EntryRef, GradientBuilder, Op, Params
 from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered_inputs
+from weftplan.support.array_types import RawArray
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -40,7 +42,7 @@ def _apart(array: Any, matrices: Arrays) -> Any:
 
 
 @kernel
-def _khatri_rao(xp: Any, p: Params, *arrays: Any) -> None:
+def _khatri_rao(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     whole, rank = _apart(out, inputs), len(inputs)
     xp.copyto(whole, _factor(inputs[-1], rank - 1, rank))

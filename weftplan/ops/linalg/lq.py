@@ -10,7 +10,7 @@ eigenvectors by first-order perturbation, where pairs of equal eigenvalues count
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import Room, kernel
@@ -31,6 +31,7 @@ from weftplan.ops.linalg.core import (
     triangle,
     wide_floats,
 )
+from weftplan.support.array_types import RawArray
 
 # ---------------------------------------------------------------------------------------------------------------- gelqf
 
@@ -54,14 +55,16 @@ def _gelqf_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [a], [a, factor]
 
 
-def _gelqf_scratch(params: Params, A: Any, Q: Any, L: Any) -> Room:
+def _gelqf_scratch(params: Params, A: RawArray, Q: RawArray, L: RawArray) -> Room:
     """The reflections (their heads stand in ``work``), products with rows, what each head is scaled by, diagonals."""
     batch, (rows, columns) = batch_of(A.shape), A.shape[-2:]
     whole, column, one = (batch, rows, columns), (batch, rows, 1), (batch, 1, 1)
     return [(shape, A.dtype) for shape in (whole, whole, column, column, one, one, column)]
 
 
-def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any) -> None:
+def _reflect(
+    xp: ModuleType, rows: RawArray, head: RawArray, scale: RawArray, product: RawArray, outer: RawArray
+) -> None:
     """``rows`` (batch, m, k) -= scale · (rows · head) headᵀ, where ``head`` is (batch, 1, k)."""
     if rows.shape[1] == 0:
         return
@@ -74,7 +77,7 @@ def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any
 
 
 @kernel(scratch=_gelqf_scratch)
-def _gelqf(xp: Any, p: Params, A: Any, Q: Any, L: Any, *rooms: Any) -> None:
+def _gelqf(xp: ModuleType, p: Params, A: RawArray, Q: RawArray, L: RawArray, *rooms: RawArray) -> None:
     work, outer, product, scales, norm, beta, diagonals = rooms
     batch, m, n = work.shape
     xp.copyto(work, batched(A))
@@ -110,7 +113,9 @@ def _gelqf(xp: Any, p: Params, A: Any, Q: Any, L: Any, *rooms: Any) -> None:
             _reflect(xp, q[:, k:, k:], work[:, k : k + 1, k:], scales[:, k : k + 1], product, outer)
 
 
-def _gelqf_backward_scratch(params: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any) -> Room:
+def _gelqf_backward_scratch(
+    params: Params, ograd_Q: RawArray, ograd_L: RawArray, Q: RawArray, L: RawArray, out: RawArray
+) -> Room:
     batch, (m, n) = batch_of(Q.shape), Q.shape[-2:]
     square = (batch, m, m)
     return [(square, Q.dtype), (square, Q.dtype), ((solve_scratch(batch, m, n),), Q.dtype)]
@@ -118,7 +123,16 @@ def _gelqf_backward_scratch(params: Params, ograd_Q: Any, ograd_L: Any, Q: Any, 
 
 @kernel(scratch=_gelqf_backward_scratch)
 def _backward_gelqf(
-    xp: Any, p: Params, ograd_Q: Any, ograd_L: Any, Q: Any, L: Any, out: Any, both: Any, term: Any, scratch: Any
+    xp: ModuleType,
+    p: Params,
+    ograd_Q: RawArray,
+    ograd_L: RawArray,
+    Q: RawArray,
+    L: RawArray,
+    out: RawArray,
+    both: RawArray,
+    term: RawArray,
+    scratch: RawArray,
 ) -> None:
     """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
     dq, dl, q, factor = (batched(x) for x in (ograd_Q, ograd_L, Q, L))
@@ -151,7 +165,16 @@ backward("_linalg_gelqf", _backward_gelqf, ("ograd_Q", "ograd_L", "Q", "L"))
 
 
 @kernel(scratch=lambda p, A, U, L: [(A.shape[-2:], A.dtype), (A.shape[-1:], INDEX), (A.shape[-1:], BOOL)])
-def _syevd(xp: Any, p: Params, A: Any, U: Any, L: Any, sizes: Any, greatest: Any, negative: Any) -> None:
+def _syevd(
+    xp: ModuleType,
+    p: Params,
+    A: RawArray,
+    U: RawArray,
+    L: RawArray,
+    sizes: RawArray,
+    greatest: RawArray,
+    negative: RawArray,
+) -> None:
     a = batched(A)
     n = a.shape[-1]
     vectors = None if U is None else batched(U)
@@ -170,14 +193,25 @@ def _syevd(xp: Any, p: Params, A: Any, U: Any, L: Any, sizes: Any, greatest: Any
         xp.multiply(rows, -1.0, out=rows, where=negative[:, None])
 
 
-def _syevd_backward_scratch(params: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any) -> Room:
+def _syevd_backward_scratch(
+    params: Params, du: RawArray, dvalues: RawArray, u: RawArray, values: RawArray, out: RawArray
+) -> Room:
     square = (batch_of(u.shape), *u.shape[-2:])
     return [(square, u.dtype), (square, u.dtype), (square, BOOL)]
 
 
 @kernel(scratch=_syevd_backward_scratch)
 def _backward_syevd(
-    xp: Any, p: Params, du: Any, dvalues: Any, u: Any, values: Any, out: Any, inner: Any, gaps: Any, equal: Any
+    xp: ModuleType,
+    p: Params,
+    du: RawArray,
+    dvalues: RawArray,
+    u: RawArray,
+    values: RawArray,
+    out: RawArray,
+    inner: RawArray,
+    gaps: RawArray,
+    equal: RawArray,
 ) -> None:
     """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
     du, u, out = batched(du), batched(u), batched(out)

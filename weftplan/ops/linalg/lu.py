@@ -6,6 +6,7 @@ Where a determinant is 0, its gradients are 0, as MXNet 1.9.1 defines them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import MXNetError
@@ -28,23 +29,24 @@ from weftplan.ops.linalg.core import (
     square_shape,
     wide_floats,
 )
+from weftplan.support.array_types import RawArray
 
 Spec = tuple[Shape, Any]
 
 
-def _factor_room(a: Any) -> list[Spec]:
+def _factor_room(a: RawArray) -> list[Spec]:
     """Scratch for the factors, for the pivots, and for the work on them."""
     shape, dtype = a.shape, a.dtype
     batch, n = batch_of(shape), shape[-1]
     return [((batch, n, n), dtype), ((batch, n), INDEX), ((lu_scratch(batch, n),), dtype)]
 
 
-def _solve_room(a: Any) -> Spec:
+def _solve_room(a: RawArray) -> Spec:
     n = a.shape[-1]
     return (solve_scratch(batch_of(a.shape), n, n),), a.dtype
 
 
-def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
+def _invert(xp: ModuleType, factors: RawArray, pivots: RawArray, out: RawArray, scratch: RawArray) -> None:
     """``out`` = the inverse of what has these factors: U⁻¹ L⁻¹ P."""
     out.fill(0)
     rows = list(range(out.shape[-1]))
@@ -59,7 +61,16 @@ def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
 
 
 @kernel(scratch=lambda p, A, out: [*_factor_room(A), _solve_room(A)])
-def _inverse(xp: Any, p: Params, A: Any, out: Any, factors: Any, pivots: Any, spare: Any, scratch: Any) -> None:
+def _inverse(
+    xp: ModuleType,
+    p: Params,
+    A: RawArray,
+    out: RawArray,
+    factors: RawArray,
+    pivots: RawArray,
+    spare: RawArray,
+    scratch: RawArray,
+) -> None:
     xp.copyto(factors, batched(A))
     lu(xp, factors, pivots, spare)
     if not bool(xp.all(diagonal(factors))):
@@ -68,7 +79,9 @@ def _inverse(xp: Any, p: Params, A: Any, out: Any, factors: Any, pivots: Any, sp
 
 
 @kernel(scratch=lambda p, ograd, output, out: [(ograd.shape, ograd.dtype)])
-def _backward_inverse(xp: Any, p: Params, ograd: Any, output: Any, out: Any, product: Any) -> None:
+def _backward_inverse(
+    xp: ModuleType, p: Params, ograd: RawArray, output: RawArray, out: RawArray, product: RawArray
+) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
     g, y, product = (batched(x) for x in (ograd, output, product))
     multiply(xp, flip(y), g, product)
@@ -104,7 +117,9 @@ def _with_pivots(name: str, kept: int) -> Any:
     return rule
 
 
-def _factors(xp: Any, a: Any, kept: Sequence[Any], room: Any, places: Any, spare: Any) -> tuple[Any, Any]:
+def _factors(
+    xp: ModuleType, a: RawArray, kept: Sequence[RawArray], room: RawArray, places: RawArray, spare: RawArray
+) -> tuple[RawArray, RawArray]:
     """(factors, pivots), in the outputs ``kept`` where those are wanted."""
     factors = room if kept[0] is None else batched(kept[0])
     pivots = places if kept[1] is None else kept[1].reshape(places.shape)
@@ -113,7 +128,7 @@ def _factors(xp: Any, a: Any, kept: Sequence[Any], room: Any, places: Any, spare
     return factors, pivots
 
 
-def _apply_parity(xp: Any, pivots: Any, out: Any) -> None:
+def _apply_parity(xp: ModuleType, pivots: RawArray, out: RawArray) -> None:
     """Changes the sign of ``out`` (batch,) where the rows were swapped an odd number of times."""
     for item in range(pivots.shape[0]):
         if sum(int(pivots[item, k]) != k for k in range(pivots.shape[1])) % 2:
@@ -122,7 +137,15 @@ def _apply_parity(xp: Any, pivots: Any, out: Any) -> None:
 
 @kernel(scratch=lambda p, A, *outputs: _factor_room(A))
 def _det(
-    xp: Any, p: Params, A: Any, output0: Any, output1: Any, output2: Any, room: Any, places: Any, spare: Any
+    xp: ModuleType,
+    p: Params,
+    A: RawArray,
+    output0: RawArray,
+    output1: RawArray,
+    output2: RawArray,
+    room: RawArray,
+    places: RawArray,
+    spare: RawArray,
 ) -> None:
     factors, pivots = _factors(xp, A, (output1, output2), room, places, spare)
     if output0 is not None:
@@ -131,7 +154,16 @@ def _det(
 
 
 @kernel(scratch=lambda p, A, *outputs: [*_factor_room(A), ((batch_of(A.shape), A.shape[-1]), A.dtype)])
-def _slogdet(xp: Any, p: Params, A: Any, output0: Any, output1: Any, output2: Any, output3: Any, *rooms: Any) -> None:
+def _slogdet(
+    xp: ModuleType,
+    p: Params,
+    A: RawArray,
+    output0: RawArray,
+    output1: RawArray,
+    output2: RawArray,
+    output3: RawArray,
+    *rooms: RawArray,
+) -> None:
     room, places, spare, terms = rooms
     factors, pivots = _factors(xp, A, (output2, output3), room, places, spare)
     if output0 is not None:
@@ -146,7 +178,14 @@ def _slogdet(xp: Any, p: Params, A: Any, output0: Any, output1: Any, output2: An
 
 @kernel(scratch=lambda p, ograd, value, factors, pivots, out: [_solve_room(factors)])
 def _backward_determinant(
-    xp: Any, p: Params, ograd: Any, value: Any, factors: Any, pivots: Any, out: Any, scratch: Any
+    xp: ModuleType,
+    p: Params,
+    ograd: RawArray,
+    value: RawArray,
+    factors: RawArray,
+    pivots: RawArray,
+    out: RawArray,
+    scratch: RawArray,
 ) -> None:
     """ograd · A⁻ᵀ, times the determinant for det; 0 where the determinant, or its sign, is 0."""
     g, value = ograd.reshape(-1, 1, 1), value.reshape(-1, 1, 1)

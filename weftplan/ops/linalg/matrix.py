@@ -6,7 +6,7 @@ Products run in the BLAS of the array module, whose number of threads the engine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import kernel
@@ -15,6 +15,7 @@ from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.support.array_types import RawArray
 
 # ------------------------------------------------------------------------------------------------------------ transpose
 
@@ -51,12 +52,12 @@ def _transpose_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 @kernel
-def _transpose(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _transpose(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(out, data.transpose(_permutation(p["axes"], out.ndim)))
 
 
 @kernel
-def _backward_transpose(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _backward_transpose(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
     order = _permutation(p["axes"], out.ndim)
     xp.copyto(out.transpose(order), ograd)
 
@@ -92,7 +93,7 @@ def _swap_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 @kernel
-def _swap(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _swap(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(out, data.swapaxes(p["dim1"], p["dim2"]))
 
 
@@ -146,7 +147,7 @@ def _dot_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return [new_lhs, new_rhs], [out]
 
 
-def _matrix(x: Any, first: bool) -> Any:
+def _matrix(x: RawArray, first: bool) -> RawArray:
     """``x`` as a matrix whose columns are the summed axis (the first axis when ``first``, else the last)."""
     if first:
         return x.reshape(x.shape[0], -1).T
@@ -154,14 +155,16 @@ def _matrix(x: Any, first: bool) -> Any:
 
 
 @kernel
-def _dot(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+def _dot(xp: ModuleType, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
     a = _matrix(lhs, p["transpose_a"])
     b = _matrix(rhs, not p["transpose_b"])
     multiply(xp, a, b.T, out.reshape(a.shape[0], b.shape[0]))
 
 
 @kernel
-def _backward_dot(xp: Any, p: Params, g: Any, lhs: Any, rhs: Any, d_lhs: Any, d_rhs: Any) -> None:
+def _backward_dot(
+    xp: ModuleType, p: Params, g: RawArray, lhs: RawArray, rhs: RawArray, d_lhs: RawArray, d_rhs: RawArray
+) -> None:
     a = _matrix(lhs, p["transpose_a"])
     b = _matrix(rhs, not p["transpose_b"])
     g = g.reshape(a.shape[0], b.shape[0])
@@ -224,18 +227,20 @@ def _batch_dot_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return batch_shape(params, ins, outs)
 
 
-def _flipped(x: Any, transpose: bool) -> Any:
+def _flipped(x: RawArray, transpose: bool) -> RawArray:
     return x.swapaxes(-1, -2) if transpose else x
 
 
 @kernel
-def _batch_product(xp: Any, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+def _batch_product(xp: ModuleType, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
     a, b = (_flipped(x, p[flag]) for x, flag in zip((lhs, rhs), ("transpose_a", "transpose_b"), strict=True))
     multiply(xp, a, b, out)
 
 
 @kernel
-def _backward_batch(xp: Any, p: Params, g: Any, lhs: Any, rhs: Any, d_lhs: Any, d_rhs: Any) -> None:
+def _backward_batch(
+    xp: ModuleType, p: Params, g: RawArray, lhs: RawArray, rhs: RawArray, d_lhs: RawArray, d_rhs: RawArray
+) -> None:
     a, b = _flipped(lhs, p["transpose_a"]), _flipped(rhs, p["transpose_b"])
     if d_lhs is not None:
         if p["transpose_a"]:

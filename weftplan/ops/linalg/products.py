@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -20,6 +21,7 @@ from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_d
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.linalg.core import batched, flip, triangle, wide_floats
 from weftplan.ops.linalg.matrix import batch_shape
+from weftplan.support.array_types import RawArray
 
 _ALPHA = Param("alpha", p_float, 1.0, "factor of the product")
 
@@ -61,7 +63,7 @@ def _matrices(x: Any, params: Params) -> Any:
     return x.swapaxes(params["axis"], -2)
 
 
-def _product(xp: Any, params: Params, a: Any, b: Any, out: Any) -> None:
+def _product(xp: ModuleType, params: Params, a: RawArray, b: RawArray, out: RawArray) -> None:
     a, b = flip(_matrices(a, params), params["transpose_a"]), flip(_matrices(b, params), params["transpose_b"])
     multiply(xp, a, b, _matrices(out, params))
     if params["alpha"] != 1.0:
@@ -69,12 +71,12 @@ def _product(xp: Any, params: Params, a: Any, b: Any, out: Any) -> None:
 
 
 @kernel
-def _gemm2(xp: Any, p: Params, A: Any, B: Any, out: Any) -> None:
+def _gemm2(xp: ModuleType, p: Params, A: RawArray, B: RawArray, out: RawArray) -> None:
     _product(xp, p, A, B, out)
 
 
 @workspace_kernel
-def _gemm(ctx: Workspace, p: Params, A: Any, B: Any, C: Any, out: Any) -> None:
+def _gemm(ctx: Workspace, p: Params, A: RawArray, B: RawArray, C: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     _product(xp, p, A, B, out)
     for summand, target, spare in blocks(ctx, (C, out), (out.dtype,)):
@@ -87,7 +89,7 @@ def _gemm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
 
 
 @kernel
-def _backward_gemm(xp: Any, p: Params, ograd: Any, A: Any, B: Any, *outputs: Any) -> None:
+def _backward_gemm(xp: ModuleType, p: Params, ograd: RawArray, A: RawArray, B: RawArray, *outputs: RawArray) -> None:
     g, a, b = (_matrices(x, p) for x in (ograd, A, B))
     a, b = flip(a, p["transpose_a"]), flip(b, p["transpose_b"])
     for out, left, right, transpose in (
@@ -155,14 +157,14 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 @kernel
-def _syrk(xp: Any, p: Params, A: Any, out: Any) -> None:
+def _syrk(xp: ModuleType, p: Params, A: RawArray, out: RawArray) -> None:
     a = flip(A, p["transpose"])
     xp.matmul(a, flip(a), out=out)  # not multiply: both are one array always, and NumPy computes one triangle
     xp.multiply(out, p["alpha"], out=out)
 
 
 @kernel(scratch=lambda p, g, a, out: [(a.shape, a.dtype)])
-def _backward_syrk(xp: Any, p: Params, g: Any, a: Any, out: Any, spare: Any) -> None:
+def _backward_syrk(xp: ModuleType, p: Params, g: RawArray, a: RawArray, out: RawArray, spare: RawArray) -> None:
     if p["transpose"]:
         multiply(xp, a, g, out)
         multiply(xp, a, flip(g), spare)
@@ -216,7 +218,7 @@ def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 @kernel(scratch=lambda p, a, b, out: [(a.shape, a.dtype)])
-def _trmm(xp: Any, p: Params, a: Any, b: Any, out: Any, clean: Any) -> None:
+def _trmm(xp: ModuleType, p: Params, a: RawArray, b: RawArray, out: RawArray, clean: RawArray) -> None:
     clean = batched(clean)
     triangle(xp, batched(a), clean, p["lower"])
     clean = flip(clean, p["transpose"])
@@ -228,7 +230,9 @@ def _trmm(xp: Any, p: Params, a: Any, b: Any, out: Any, clean: Any) -> None:
 
 
 @kernel(scratch=lambda p, ograd, A, B, d_A, d_B: [(A.shape, A.dtype)])
-def _backward_trmm(xp: Any, p: Params, ograd: Any, A: Any, B: Any, d_A: Any, d_B: Any, clean: Any) -> None:
+def _backward_trmm(
+    xp: ModuleType, p: Params, ograd: RawArray, A: RawArray, B: RawArray, d_A: RawArray, d_B: RawArray, clean: RawArray
+) -> None:
     g, a, b, clean = (batched(x) for x in (ograd, A, B, clean))
     if d_A is not None:
         out = batched(d_A)

@@ -6,6 +6,7 @@ operators follow from d(A⁻¹) = -A⁻¹ dA A⁻¹.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.forms import kernel
@@ -29,16 +30,17 @@ from weftplan.ops.linalg.core import (
     wide_floats,
 )
 from weftplan.ops.linalg.products import TRIANGULAR, triangular_shape
+from weftplan.support.array_types import RawArray
 
 
-def _one_solve(x: Any, rows: int, columns: int) -> tuple[Shape, Any]:
+def _one_solve(x: RawArray, rows: int, columns: int) -> tuple[Shape, Any]:
     return (solve_scratch(batch_of(x.shape), rows, columns),), x.dtype
 
 
 # ----------------------------------------------------------------------------------------------------------------- trsm
 
 
-def _solved(xp: Any, params: Params, a: Any, b: Any, scratch: Any, adjoint: bool = False) -> None:
+def _solved(xp: ModuleType, params: Params, a: RawArray, b: RawArray, scratch: RawArray, adjoint: bool = False) -> None:
     """``b`` becomes the solution; ``adjoint``: of the transposed system. A right side is a left one, transposed."""
     transpose = params["transpose"] != adjoint
     right = params["rightside"]
@@ -46,19 +48,29 @@ def _solved(xp: Any, params: Params, a: Any, b: Any, scratch: Any, adjoint: bool
     solve(xp, a, flip(b, right), scratch, lower=params["lower"] != (transpose != right))
 
 
-def _trsm_scratch(params: Params, b: Any) -> tuple[Shape, Any]:
+def _trsm_scratch(params: Params, b: RawArray) -> tuple[Shape, Any]:
     rows, columns = b.shape[-2:]
     return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
 
 
 @kernel(scratch=lambda p, A, B, out: [_trsm_scratch(p, out)])
-def _trsm(xp: Any, p: Params, A: Any, B: Any, out: Any, scratch: Any) -> None:
+def _trsm(xp: ModuleType, p: Params, A: RawArray, B: RawArray, out: RawArray, scratch: RawArray) -> None:
     xp.multiply(B, p["alpha"], out=out)
     _solved(xp, p, batched(A), batched(out), scratch)
 
 
 @kernel(scratch=lambda p, g, a, x, d_A, d_B: [(g.shape, g.dtype), _trsm_scratch(p, g)])
-def _backward_trsm(xp: Any, p: Params, g: Any, a: Any, x: Any, d_A: Any, d_B: Any, inner: Any, scratch: Any) -> None:
+def _backward_trsm(
+    xp: ModuleType,
+    p: Params,
+    g: RawArray,
+    a: RawArray,
+    x: RawArray,
+    d_A: RawArray,
+    d_B: RawArray,
+    inner: RawArray,
+    scratch: RawArray,
+) -> None:
     xp.copyto(inner, g)
     _solved(xp, p, batched(a), batched(inner), scratch, adjoint=True)
     if d_A is not None:
@@ -97,20 +109,22 @@ backward("_linalg_trsm", _backward_trsm, ("ograd", "A", "output"), grad_inputs=(
 _LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular"),)
 
 
-def _square_scratch(x: Any) -> tuple[Shape, Any]:
+def _square_scratch(x: RawArray) -> tuple[Shape, Any]:
     n = x.shape[-1]
     return _one_solve(x, n, n)
 
 
 @kernel(scratch=lambda p, A, out: [((cholesky_scratch(batch_of(A.shape), A.shape[-1]),), A.dtype)])
-def _potrf(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
+def _potrf(xp: ModuleType, p: Params, A: RawArray, out: RawArray, scratch: RawArray) -> None:
     if out is not A:
         xp.copyto(out, A)
     cholesky(xp, flip(batched(out), not p["lower"]), scratch)
 
 
 @kernel(scratch=lambda p, ograd, output, out: [_square_scratch(out)])
-def _backward_potrf(xp: Any, p: Params, ograd: Any, output: Any, out: Any, scratch: Any) -> None:
+def _backward_potrf(
+    xp: ModuleType, p: Params, ograd: RawArray, output: RawArray, out: RawArray, scratch: RawArray
+) -> None:
     g, factor = (flip(batched(x), not p["lower"]) for x in (ograd, output))
     out = batched(out)  # symmetric, so either way up
     multiply(xp, flip(factor), g, out)
@@ -121,7 +135,7 @@ def _backward_potrf(xp: Any, p: Params, ograd: Any, output: Any, out: Any, scrat
 
 
 @kernel(scratch=lambda p, A, out: [_square_scratch(out)])
-def _potri(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
+def _potri(xp: ModuleType, p: Params, A: RawArray, out: RawArray, scratch: RawArray) -> None:
     factor, out = flip(batched(A), not p["lower"]), batched(out)
     identity(xp, out)
     solve(xp, factor, out, scratch, lower=True)
@@ -129,7 +143,16 @@ def _potri(xp: Any, p: Params, A: Any, out: Any, scratch: Any) -> None:
 
 
 @kernel(scratch=lambda p, ograd, A, output, out: [(ograd.shape, ograd.dtype), _square_scratch(out)])
-def _backward_potri(xp: Any, p: Params, ograd: Any, A: Any, output: Any, out: Any, both: Any, scratch: Any) -> None:
+def _backward_potri(
+    xp: ModuleType,
+    p: Params,
+    ograd: RawArray,
+    A: RawArray,
+    output: RawArray,
+    out: RawArray,
+    both: RawArray,
+    scratch: RawArray,
+) -> None:
     """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
     g, factor, inverse, both = (batched(x) for x in (ograd, A, output, both))
     factor, out = (flip(x, not p["lower"]) for x in (factor, batched(out)))

@@ -30,7 +30,7 @@ from weftplan.ops.core.rules import (
 from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
 
 
-def _heads(value: Any) -> int:
+def _heads(value: object) -> int:
     heads = p_int(value)
     if heads < 1:
         raise ValueError("expected at least 1")
@@ -140,7 +140,7 @@ def _scores(ctx: Workspace, heads: int, queries: Any, keys: Any, out: Any) -> No
     ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)
 
 
-def _scores_gradient(ctx: Workspace, g: Any, queries: Any, keys: Any, d_queries: Any, d_keys: Any) -> None:
+def _scores_gradient(ctx: Workspace, g: Any, queries: Any, keys: object, d_queries: object, d_keys: object) -> None:
     xp, scale = ctx.xp, 1.0 / math.sqrt(queries.shape[-1])
     if d_queries is not None:
         multiply(xp, g, keys, d_queries)
@@ -151,7 +151,7 @@ def _scores_gradient(ctx: Workspace, g: Any, queries: Any, keys: Any, d_queries:
 
 
 @workspace_kernel
-def _selfatt_qk(ctx: Workspace, p: Params, queries_keys_values: Any, out: Any) -> None:
+def _selfatt_qk(ctx: Workspace, p: Params, queries_keys_values: object, out: Any) -> None:
     heads = p["heads"]
     _scores(ctx, heads, _part(queries_keys_values, heads, 3, 0), _part(queries_keys_values, heads, 3, 1), out)
 
@@ -166,14 +166,14 @@ def _backward_selfatt_qk(ctx: Workspace, p: Params, g: Any, x: Any, out: Any) ->
 
 
 @workspace_kernel
-def _encdec_qk(ctx: Workspace, p: Params, queries: Any, keys_values: Any, out: Any) -> None:
+def _encdec_qk(ctx: Workspace, p: Params, queries: object, keys_values: object, out: Any) -> None:
     heads = p["heads"]
     _scores(ctx, heads, _part(queries, heads, 1, 0), _part(keys_values, heads, 2, 0), out)
 
 
 @workspace_kernel
 def _backward_encdec_qk(
-    ctx: Workspace, p: Params, g: Any, queries: Any, keys_values: Any, d_queries: Any, d_keys_values: Any
+    ctx: Workspace, p: Params, g: Any, queries: object, keys_values: object, d_queries: object, d_keys_values: object
 ) -> None:
     heads = p["heads"]
     d_queries = None if d_queries is None else _part(d_queries, heads, 1, 0)
@@ -188,7 +188,7 @@ def _weighted(parts: int) -> Any:
     """Values, the last of ``parts`` interleaved tensors, weighted by attention."""
 
     @kernel
-    def compute(xp: Any, p: Params, keys_values: Any, attention: Any, out: Any) -> None:
+    def compute(xp: Any, p: Params, keys_values: object, attention: object, out: Any) -> None:
         heads = p["heads"]
         values, attention = _part(keys_values, heads, parts, parts - 1), _spread(attention, heads)
         multiply(xp, attention, values, _part(out, heads, 1, 0))
@@ -199,7 +199,13 @@ def _weighted(parts: int) -> Any:
 def _backward_weighted(parts: int) -> Any:
     @kernel
     def compute(
-        xp: Any, p: Params, g: Any, sequence: Any, attention: Any, d_queries_keys_values: Any, d_attention: Any
+        xp: Any,
+        p: Params,
+        g: Any,
+        sequence: object,
+        attention: object,
+        d_queries_keys_values: object,
+        d_attention: object,
     ) -> None:
         heads = p["heads"]
         g = _part(g, heads, 1, 0)

@@ -47,6 +47,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.support.array_types import RawArray
 
 NORM = "norm"
 """The parameter of a convolution with a batch norm behind it (``joined.py``) that holds those of the batch norm."""
@@ -133,7 +134,7 @@ def _add_up(xp: Any, values: Any, where: tuple[slice, slice], total: Any, part: 
         xp.add(total[channels], part[channels], out=total[channels])
 
 
-def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: Any, block: Any) -> None:
+def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: object, block: object) -> None:
     """Mean and biased variance per channel, the variance from centred data."""
     if xp is not np and split.outer_step == split.outer and split.channel_step == split.channels:
         xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # a launch fewer than a sum and a product
@@ -160,10 +161,10 @@ def _forward(
     gamma: Any,
     beta: Any,
     moving_mean: Any,
-    moving_var: Any,
+    moving_var: object,
     out: Any,
-    kept_mean: Any,
-    kept_inverse: Any,
+    kept_mean: object,
+    kept_inverse: object,
 ) -> None:
     xp = ctx.xp
     split = _Split(p, data.shape)
@@ -218,7 +219,9 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
 
 
 @workspace_kernel
-def backward_behind_relu(ctx: Workspace, p: Params, ograd: Any, data: Any, gamma: Any, beta: Any, *others: Any) -> None:
+def backward_behind_relu(
+    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, gamma: RawArray, beta: RawArray, *others: RawArray
+) -> None:
     """The same, where a relu is behind what was normalised."""
     _backward_of(ctx, p, ograd, beta, data, gamma, *others)
 
@@ -231,10 +234,10 @@ def _backward_of(
     data: Any,
     gamma: Any,
     mean: Any,
-    inverse: Any,
+    inverse: object,
     dgrad: Any,
     ggrad: Any,
-    bgrad: Any,
+    bgrad: object,
 ) -> None:
     xp = ctx.xp
     split = _Split(params, data.shape)

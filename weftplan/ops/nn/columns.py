@@ -18,6 +18,7 @@ from weftplan.ops.core.params import p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, take_bytes
 from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 _WINDOW = (
     Param("kernel", p_shape, doc="sizes of the window: one, two or three"),
@@ -74,13 +75,13 @@ def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) ->
         yield image[(every, every, *of_image)], grid[(every, every, *position, *of_grid)]
 
 
-def _gather(ctx: Workspace, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
+def _gather(ctx: Workspace, params: Params, image: RawArray, columns: RawArray, counts: Shape, name: str) -> None:
     columns.fill(0)
     for source, target in _taps(params, image, columns, counts, name):
         ctx.xp.copyto(target, source)
 
 
-def _sum_back(ctx: Workspace, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
+def _sum_back(ctx: Workspace, params: Params, image: RawArray, columns: RawArray, counts: Shape, name: str) -> None:
     wide = image
     if accumulator(image.dtype) != image.dtype:
         wide = ctx.take(image.shape, accumulator(image.dtype))
@@ -113,13 +114,13 @@ def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @workspace_kernel
-def _im2col(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _im2col(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     counts = window_counts(p, data.shape[2:], "im2col")
     _gather(ctx, p, data, out, counts, "im2col")
 
 
 @workspace_kernel
-def _backward_im2col(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
+def _backward_im2col(ctx: Workspace, p: Params, ograd: RawArray, out: RawArray) -> None:
     counts = window_counts(p, out.shape[2:], "im2col")
     _sum_back(ctx, p, out, ograd, counts, "im2col")
 
@@ -163,13 +164,13 @@ def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @workspace_kernel
-def _col2im(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _col2im(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     counts = window_counts(p, p["output_size"], "col2im")
     _sum_back(ctx, p, out, data, counts, "col2im")
 
 
 @workspace_kernel
-def _backward_col2im(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
+def _backward_col2im(ctx: Workspace, p: Params, ograd: RawArray, out: RawArray) -> None:
     counts = window_counts(p, p["output_size"], "col2im")
     _gather(ctx, p, ograd, out, counts, "col2im")
 

@@ -184,7 +184,7 @@ def _per_filter(geo: Geometry, bias: Any) -> Any:
     return bias.reshape((1, geo.filters, *(1 for _ in geo.grid)))
 
 
-def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: Any, bias: Any, out: Any) -> None:
+def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: object, bias: Any, out: Any) -> None:
     """:func:`correlate` of one part."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)

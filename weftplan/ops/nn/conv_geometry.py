@@ -264,7 +264,7 @@ def _inner(geo: Geometry, **less: int) -> Geometry:
     )  # fmt: skip
 
 
-def geometry(*sizes: Any) -> Geometry:
+def geometry(*sizes: object) -> Geometry:
     """:func:`tiled` with tiles for the device that this thread works for: columns beyond the size of a cache gain
     nothing on a CPU, even when ``workspace`` allows more."""
     return tiled(*sizes, tiling.tile_bytes())

@@ -17,6 +17,7 @@ from weftplan.ops.core.params import p_bool, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),
@@ -82,7 +83,7 @@ def _inner(params: Params, padded: Any, shape: Shape) -> Any:
     return padded[:, pad : pad + shape[2], pad : pad + shape[3]]
 
 
-def _squares(params: Params, out: Shape, first: Any, second: Any) -> Iterator[tuple[int, Any, Any]]:
+def _squares(params: Params, out: Shape, first: object, second: object) -> Iterator[tuple[int, Any, Any]]:
     """(output channel, pixels of the first map, pixels of the second), once for each pixel of the square."""
     radius, reach, step = _radius(params), params["max_displacement"], params["stride1"]
 
@@ -98,7 +99,7 @@ def _squares(params: Params, out: Shape, first: Any, second: Any) -> Iterator[tu
                 yield channel, view(first, row, column), view(second, row + down, column + right)
 
 
-def _scratch(params: Params, data1: Any, data2: Any, out: Any) -> Room:
+def _scratch(params: Params, data1: Any, data2: object, out: Any) -> Room:
     """Both padded maps of one image, terms of one output channel, and their sum."""
     wide, padded, map_shape = accumulator(out.dtype), _padded(params, data1.shape), out.shape[2:]
     shapes = (padded, padded, (data1.shape[1], *map_shape), map_shape, map_shape)
@@ -130,7 +131,7 @@ def _forward(xp: Any, p: Params, data1: Any, data2: Any, out: Any, *rooms: Any) 
             xp.multiply(total, scale, out=out[item, channel], casting="same_kind")
 
 
-def _backward_scratch(params: Params, ograd: Any, data1: Any, *others: Any) -> Room:
+def _backward_scratch(params: Params, ograd: RawArray, data1: RawArray, *others: RawArray) -> Room:
     wide, padded, map_shape = accumulator(ograd.dtype), _padded(params, data1.shape), ograd.shape[2:]
     return [*[(padded, wide)] * 4, ((data1.shape[1], *map_shape), wide), (map_shape, wide)]
 

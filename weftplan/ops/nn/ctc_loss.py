@@ -28,6 +28,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.support.array_types import RawArray
 
 _NEVER = -1e30
 """The logarithm of a probability of 0, as a number that can be multiplied by 0."""
@@ -96,7 +97,7 @@ def _plan_scratch(batch: int, labels: int) -> list[tuple[Shape, DType]]:
     return [(wide, INDEX), (wide, INDEX), (wide, BOOL), ((batch, 1), INDEX), ((batch,), INDEX), ((batch,), BOOL)]
 
 
-def _plan(ctx: Workspace, params: Params, data: Shape, label: Any, lengths: Sequence[Any]) -> _Plan:
+def _plan(ctx: Workspace, params: Params, data: Shape, label: Any, lengths: Sequence[object]) -> _Plan:
     xp = ctx.xp
     steps, batch, channels = data
     count = label.shape[1]
@@ -155,7 +156,7 @@ class _Rows:
         self.logs, self.shares, self.norm, self.emitted, self.row, self.next, self.spare, self.padded = taken[:8]
         self.active, self.total = taken[8:]
 
-    def emit(self, logits: Any) -> None:
+    def emit(self, logits: RawArray) -> None:
         """:attr:`shares` = softmax of ``logits`` (batch, channels); :attr:`emitted` = its logarithm at each place."""
         xp = self.xp
         xp.copyto(self.logs, logits)
@@ -168,7 +169,7 @@ class _Rows:
         xp.subtract(self.logs, self.norm, out=self.logs)
         gather(xp, self.logs.reshape(-1), self.plan.cells, 0, self.emitted)
 
-    def advance(self, source: Any, *, ahead: bool) -> None:
+    def advance(self, source: RawArray, *, ahead: bool) -> None:
         """:attr:`next` = sums of ``source`` over the places that lead to each: itself, its neighbour, a skip.
 
         ``ahead``: over the places to which each leads.
@@ -185,7 +186,7 @@ class _Rows:
         xp.logaddexp(source, self.padded[:, 1 : count + 1], out=self.next)
         xp.logaddexp(self.next, self.spare, out=self.next)
 
-    def sum_ends(self, row: Any) -> None:
+    def sum_ends(self, row: RawArray) -> None:
         """:attr:`total` = the sum of ``row`` over the last two places of each sample."""
         for item in range(row.shape[0]):
             last = int(self.plan.ends[item])

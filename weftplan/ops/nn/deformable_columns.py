@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core import tiling
@@ -16,6 +17,7 @@ from weftplan.ops.core.kernels import BOOL, accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.sampling import Sampler, sampler_bytes
+from weftplan.support.array_types import RawArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Columns:
             columns = cut(self._columns, sizes.channels, sizes.taps, count)
             yield slice(first, first + count), columns, cut(self._grid, sizes.filters, count)
 
-    def moved(self, offset: Any, where: slice) -> Iterator[tuple[int, slice, Any]]:
+    def moved(self, offset: RawArray, where: slice) -> Iterator[tuple[int, slice, Any]]:
         """(group, its channels, its points (2, taps, windows), x first) of each group in turn."""
         xp, sizes = self.xp, self.sizes
         points = cut(self._points, 2, sizes.taps, where.stop - where.start)
@@ -135,7 +137,7 @@ class Columns:
                 self._clamp(points)
             yield group, slice(group * each, (group + 1) * each), points
 
-    def _clamp(self, points: Any) -> None:
+    def _clamp(self, points: RawArray) -> None:
         """Move points beyond the last pixel onto it, and points outside of [0, extent) to where everything is 0."""
         xp, shape = self.xp, points.shape[1:]
         inside, other = cut(self._inside, *shape), cut(self._other, *shape)
@@ -149,7 +151,7 @@ class Columns:
         for place in points:
             xp.copyto(place, -2, where=inside)
 
-    def still(self, points: Any, of_points: Any) -> None:
+    def still(self, points: RawArray, of_points: RawArray) -> None:
         """Take the gradient away along an axis where a point lies on the last pixel, or was moved there."""
         if self.sizes.modulated:
             return
@@ -158,14 +160,14 @@ class Columns:
             self.xp.equal(place, extent - 1, out=other)
             self.xp.copyto(of_place, 0, where=other)
 
-    def sample(self, image: Any, offset: Any, where: slice, columns: Any) -> None:
+    def sample(self, image: RawArray, offset: RawArray, where: slice, columns: RawArray) -> None:
         """Fill a tile's columns, before any mask."""
         for _, channels, points in self.moved(offset, where):
             target = columns[channels]
             self.sampler.forward(image[channels], points.reshape(2, -1), target.reshape(len(target), -1))
 
 
-def masked(xp: Any, sizes: Sizes, mask: Any, where: slice, columns: Any) -> None:
+def masked(xp: ModuleType, sizes: Sizes, mask: RawArray, where: slice, columns: RawArray) -> None:
     """Multiply the columns of a tile by the mask of one image."""
     each = columns.reshape(sizes.moved, -1, *columns.shape[1:])
     values = mask.reshape(sizes.moved, 1, sizes.taps, sizes.windows)[..., where]

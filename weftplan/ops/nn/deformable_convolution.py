@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
@@ -34,6 +35,7 @@ from weftplan.ops.core.schema import (
 )
 from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
 from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
+from weftplan.support.array_types import RawArray
 
 PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
 
@@ -88,7 +90,9 @@ def _forward(name: str) -> Kernel:
     return compute
 
 
-def _mask_gradient(xp: Any, call: Columns, columns: Any, of_columns: Any, target: Any, where: slice) -> None:
+def _mask_gradient(
+    xp: ModuleType, call: Columns, columns: RawArray, of_columns: RawArray, target: RawArray, where: slice
+) -> None:
     """Sums over each group's channels of the samples times the columns' gradients: (groups, taps, windows)."""
     sizes = call.sizes
     count = where.stop - where.start

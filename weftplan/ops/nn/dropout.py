@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,13 @@ from weftplan.ops.core.rules import (
     take_bytes,
 )
 from weftplan.ops.core.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.support.array_types import RawArray
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
 
 
-def _p_fraction(value: Any) -> float:
+def _p_fraction(value: RawArray) -> float:
     p = p_float(value)
     if not 0 <= p <= 1:
         raise ValueError("expected a number from 0 to 1")
@@ -111,7 +113,7 @@ def _forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
             ctx.xp.multiply(target, _scale(p), out=target)
 
 
-def _draw(xp: Any, generator: Any, params: Params, draws: Any, part: Any) -> None:
+def _draw(xp: ModuleType, generator: Any, params: Params, draws: RawArray, part: RawArray) -> None:
     numbers = draws[: part.size]
     generator.random(numbers.shape, dtype=_DRAW, out=numbers)
     xp.greater_equal(numbers, params["p"], out=part)

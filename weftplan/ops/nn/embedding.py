@@ -26,6 +26,7 @@ from weftplan.ops.core.schema import (
     Params,
     Shape,
 )
+from weftplan.support.array_types import RawArray
 
 _INDICES = 4096
 """Indices that are looked up together."""
@@ -77,7 +78,7 @@ def _forward(xp: Any, p: Params, data: Any, weight: Any, out: Any, room: Any) ->
         gather(xp, weight, index, 0, out[first : first + part.size])
 
 
-def _backward_scratch(params: Params, ograd: Any, data: Any, wgrad: Any) -> Room:
+def _backward_scratch(params: Params, ograd: RawArray, data: RawArray, wgrad: RawArray) -> Room:
     """A block of indices, and the sums where they run in a dtype of their own."""
     acc = accumulator(wgrad.dtype)
     return [_block(data.shape), *([] if acc == wgrad.dtype else [(wgrad.shape, acc)])]

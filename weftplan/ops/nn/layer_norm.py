@@ -35,6 +35,7 @@ from weftplan.ops.core.schema import (
     Params,
     Shape,
 )
+from weftplan.support.array_types import RawArray
 
 _LAYER = (
     Param("axis", p_int, -1, "The axis along which mean and deviation are taken."),
@@ -90,14 +91,14 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data] * 3, [data, *[merge_dtype(statistics, dtype, "normalisation: statistics") for dtype in outs[1:]]]
 
 
-def _blocks(view: View, params: Params, data: Any) -> Room:
+def _blocks(view: View, params: Params, data: RawArray) -> Room:
     """Scratch of either direction: two blocks of the data, and two of its statistics."""
     shape, _ = view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     return [((step, *shape[1:]), acc)] * 2 + [((step, shape[1], 1, shape[3]), acc)] * 2
 
 
-def _vectors(view: View, params: Params, data: Any) -> Room:
+def _vectors(view: View, params: Params, data: RawArray) -> Room:
     """What the backward pass sums in: the gradients of gamma and beta, and a block's share of one."""
     return [(view(params, data.shape)[1], accumulator(data.dtype))] * 3
 

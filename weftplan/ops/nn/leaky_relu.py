@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from weftplan.ops.nn.prelu import (
     prelu_part,
     prelu_rows,
 )
+from weftplan.support.array_types import RawArray
 
 _LAMBDA = 1.0507009873554804934193349852946
 _ALPHA = 1.6732632423543772848170429916717
@@ -76,14 +78,14 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data, ins[1] if data is None else prelu_gamma_shape(data, ins[1])], [data]
 
 
-def _leaky(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+def _leaky(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.minimum(x, 0, out=t)
     xp.multiply(t, p["slope"], out=t)
     xp.maximum(x, 0, out=out)
     xp.add(out, t, out=out, casting="same_kind")
 
 
-def _elu(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+def _elu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.minimum(x, 0, out=t)
     xp.expm1(t, out=t)
     xp.multiply(t, p["slope"], out=t)
@@ -91,7 +93,7 @@ def _elu(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
     xp.add(out, t, out=out, casting="same_kind")
 
 
-def _selu(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+def _selu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.minimum(x, 0, out=t)
     xp.expm1(t, out=t)
     xp.multiply(t, _LAMBDA * _ALPHA, out=t)
@@ -100,7 +102,7 @@ def _selu(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
     xp.add(out, t, out=out, casting="same_kind")
 
 
-def _normal_cdf(xp: Any, x: Any, out: Any, scratch: Sequence[Any]) -> None:
+def _normal_cdf(xp: ModuleType, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
     """``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
     scaled, t, u, a, b, c, near = scratch
     xp.multiply(x, math.sqrt(0.5), out=scaled)
@@ -109,7 +111,7 @@ def _normal_cdf(xp: Any, x: Any, out: Any, scratch: Sequence[Any]) -> None:
     xp.multiply(out, 0.5, out=out)
 
 
-def _gelu(xp: Any, p: Params, x: Any, out: Any, cdf: Any, *scratch: Any) -> None:
+def _gelu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, cdf: RawArray, *scratch: RawArray) -> None:
     _normal_cdf(xp, x, cdf, scratch)
     xp.multiply(x, cdf, out=out, casting="same_kind")
 
@@ -125,7 +127,7 @@ def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DT
     return [wide, BOOL] if backward else [wide]
 
 
-def _forward_step(xp: Any, params: Params, x: Any, out: Any, *scratch: Any) -> None:
+def _forward_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
     _FORWARD[params["act_type"]](xp, params, x, out, *scratch)
 
 
@@ -139,12 +141,12 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return block_bytes(size, _scratch(params, dtype))
 
 
-def _leaky_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
+def _leaky_slope(xp: ModuleType, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
     xp.copyto(t, p["slope"])
     xp.copyto(t, 1, where=mask)
 
 
-def _elu_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
+def _elu_slope(xp: ModuleType, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
     if p["slope"] >= 0:  # kept is the output, slope·(exp(x) - 1) below 0
         xp.add(kept, p["slope"], out=t)
     else:
@@ -154,7 +156,7 @@ def _elu_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
     xp.copyto(t, 1, where=mask)
 
 
-def _selu_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
+def _selu_slope(xp: ModuleType, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
     xp.add(kept, _LAMBDA * _ALPHA, out=t)
     xp.copyto(t, _LAMBDA, where=mask)
 
@@ -162,7 +164,9 @@ def _selu_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
 _SLOPE = {"leaky": _leaky_slope, "elu": _elu_slope, "selu": _selu_slope}
 
 
-def _gelu_backward(xp: Any, g: Any, x: Any, out: Any, slope: Any, density: Any, *scratch: Any) -> None:
+def _gelu_backward(
+    xp: ModuleType, g: RawArray, x: RawArray, out: RawArray, slope: RawArray, density: RawArray, *scratch: RawArray
+) -> None:
     """The derivative is cdf(x) + x·density(x)."""
     _normal_cdf(xp, x, slope, scratch)
     xp.multiply(x, x, out=density, casting="same_kind")
@@ -174,7 +178,9 @@ def _gelu_backward(xp: Any, g: Any, x: Any, out: Any, slope: Any, density: Any, 
     xp.multiply(g, slope, out=out, casting="same_kind")
 
 
-def _backward_step(xp: Any, params: Params, g: Any, kept: Any, out: Any, *scratch: Any) -> None:
+def _backward_step(
+    xp: ModuleType, params: Params, g: RawArray, kept: RawArray, out: RawArray, *scratch: RawArray
+) -> None:
     kind = params["act_type"]
     if kind == "gelu":
         _gelu_backward(xp, g, kept, out, *scratch)
@@ -201,7 +207,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 @context_kernel
-def _random_forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
+def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: Any, mask: RawArray) -> None:
     """Slopes drawn in training, their mean otherwise; the mask holds 1 above 0 and the slope elsewhere."""
     xp = ctx.xp
     low, high = p["lower_bound"], p["upper_bound"]
@@ -231,17 +237,17 @@ def _random_forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -
 
 
 @workspace_kernel
-def _prelu(ctx: Workspace, p: Params, data: Any, gamma: Any, out: Any) -> None:
+def _prelu(ctx: Workspace, p: Params, data: RawArray, gamma: RawArray, out: RawArray) -> None:
     prelu_forward(ctx, data, gamma, out)
 
 
 @workspace_kernel
-def _backward_prelu(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _backward_prelu(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     prelu_backward(ctx, *arrays)
 
 
 @workspace_kernel
-def _backward_random(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _backward_random(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     for g, slope, target in blocks(ctx, arrays):
         ctx.xp.multiply(g, slope, out=target)
 

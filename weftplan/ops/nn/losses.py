@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -39,6 +39,7 @@ from weftplan.ops.core.schema import (
     Workspace,
 )
 from weftplan.ops.nn.activation import sigmoid_block
+from weftplan.support.array_types import RawArray
 
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
@@ -68,7 +69,7 @@ def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 @workspace_kernel
-def _sigmoid(ctx: Workspace, p: Params, data: Any, label: Any, out: Any) -> None:
+def _sigmoid(ctx: Workspace, p: Params, data: RawArray, label: RawArray, out: RawArray) -> None:
     for x, y, scratch in blocks(ctx, (data, out), (scratch_dtype("float", out.dtype),)):
         sigmoid_block(ctx.xp, x, y, scratch)
 
@@ -77,18 +78,18 @@ def _sigmoid_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
     return block_bytes(math.prod(inputs[0].shape), [scratch_dtype("float", inputs[0].dtype)])
 
 
-def _difference(xp: Any, y: Any, label: Any, out: Any) -> None:
+def _difference(xp: ModuleType, y: RawArray, label: RawArray, out: RawArray) -> None:
     xp.subtract(y, label, out=out, casting="same_kind")
 
 
-def _sign(xp: Any, y: Any, label: Any, out: Any) -> None:
+def _sign(xp: ModuleType, y: RawArray, label: RawArray, out: RawArray) -> None:
     xp.subtract(y, label, out=out, casting="same_kind")
     xp.sign(out, out=out)
 
 
 def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kernel = copy_kernel) -> None:
     @workspace_kernel
-    def reverse(ctx: Workspace, p: Params, output: Any, label: Any, out: Any) -> None:
+    def reverse(ctx: Workspace, p: Params, output: RawArray, label: RawArray, out: RawArray) -> None:
         scale = p["grad_scale"] / max(1, math.prod(output.shape[1:]))
         for block in blocks(ctx, (output, label, out)):
             step(ctx.xp, *block)
@@ -146,7 +147,7 @@ def _uses_data(params: Params) -> bool:
 
 
 @workspace_kernel
-def _make_loss_backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _make_loss_backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     scale = p["grad_scale"]
     if p["normalization"] == "batch":

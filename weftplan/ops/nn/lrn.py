@@ -6,6 +6,7 @@ The hidden output ``tmp_norm`` is what the data is divided by, before the power 
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
@@ -24,6 +25,7 @@ from weftplan.ops.core.rules import (
     merge_shape,
 )
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("nsize", p_int, doc="Channels in a window, an odd number."),
@@ -60,7 +62,7 @@ def _scratch(params: Params, data: Any, *others: Any) -> Room:
     return [((rows_per_block(rows), *rows[1:]), accumulator(data.dtype))] * 2
 
 
-def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
+def _window_sum(xp: ModuleType, values: RawArray, half: int, out: RawArray) -> None:
     """``out`` = sum of ``values`` over the channels at most ``half`` away."""
     xp.copyto(out, values)
     for shift in range(1, min(half, values.shape[1] - 1) + 1):

@@ -31,6 +31,7 @@ from weftplan.ops.nn.pooling_windows import (
     spread_max,
     spread_power,
 )
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
@@ -267,7 +268,7 @@ def _backward(ctx: Workspace, params: Params, *arrays: Any) -> None:
     _each_block(image, dgrad.shape[0], work)
 
 
-def _global_max_backward(ctx: Workspace, ograd: Any, data: Any, dgrad: Any, step: int) -> None:
+def _global_max_backward(ctx: Workspace, ograd: RawArray, data: RawArray, dgrad: RawArray, step: int) -> None:
     xp = ctx.xp
     where = ctx.take((step,), INDEX)
     for first in range(0, dgrad.shape[0], step):

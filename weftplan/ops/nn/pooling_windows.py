@@ -10,12 +10,14 @@ import functools
 import math
 from dataclasses import dataclass
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.floats import is_float, limits
 from weftplan.ops.core.schema import Shape
+from weftplan.support.array_types import DTypeLike, RawArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def lowest(dtype: Any) -> Any:
     return limits(dtype).min if is_float(dtype) else np.iinfo(dtype).min
 
 
-def divisors(xp: Any, grid: Grid, dtype: Any) -> Any:
+def divisors(xp: ModuleType, grid: Grid, dtype: DTypeLike) -> Any:
     """1 / count of each window: a number where all are alike, else a small array over the grid."""
     if all(len(set(spans)) == 1 for spans in grid.counts):
         return 1.0 / math.prod(spans[0] for spans in grid.counts)
@@ -76,7 +78,7 @@ def divisors(xp: Any, grid: Grid, dtype: Any) -> Any:
     return xp.asarray((1.0 / counts).astype(dtype))
 
 
-def _power(xp: Any, source: Any, p: int, out: Any) -> None:
+def _power(xp: ModuleType, source: RawArray, p: int, out: RawArray) -> None:
     """``source`` to the power ``p`` (0, 1, 2 or 3) into ``out`` (another array)."""
     if p == 0:
         out.fill(1)
@@ -88,7 +90,7 @@ def _power(xp: Any, source: Any, p: int, out: Any) -> None:
             xp.multiply(out, source, out=out)
 
 
-def root(xp: Any, array: Any, p: int) -> None:
+def root(xp: ModuleType, array: RawArray, p: int) -> None:
     """The ``p``-th root of ``array``, in place."""
     if p == 2:
         xp.sqrt(array, out=array)
@@ -96,7 +98,7 @@ def root(xp: Any, array: Any, p: int) -> None:
         xp.cbrt(array, out=array)
 
 
-def reduce_max(xp: Any, grid: Grid, source: Any, target: Any) -> None:
+def reduce_max(xp: ModuleType, grid: Grid, source: RawArray, target: RawArray) -> None:
     """``target`` = maximum of each window of ``source`` (planes, *spatial)."""
     begun = grid.covering[0]
     if not begun:
@@ -121,7 +123,16 @@ def reduce_sum(xp: Any, grid: Grid, source: Any, target: Any, p: int, powers: An
         xp.add(part, term, out=part)
 
 
-def spread_max(xp: Any, grid: Grid, data: Any, output: Any, left: Any, term: Any, mask: Any, target: Any) -> None:
+def spread_max(
+    xp: ModuleType,
+    grid: Grid,
+    data: RawArray,
+    output: RawArray,
+    left: RawArray,
+    term: RawArray,
+    mask: RawArray,
+    target: RawArray,
+) -> None:
     """Give each window's gradient to its first maximum; ``left`` holds what has not been given yet."""
     for windows, elements in grid.taps:
         hit, given, rest = mask[windows], term[windows], left[windows]
@@ -134,7 +145,16 @@ def spread_max(xp: Any, grid: Grid, data: Any, output: Any, left: Any, term: Any
             xp.add(target[elements], given, out=target[elements])
 
 
-def spread_power(xp: Any, grid: Grid, data: Any, output: Any, p: int, share: Any, term: Any, target: Any) -> None:
+def spread_power(
+    xp: ModuleType,
+    grid: Grid,
+    data: RawArray,
+    output: RawArray,
+    p: int,
+    share: RawArray,
+    term: RawArray,
+    target: RawArray,
+) -> None:
     """d out / d x = (x / out)^(p-1); where out is 0 the divisor counts as 1, so nothing becomes infinite."""
     _power(xp, output, p - 1, term)
     xp.copyto(term, 1, where=term == 0)

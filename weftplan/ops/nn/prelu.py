@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core import tiling
 from weftplan.ops.core.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
 from weftplan.ops.core.rules import merge_shape
 from weftplan.ops.core.schema import Shape, Workspace
+from weftplan.support.array_types import RawArray
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
@@ -56,7 +56,7 @@ def prelu_part(shape: Shape, slopes: Shape) -> Shape:
     return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
 
 
-def prelu_forward(ctx: Workspace, data: Any, gamma: Any, out: Any) -> None:
+def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray) -> None:
     """``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
@@ -71,7 +71,9 @@ def prelu_forward(ctx: Workspace, data: Any, gamma: Any, out: Any) -> None:
         xp.add(y, low, out=y)
 
 
-def prelu_backward(ctx: Workspace, ograd: Any, data: Any, gamma: Any, dgrad: Any, ggrad: Any) -> None:
+def prelu_backward(
+    ctx: Workspace, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray, ggrad: RawArray
+) -> None:
     """Gradients of data and gamma; the first may take the memory of ograd or data."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)

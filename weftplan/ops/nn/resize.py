@@ -33,13 +33,14 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.support.array_types import RawArray
 
 Weights = Callable[[Params, int, int], Any]
 """``weights(params, old, new)``: the matrix (new, old) of one axis, float64 on the host."""
 
 
 @functools.lru_cache(maxsize=64)
-def _bilinear(old: int, new: int, align_corners: bool) -> Any:
+def _bilinear(old: int, new: int, align_corners: bool) -> RawArray:
     matrix = np.zeros((new, old))
     for position in range(new):
         if new == 1:
@@ -57,7 +58,7 @@ def _bilinear(old: int, new: int, align_corners: bool) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _averages(old: int, new: int) -> Any:
+def _averages(old: int, new: int) -> RawArray:
     matrix = np.zeros((new, old))
     for position in range(new):
         first, last = position * old // new, -(-(position + 1) * old // new)
@@ -207,7 +208,7 @@ def _resize_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
     return [*made, *[None] * (builder.num_inputs - 1)]
 
 
-def _resize_weights(params: Params, old: int, new: int) -> Any:
+def _resize_weights(params: Params, old: int, new: int) -> RawArray:
     return _bilinear(old, new, params["align_corners"])
 
 
@@ -244,7 +245,7 @@ def _adaptive_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, 
     return [data], [out]
 
 
-def _adaptive_weights(params: Params, old: int, new: int) -> Any:
+def _adaptive_weights(params: Params, old: int, new: int) -> RawArray:
     return _averages(old, new)
 
 

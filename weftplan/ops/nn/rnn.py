@@ -36,26 +36,27 @@ from weftplan.ops.core.schema import (
 )
 from weftplan.ops.nn.rnn_layout import Layout, layout
 from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
+from weftplan.support.array_types import RawArray
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
 
 
-def _p_positive(value: Any) -> int:
+def _p_positive(value: RawArray) -> int:
     number = p_int(value)
     if number < 1:
         raise ValueError("expected at least 1")
     return number
 
 
-def _p_fraction(value: Any) -> float:
+def _p_fraction(value: RawArray) -> float:
     p = p_float(value)
     if not 0 <= p < 1:
         raise ValueError("expected a number from 0 to below 1")
     return p
 
 
-def _p_no_clip(value: Any) -> None:
+def _p_no_clip(value: RawArray) -> None:
     if p_optional(p_float)(value) is not None:
         raise ValueError("expected None: states are not clipped (MXNet 1.9.1 clips them with cuDNN only)")
 
@@ -161,7 +162,7 @@ def _active_scratch(plan: Layout) -> list[tuple[Shape, DType]]:
     return [((plan.steps, plan.batch, 1), BOOL), ((plan.steps, 1), np.dtype(np.float64))]
 
 
-def _active(ctx: Workspace, plan: Layout, lengths: Any) -> Any:
+def _active(ctx: Workspace, plan: Layout, lengths: object) -> Any:
     """(steps, batch, 1) bool: the sample still runs; None when no lengths are given."""
     if not plan.lengths:
         return None
@@ -193,7 +194,7 @@ def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], sourc
         _masked(xp, params, source.reshape(-1)[here], kept, out.reshape(-1)[here])
 
 
-def _masked(xp: Any, params: Params, source: Any, kept: Any, out: Any) -> None:
+def _masked(xp: Any, params: Params, source: Any, kept: object, out: Any) -> None:
     xp.multiply(source, kept, out=out)
     xp.multiply(out, 1.0 / (1.0 - params["p"]), out=out)
 

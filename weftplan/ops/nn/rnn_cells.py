@@ -7,22 +7,24 @@ Backwards, ``d_gates`` gets the gradient of the gates before it. Formulas: Elman
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
 from weftplan.ops.core.products import matmul
 from weftplan.ops.nn.rnn_cuda_cells import fused, gru_back, gru_step, lstm_back, lstm_step
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+from weftplan.support.array_types import RawArray
 
 
-def _sigmoid(xp: Any, x: Any) -> None:
+def _sigmoid(xp: ModuleType, x: RawArray) -> None:
     xp.multiply(x, -1.0, out=x)  # not negative: see kernels.py
     xp.exp(x, out=x)
     xp.add(x, 1.0, out=x)
     xp.divide(1.0, x, out=x)
 
 
-def _slope_sigmoid(xp: Any, y: Any, target: Any, spare: Any) -> None:
+def _slope_sigmoid(xp: ModuleType, y: RawArray, target: RawArray, spare: RawArray) -> None:
     """``target`` *= y (1 - y)."""
     xp.multiply(target, y, out=target)
     xp.subtract(1.0, y, out=spare)
@@ -42,14 +44,14 @@ class Cell:
     Scratch: ``product`` (batch, gates), ``spare`` (batch, state_size).
     """
 
-    def __init__(self, xp: Any, plan: Layout, weights: Weights, product: Any, spare: Any) -> None:
+    def __init__(self, xp: ModuleType, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
         self.xp = xp
         self.plan = plan
         self.weights = weights
         self.product = product
         self.spare = spare
 
-    def step(self, gates: Any, state: Any, cell: Any, next_state: Any, next_cell: Any, hidden: Any) -> None:
+    def step(self, gates: Any, state: Any, cell: Any, next_state: object, next_cell: object, hidden: object) -> None:
         """``next_state`` may be ``state``, and ``next_cell`` ``cell``; ``hidden`` as in :class:`Kept`, or None."""
         xp, n = self.xp, self.plan.size
         matmul(xp, state, self.weights.of_state.T, self.product)
@@ -83,7 +85,7 @@ class Cell:
                 xp.multiply(hidden, o, out=hidden)
                 matmul(xp, hidden, self.weights.of_projection.T, next_state)
 
-    def _gru(self, gates: Any, state: Any, next_state: Any, hidden: Any) -> None:
+    def _gru(self, gates: Any, state: Any, next_state: object, hidden: object) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
         bias = self.weights.state_bias
         if fused(xp, gates, product, bias, state, next_state, *(() if hidden is None else (hidden,))):
@@ -109,7 +111,7 @@ class CellGradient:
     Scratch: ``product`` (batch, gates), used by gru alone, ``spare`` (2, batch, state_size).
     """
 
-    def __init__(self, xp: Any, plan: Layout, weights: Weights, product: Any, spare: Any) -> None:
+    def __init__(self, xp: ModuleType, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
         self.xp = xp
         self.plan = plan
         self.weights = weights
@@ -122,11 +124,11 @@ class CellGradient:
         t: int,
         state: Any,
         cell: Any,
-        d_state: Any,
-        d_cell: Any,
-        d_gates: Any,
-        next_d_state: Any,
-        next_d_cell: Any,
+        d_state: object,
+        d_cell: object,
+        d_gates: object,
+        next_d_state: object,
+        next_d_cell: object,
     ) -> None:
         """``state`` and ``cell``: before step ``t``. ``d_state`` (and ``d_cell``) may be changed, and may be the
         arrays of the results."""
@@ -146,7 +148,14 @@ class CellGradient:
         matmul(xp, d_gates, self.weights.of_state, next_d_state)
 
     def _lstm(
-        self, gates: Any, after: Any, cell: Any, d_state: Any, d_cell: Any, d_gates: Any, next_d_cell: Any
+        self,
+        gates: Any,
+        after: object,
+        cell: Any,
+        d_state: object,
+        d_cell: object,
+        d_gates: Any,
+        next_d_cell: object,
     ) -> None:
         xp, n = self.xp, self.plan.size
         spare, curve = self.spare
@@ -176,7 +185,7 @@ class CellGradient:
         _slope_sigmoid(xp, f, d_f, spare)
         xp.multiply(curve, f, out=next_d_cell)
 
-    def _gru(self, gates: Any, share: Any, state: Any, d_state: Any, d_gates: Any, next_d_state: Any) -> None:
+    def _gru(self, gates: Any, share: object, state: Any, d_state: object, d_gates: Any, next_d_state: object) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
         spare, kept = self.spare
         if fused(xp, gates, share, d_state, d_gates, product, next_d_state):

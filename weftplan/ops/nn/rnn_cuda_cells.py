@@ -98,21 +98,21 @@ def fused(xp: Any, *arrays: Any) -> bool:
     return xp is not np and all(a.flags.c_contiguous and a.dtype == arrays[0].dtype for a in arrays)
 
 
-def lstm_step(xp: Any, gates: Any, product: Any, cell: Any, next_cell: Any, next_state: Any) -> None:
+def lstm_step(xp: Any, gates: Any, product: Any, cell: Any, next_cell: object, next_state: object) -> None:
     """``gates`` (batch, 4 size) before their activation, with ``product`` to be added, are left activated."""
     args = (gates, product, cell, next_cell, next_state, cell.shape[1])
     each(xp, _SOURCE, "lstm_step", cell.size, args, T=gates.dtype)
 
 
 def lstm_back(
-    xp: Any, gates: Any, after: Any, cell: Any, d_state: Any, d_cell: Any, d_gates: Any, next_d_cell: Any
+    xp: Any, gates: Any, after: object, cell: Any, d_state: object, d_cell: object, d_gates: object, next_d_cell: object
 ) -> None:
     """Gradients of the gates and of the cell before the step."""
     args = (gates, after, cell, d_state, d_cell, d_gates, next_d_cell, cell.shape[1])
     each(xp, _SOURCE, "lstm_back", cell.size, args, T=gates.dtype)
 
 
-def gru_step(xp: Any, gates: Any, product: Any, bias: Any, state: Any, next_state: Any, share: Any) -> None:
+def gru_step(xp: Any, gates: Any, product: Any, bias: Any, state: Any, next_state: object, share: object) -> None:
     """``gates`` (batch, 3 size) before their activation are left activated; ``product`` is the state's share without
     its ``bias``. ``share`` (batch, size), or None, gets that of the new state. ``next_state`` may be ``state``."""
     keep = np.int32(share is not None)
@@ -120,7 +120,9 @@ def gru_step(xp: Any, gates: Any, product: Any, bias: Any, state: Any, next_stat
     each(xp, _SOURCE, "gru_step", state.size, args, T=gates.dtype)
 
 
-def gru_back(xp: Any, gates: Any, share: Any, state: Any, d_state: Any, d_gates: Any, product: Any, kept: Any) -> None:
+def gru_back(
+    xp: Any, gates: Any, share: object, state: Any, d_state: object, d_gates: object, product: Any, kept: object
+) -> None:
     """Gradients of the gates, and of the state's products into ``product``; ``kept``, which may be ``d_state``, gets
     what goes back to the state before the step beside those."""
     args = (gates, share, state, d_state, d_gates, product, kept, state.shape[1])

@@ -53,7 +53,15 @@ class ForwardPass:
             yield range(count - 1 - first, count - 1 - last, -1) if reverse else range(first, last)
 
     def run(
-        self, x: Any, weights: Weights, state: Any, cell: Any, out: Any, kept: Kept | None, reverse: bool, active: Any
+        self,
+        x: Any,
+        weights: Weights,
+        state: Any,
+        cell: Any,
+        out: Any,
+        kept: Kept | None,
+        reverse: bool,
+        active: Any,
     ) -> None:
         """``out`` (steps, batch, units) or None gets every state; :attr:`state` and :attr:`cell` hold the last ones.
 
@@ -166,7 +174,7 @@ class BackwardPass:
                 xp.copyto(self.d_state, d_before, where=active[t])
                 xp.copyto(self.d_cell, c_before, where=active[t])
 
-    def _project(self, hidden: Any, d_weights: Weights, active: Any, t: int) -> None:
+    def _project(self, hidden: object, d_weights: Weights, active: Any, t: int) -> None:
         xp = self.xp
         d_state = self.d_state
         if active is not None:
@@ -191,7 +199,7 @@ class BackwardPass:
                 product(xp, rows, weights.of_input, target)
 
     def weight_gradients(
-        self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: Any, reverse: bool
+        self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: object, reverse: bool
     ) -> None:
         """Gradients of weights and biases, after :meth:`input_gradient`: :attr:`d_gates` is changed (gru)."""
         xp, plan = self.xp, self.plan

@@ -18,6 +18,7 @@ from weftplan.ops.core.params import p_float, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -54,7 +55,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [data, data], [data, merge_dtype(INDEX, outs[1], "ROIPooling: places of the maxima")]
 
 
-def away(value: Any) -> int:
+def away(value: RawArray) -> int:
     """Nearest integer, halves away from 0."""
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 

@@ -47,7 +47,7 @@ class Sampler:
         self._index, self._bad, self._other = rows[8:]
         self._values = values.reshape(-1)[: values.shape[0] * places].reshape(values.shape[0], places)
 
-    def _corners(self, grid: Any, height: int, width: int, planes: Any = None) -> Iterator[tuple[int, int]]:
+    def _corners(self, grid: Any, height: int, width: int, planes: object = None) -> Iterator[tuple[int, int]]:
         """Which side each corner lies on (x, y: -1 or 1); index, bad, near and weight hold what belongs to it."""
         xp = self._xp
         for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
@@ -84,7 +84,7 @@ class Sampler:
                 xp.multiply(self._near_x, self._near_y, out=self._weight)
                 yield 2 * column - 1, 2 * row - 1
 
-    def forward(self, image: Any, grid: Any, out: Any, *, planes: Any = None, add: bool = False) -> None:
+    def forward(self, image: Any, grid: Any, out: Any, *, planes: object = None, add: bool = False) -> None:
         """``out`` (channels, places) = samples of ``image`` (channels, …, height, width) at ``grid`` (2, places)."""
         xp = self._xp
         flat = image.reshape(image.shape[0], -1)

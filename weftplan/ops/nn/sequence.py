@@ -31,6 +31,7 @@ from weftplan.ops.core.schema import (
     Workspace,
 )
 from weftplan.ops.elementwise.scalar import converted
+from weftplan.support.array_types import RawArray
 
 _BOOL = np.dtype(bool)
 _LENGTHS = Param("use_sequence_length", p_bool, False, "True: an input sequence_length tells how long each is.")
@@ -145,7 +146,7 @@ def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[
 
 
 @workspace_kernel
-def _last(ctx: Workspace, p: Params, data: Any, *others: Any) -> None:
+def _last(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
     out = others[-1]
     data = _time_first(data, p["axis"])
     if not p["use_sequence_length"]:
@@ -156,7 +157,7 @@ def _last(ctx: Workspace, p: Params, data: Any, *others: Any) -> None:
 
 
 @workspace_kernel
-def _last_backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
+def _last_backward(ctx: Workspace, p: Params, ograd: RawArray, *others: RawArray) -> None:
     out = others[-1]
     target = _time_first(out, p["axis"])
     out.fill(0)
@@ -168,7 +169,7 @@ def _last_backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
 
 
 @workspace_kernel
-def _reverse(ctx: Workspace, p: Params, data: Any, *others: Any) -> None:
+def _reverse(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
     """Its own inverse, and so its own gradient."""
     out = others[-1]
     if not p["use_sequence_length"]:

@@ -43,6 +43,7 @@ from weftplan.ops.nn.softmax_core import (
     softmax_backward,
     softmax_bare,
 )
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("axis", p_int, -1, "The axis along which the outputs sum to 1."),
@@ -106,7 +107,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
 
     @workspace_kernel
-    def reverse(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
+    def reverse(ctx: Workspace, p: Params, ograd: RawArray, output: RawArray, out: RawArray) -> None:
         rows = as_rows(ograd.shape, p["axis"])
         softmax_backward(
             ctx,
@@ -172,13 +173,13 @@ def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
 
 
 @workspace_kernel
-def _activation(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _activation(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     rows = _activation_rows(p, data.shape)
     softmax(ctx, data.reshape(rows), out.reshape(rows))
 
 
 @workspace_kernel
-def _activation_backward(ctx: Workspace, p: Params, ograd: Any, output: Any, out: Any) -> None:
+def _activation_backward(ctx: Workspace, p: Params, ograd: RawArray, output: RawArray, out: RawArray) -> None:
     rows = _activation_rows(p, ograd.shape)
     softmax_backward(ctx, *(array.reshape(rows) for array in (ograd, output, out)))
 

@@ -15,6 +15,7 @@ from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import DType, Shape, Workspace
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 FEW = 1 << 19
@@ -154,7 +155,7 @@ def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
 
 
 def softmax_backward(
-    ctx: Workspace, ograd: Any, output: Any, out: Any, *, scale: float = 1.0, log: bool = False
+    ctx: Workspace, ograd: RawArray, output: RawArray, out: RawArray, *, scale: float = 1.0, log: bool = False
 ) -> None:
     """Gradient of :func:`softmax` from its output; ``out`` may be ``ograd`` or ``output``."""
     xp = ctx.xp

@@ -7,6 +7,7 @@ Labels that are no class are clipped to the first or last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from weftplan.ops.core.kernels import INDEX, accumulator, gather, row_blocks, ro
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
 from weftplan.ops.core.schema import InplacePair, Op, Params, Shape, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 _LEAST = 1e-8
 _DOUBLE = np.dtype(np.float64)
@@ -34,7 +36,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [(label[0], data[1]), label], [out]
 
 
-def _powers(xp: Any, x: Any, most: Any, z: Any) -> None:
+def _powers(xp: ModuleType, x: RawArray, most: RawArray, z: RawArray) -> None:
     """z = exp(x - max), most = its sum over each row."""
     xp.max(x, axis=1, out=most, keepdims=True)
     xp.subtract(x, most, out=z, dtype=z.dtype)
@@ -49,7 +51,7 @@ def _places(xp: Any, label: Any, classes: int, index: Any, rows: Any) -> Any:
     return index
 
 
-def _room(ctx: Workspace, shape: Shape, acc: Any) -> tuple[Any, Any, Any, Any]:
+def _room(ctx: Workspace, shape: Shape, acc: object) -> tuple[Any, Any, Any, Any]:
     step = rows_per_block(shape)
     rows = ctx.take((step,), INDEX)
     rows.fill(1)

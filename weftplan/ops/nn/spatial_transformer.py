@@ -18,6 +18,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
+from weftplan.support.array_types import RawArray
 
 _CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted; there is one way to compute it.")
 _TARGET = Param("target_shape", p_shape, (0, 0), "Height and width of the output.")
@@ -34,12 +35,12 @@ def _four(name: str, shape: Shape | None, what: str) -> Shape | None:
     return None if shape is None else merge_shape((0, 0, 0, 0), shape, f"{name}: {what} of 4 axes")
 
 
-def _points(grid: Any) -> Any:
+def _points(grid: RawArray) -> RawArray:
     """A grid as (batch, 2, places)."""
     return grid.reshape(grid.shape[0], 2, -1)
 
 
-def _rows(images: Any) -> Any:
+def _rows(images: RawArray) -> RawArray:
     """Images as (batch, channels, places)."""
     return images.reshape(*images.shape[:2], -1)
 
@@ -66,7 +67,7 @@ def _grid_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 @workspace_kernel
-def _grid(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _grid(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     height, width = out.shape[2:]
     base = base_grid(ctx, height, width, out.dtype)
@@ -80,7 +81,7 @@ def _grid(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
 
 
 @workspace_kernel
-def _grid_backward(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
+def _grid_backward(ctx: Workspace, p: Params, ograd: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     height, width = ograd.shape[2:]
     if _affine(p):
@@ -144,22 +145,26 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @workspace_kernel
-def _sample(ctx: Workspace, p: Params, data: Any, grid: Any, out: Any) -> None:
+def _sample(ctx: Workspace, p: Params, data: RawArray, grid: RawArray, out: RawArray) -> None:
     _sample_all(ctx, data, _points(grid), out)
 
 
-def _sample_all(ctx: Workspace, data: Any, points: Any, out: Any) -> None:
+def _sample_all(ctx: Workspace, data: RawArray, points: RawArray, out: RawArray) -> None:
     sampler = Sampler(ctx, data.shape[1], points.shape[2], data.dtype)
     for image, grid, target in zip(data, points, _rows(out), strict=True):
         sampler.forward(image, grid, target)
 
 
 @workspace_kernel
-def _sample_backward(ctx: Workspace, p: Params, ograd: Any, data: Any, grid: Any, d_data: Any, d_grid: Any) -> None:
+def _sample_backward(
+    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, grid: RawArray, d_data: RawArray, d_grid: RawArray
+) -> None:
     _backward_all(ctx, ograd, data, _points(grid), d_data, None if d_grid is None else _points(d_grid))
 
 
-def _backward_all(ctx: Workspace, ograd: Any, data: Any, points: Any, of_data: Any, of_points: Any) -> None:
+def _backward_all(
+    ctx: Workspace, ograd: RawArray, data: RawArray, points: RawArray, of_data: RawArray, of_points: RawArray
+) -> None:
     sampler = Sampler(ctx, data.shape[1], points.shape[2], data.dtype)
     if of_data is None and of_points is None:
         return
@@ -227,21 +232,23 @@ def _spatial_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [None if data is None else (*out[:2], *data[2:]), maps], [out]
 
 
-def _map_points(ctx: Workspace, loc: Any, base: Any) -> Any:
+def _map_points(ctx: Workspace, loc: RawArray, base: RawArray) -> Any:
     points = ctx.take((loc.shape[0], 2, base.shape[1]), loc.dtype)
     multiply(ctx.xp, loc.reshape(-1, 3), base, points.reshape(-1, base.shape[1]))
     return points
 
 
 @workspace_kernel
-def _spatial(ctx: Workspace, p: Params, data: Any, loc: Any, out: Any) -> None:
+def _spatial(ctx: Workspace, p: Params, data: RawArray, loc: RawArray, out: RawArray) -> None:
     height, width = p["target_shape"]
     base = base_grid(ctx, height, width, loc.dtype)
     _sample_all(ctx, data, _map_points(ctx, loc, base), out)
 
 
 @workspace_kernel
-def _spatial_backward(ctx: Workspace, p: Params, ograd: Any, data: Any, loc: Any, d_data: Any, d_loc: Any) -> None:
+def _spatial_backward(
+    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, loc: RawArray, d_data: RawArray, d_loc: RawArray
+) -> None:
     height, width = p["target_shape"]
     base = base_grid(ctx, height, width, loc.dtype)
     points = _map_points(ctx, loc, base)

@@ -24,6 +24,7 @@ import numpy as np
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.schema import Workspace
 from weftplan.ops.nn.winograd_sizes import APART, BEHIND, PLACES, ROW, SOME, Part, Pass, parts
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 F32 = np.dtype(np.float32)
@@ -78,7 +79,7 @@ class Windows:
         if self.columns == wide:
             self.v[:, :, -images:] = 0  # no tiles, and nothing writes them
 
-    def fill(self, source: Any, top: int) -> None:
+    def fill(self, source: RawArray, top: int) -> None:
         """Copy what the tiles from row ``top`` on read, apart by even and odd rows and columns."""
         above, left = self.p.pad
         take_apart(self.phases, source, 2 * top - above, -left)
@@ -117,7 +118,7 @@ def blocks(p: Pass, images: int) -> Iterator[tuple[slice, int, int]]:
             yield slice(first, min(first + p.images, images)), top, min(p.rows, p.grid[0] - top)
 
 
-def take_apart(phases: Any, source: Any, above: int, left: int) -> None:
+def take_apart(phases: RawArray, source: RawArray, above: int, left: int) -> None:
     """Copy ``source`` (images, channels, rows, columns), from row ``above`` and column ``left`` on, which may be
     negative, into ``phases`` (odd row, odd column, channels, rows, columns, images), with zeros around it."""
     phases.fill(0)
@@ -224,7 +225,7 @@ class _Block:
             yield slice(first, min(first + self.some, self.filters))
 
 
-def _combine(place: int, four: tuple[Any, Any, Any, Any], out: Any) -> None:
+def _combine(place: int, four: tuple[Any, Any, Any, Any], out: RawArray) -> None:
     """One row of Bᵀ: of four neighbours the first without the third, the second and the third, …"""
     first, second, third, fourth = four
     if place == 0:

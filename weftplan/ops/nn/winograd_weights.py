@@ -15,6 +15,7 @@ from weftplan.ops.core.products import multiply
 from weftplan.ops.core.schema import Workspace
 from weftplan.ops.nn.winograd import F32, KERNEL, Windows, blocks, take_apart, view
 from weftplan.ops.nn.winograd_sizes import APART, PLACES, ROW, Pass, weight_parts
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 _SIGNS = np.array([1, 1, 1, -1], F32)
@@ -73,7 +74,7 @@ class _Sums:
         self.factor = view(factor, filters, tiles)
         self.term = view(term, filters, self.p.channels)
 
-    def _add(self, row: int, sums: Any, *, first: bool) -> None:
+    def _add(self, row: int, sums: RawArray, *, first: bool) -> None:
         """Add the products of row ``row`` to their sums; the ``first`` sets them."""
         even, odd = self.phases.reshape(2, *self.combined.shape)
         a, b = _combine(row, even, odd, self.combined)
@@ -86,7 +87,7 @@ class _Sums:
                 np.add(sums[place], self.term, out=sums[place])
 
 
-def _combine(place: int, even: Any, odd: Any, out: Any) -> Any:
+def _combine(place: int, even: RawArray, odd: RawArray, out: RawArray) -> RawArray:
     """One row of A, but for the sign of the last: one of the two, their sum or their difference."""
     if place == 0:
         return even

@@ -6,6 +6,7 @@ Of floats they are the operators of this package. Comparisons give booleans. Whe
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.forms import kernel
@@ -16,6 +17,7 @@ from weftplan.ops.core.rules import DTypes, broadcast_shape, floats_only, merge_
 from weftplan.ops.core.schema import Kernel, Op, Param, Params
 from weftplan.ops.elementwise.scalar import SCALAR
 from weftplan.ops.numpy.derive import derive
+from weftplan.support.array_types import RawArray
 
 for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",
               "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "degrees", "radians",
@@ -111,7 +113,7 @@ def _like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @kernel
-def _full_like(xp: Any, p: Params, a: Any, out: Any) -> None:
+def _full_like(xp: ModuleType, p: Params, a: RawArray, out: RawArray) -> None:
     out.fill(p["fill_value"])
 
 

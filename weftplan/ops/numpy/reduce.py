@@ -27,9 +27,10 @@ from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape, Tensor
 from weftplan.ops.numpy.derive import derive
 from weftplan.ops.reduction.moments import moments_backward, moments_forward
 from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
+from weftplan.support.array_types import RawArray
 
 
-def _p_nothing(value: Any) -> None:
+def _p_nothing(value: RawArray) -> None:
     if value is not None and str(value).strip().lower() not in ("none", ""):
         raise ValueError("expected None: another start than the usual one is not supported")
 
@@ -150,7 +151,7 @@ def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
 
 def _backward_spread(root: bool) -> Any:
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, g: Any, data: Any, value: Any, mean: Any, out: Any) -> None:
+    def compute(ctx: Workspace, p: Params, g: Any, data: Any, value: object, mean: Any, out: Any) -> None:
         xp = ctx.xp
         of_mean, of_var = ctx.take(g.shape, g.dtype), ctx.take(g.shape, g.dtype)
         of_mean.fill(0)

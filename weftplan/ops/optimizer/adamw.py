@@ -21,6 +21,7 @@ from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR
 from weftplan.ops.optimizer.variants import single
+from weftplan.support.array_types import RawArray
 
 _WIDE = np.dtype(np.float32)
 _ADAMW = (
@@ -34,7 +35,7 @@ _ADAMW = (
 )
 
 
-def _factor(ctx: Workspace, given: Any) -> tuple[Any, Any]:
+def _factor(ctx: Workspace, given: object) -> tuple[Any, Any]:
     """The factor of the gradient, and whether it is good, as arrays of one element."""
     xp = ctx.xp
     good, nonzero = ctx.take((1,), BOOL), ctx.take((1,), BOOL)
@@ -77,7 +78,9 @@ def _step(
 
 
 @workspace_kernel
-def _adamw(ctx: Workspace, p: Params, w: Any, g: Any, mean: Any, var: Any, given: Any, out: Any) -> None:
+def _adamw(
+    ctx: Workspace, p: Params, w: RawArray, g: RawArray, mean: RawArray, var: RawArray, given: RawArray, out: RawArray
+) -> None:
     if out is None:  # without the new weight the states stay, too
         return
     factor = _factor(ctx, given)
@@ -87,7 +90,15 @@ def _adamw(ctx: Workspace, p: Params, w: Any, g: Any, mean: Any, var: Any, given
 
 @workspace_kernel
 def _mp_adamw(
-    ctx: Workspace, p: Params, weight: Any, g: Any, mean: Any, var: Any, weight32: Any, given: Any, out: Any
+    ctx: Workspace,
+    p: Params,
+    weight: RawArray,
+    g: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    weight32: RawArray,
+    given: RawArray,
+    out: RawArray,
 ) -> None:
     if out is None:
         return

@@ -20,6 +20,7 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.registry import get, parse_params
 from weftplan.ops.core.schema import DType, OpContext, Params, TensorSpec
 from weftplan.ops.elementwise.formulas import Number, Recorded, recorded
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 FEW = elementwise.FEW
@@ -100,7 +101,7 @@ def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bo
         if formula is not None:
             call = elementwise.compiled(formula.at(float(given[_RATE])), dtype)
 
-            def compute(mine: Sequence[Any], first: int, last: int, scratch: Any) -> None:
+            def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
                 call([*mine, mine[0]], first, last)
 
             return compute, 0
@@ -108,7 +109,7 @@ def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bo
     params = parse_params(op, given)
     block = TensorSpec((tiling.block(),), dtype)
 
-    def compute_blocks(mine: Sequence[Any], first: int, last: int, scratch: Any) -> None:
+    def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:
         some = [array[first:last] for array in mine]
         with np.errstate(all="ignore"):
             op.forward(OpContext(np, workspace=scratch), params, some, some[:1])

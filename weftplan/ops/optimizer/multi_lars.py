@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,14 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.elementwise.add_n import numbered
+from weftplan.support.array_types import RawArray
 
 _SINGLE = np.dtype(np.float32)
 
 # ----------------------------------------------------------------------------------------------------- counts of arrays
 
 
-def _p_true(value: Any) -> bool:
+def _p_true(value: RawArray) -> bool:
     if not p_bool(value):
         raise ValueError("expected True: an output is written, its old value is never read")
     return True
@@ -53,7 +55,7 @@ def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
 
 
 @workspace_kernel
-def _all_finite(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _all_finite(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     out.fill(1)
@@ -70,7 +72,7 @@ def _finite_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
 
 
 @workspace_kernel
-def _sum_sq(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _sum_sq(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     out.fill(0)
@@ -133,14 +135,14 @@ register(
 # ----------------------------------------------------------------------------------------------------------- multi_lars
 
 
-def _of_rates(params: Params, rates: Any, *others: Any) -> Room:
+def _of_rates(params: Params, rates: RawArray, *others: RawArray) -> Room:
     return [*[(rates.shape, rates.dtype)] * 3, *[(rates.shape, BOOL)] * 2]
 
 
 @kernel(scratch=_of_rates)
 def _multi_lars(
-    xp: Any, p: Params, rates: Any, weights: Any, grads: Any, decays: Any, out: Any,
-    weight: Any, grad: Any, decay: Any, either: Any, zero: Any,
+    xp: ModuleType, p: Params, rates: RawArray, weights: RawArray, grads: RawArray, decays: RawArray, out: RawArray,
+    weight: RawArray, grad: RawArray, decay: RawArray, either: RawArray, zero: RawArray,
 ) -> None:  # fmt: skip
     """rate · eta · |w| / (|g| + wd · |w| + eps); the rate itself where one of the norms is 0."""
     xp.less_equal(weights, 0, out=either)

@@ -167,9 +167,9 @@ class _Group:
                     self.step(ctx.xp, here, *block)
 
 
-for _preloaded, _mixed, (_word, _step, _mom) in product(
-    (False, True), (False, True), (("sgd", sgd_step, ()), ("sgd_mom", sgd_mom_step, ("mom",)))
-):
+_KINDS: tuple[tuple[str, Step, tuple[str, ...]], ...] = (("sgd", sgd_step, ()), ("sgd_mom", sgd_mom_step, ("mom",)))
+
+for _preloaded, _mixed, (_word, _step, _mom) in product((False, True), (False, True), _KINDS):
     _name = f"{'preloaded_' if _preloaded else ''}multi_{'mp_' if _mixed else ''}{_word}_update"
     _inputs = ("weight", "grad", *_mom, *(("weight32",) if _mixed else ()))
     register(_Group(_name, _step, _inputs, _mixed, _preloaded).op())

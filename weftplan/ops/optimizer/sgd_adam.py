@@ -6,6 +6,7 @@ The new weight is the output, which may take the old weight's memory; the optimi
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.kernels import BlockKernel, block_workspace
@@ -13,6 +14,7 @@ from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, same_dtype, same_shape
 from weftplan.ops.core.schema import Kernel, Op, Param, Params
+from weftplan.support.array_types import RawArray
 
 LR = Param("lr", p_float, doc="learning rate")
 COMMON = (
@@ -23,7 +25,7 @@ COMMON = (
 )
 
 
-def rescaled(xp: Any, params: Params, gradient: Any, out: Any, decayed: Any = None) -> None:
+def rescaled(xp: Any, params: Params, gradient: object, out: Any, decayed: object = None) -> None:
     """``out`` = gradient · rescale_grad (+ wd · decayed), clipped."""
     xp.multiply(gradient, params["rescale_grad"], out=out)
     if decayed is not None:
@@ -37,7 +39,7 @@ Step = Callable[..., None]
 """``step(xp, params, weight, grad, *states, out, scratch, scratch)`` on one block; ``out`` may be ``weight``."""
 
 
-def sgd_step(xp: Any, p: Params, w: Any, g: Any, out: Any, t: Any, u: Any) -> None:
+def sgd_step(xp: ModuleType, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
     """Plain descent."""
     rescaled(xp, p, g, t)
     xp.multiply(t, -p["lr"], out=t)
@@ -45,7 +47,9 @@ def sgd_step(xp: Any, p: Params, w: Any, g: Any, out: Any, t: Any, u: Any) -> No
     xp.add(out, t, out=out)
 
 
-def sgd_mom_step(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
+def sgd_mom_step(
+    xp: ModuleType, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
+) -> None:
     """Descent with a velocity."""
     rescaled(xp, p, g, t)
     decay = p["wd"]
@@ -58,7 +62,17 @@ def sgd_mom_step(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any,
     xp.add(w, mom, out=out)
 
 
-def _adam(xp: Any, p: Params, w: Any, g: Any, mean: Any, var: Any, out: Any, t: Any, u: Any) -> None:
+def _adam(
+    xp: ModuleType,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+) -> None:
     xp.multiply(w, p["wd"], out=u)
     rescaled(xp, p, g, t, u)
     xp.multiply(mean, p["beta1"], out=mean)

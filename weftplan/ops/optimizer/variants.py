@@ -6,7 +6,7 @@ Formulas are those that MXNet 1.9.1 computes, with decay rates as float32 number
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
 from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
+from weftplan.support.array_types import RawArray
 
 _SHARED = COMMON[:3]
 MOMENTUM = Param("momentum", p_float, 0.0, "factor of the velocity")
@@ -28,7 +29,7 @@ def single(value: float) -> float:
     return float(np.float32(value))
 
 
-def _decay(xp: Any, average: Any, rate: float, news: Any, spare: Any) -> None:
+def _decay(xp: ModuleType, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
     """``average`` = rate · average + (1 - rate) · news."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
@@ -36,7 +37,7 @@ def _decay(xp: Any, average: Any, rate: float, news: Any, spare: Any) -> None:
     xp.add(average, spare, out=average)
 
 
-def _decay_square(xp: Any, average: Any, rate: float, news: Any, spare: Any) -> None:
+def _decay_square(xp: ModuleType, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
     """The same of the square of ``news``."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
@@ -45,19 +46,21 @@ def _decay_square(xp: Any, average: Any, rate: float, news: Any, spare: Any) -> 
     xp.add(average, spare, out=average)
 
 
-def _limit(xp: Any, limit: float, out: Any) -> None:
+def _limit(xp: ModuleType, limit: float, out: RawArray) -> None:
     if limit >= 0:
         xp.clip(out, -limit, limit, out=out)
 
 
-def _signsgd(xp: Any, p: Params, w: Any, g: Any, out: Any, t: Any, u: Any) -> None:
+def _signsgd(xp: ModuleType, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
     xp.sign(g, out=t)
     xp.multiply(t, p["lr"], out=t)
     xp.multiply(w, 1.0 - p["lr"] * p["wd"], out=out)
     xp.subtract(out, t, out=out)
 
 
-def _signum(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
+def _signum(
+    xp: ModuleType, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
+) -> None:
     rescaled(xp, p, g, t)
     xp.multiply(w, p["wd"], out=u)
     xp.add(t, u, out=t)
@@ -70,7 +73,9 @@ def _signum(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: A
     xp.add(out, t, out=out)
 
 
-def _nag_mom(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
+def _nag_mom(
+    xp: ModuleType, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
+) -> None:
     """Nesterov's descent: mom = momentum · mom - lr · (gradient + wd · weight); weight + momentum · mom - lr · (…)."""
     rescaled(xp, p, g, t)
     xp.multiply(w, p["wd"], out=u)
@@ -83,7 +88,9 @@ def _nag_mom(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: 
     xp.add(w, u, out=out)
 
 
-def _rmsprop(xp: Any, p: Params, w: Any, g: Any, n: Any, out: Any, t: Any, u: Any) -> None:
+def _rmsprop(
+    xp: ModuleType, p: Params, w: RawArray, g: RawArray, n: RawArray, out: RawArray, t: RawArray, u: RawArray
+) -> None:
     xp.multiply(w, p["wd"], out=u)
     rescaled(xp, p, g, t, u)
     _decay_square(xp, n, p["gamma1"], t, u)
@@ -95,7 +102,18 @@ def _rmsprop(xp: Any, p: Params, w: Any, g: Any, n: Any, out: Any, t: Any, u: An
     _limit(xp, p["clip_weights"], out)
 
 
-def _rmspropalex(xp: Any, p: Params, w: Any, g: Any, n: Any, mean: Any, delta: Any, out: Any, t: Any, u: Any) -> None:
+def _rmspropalex(
+    xp: ModuleType,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    n: RawArray,
+    mean: RawArray,
+    delta: RawArray,
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+) -> None:
     xp.multiply(w, p["wd"], out=u)
     rescaled(xp, p, g, t, u)
     _decay_square(xp, n, p["gamma1"], t, u)
@@ -112,7 +130,17 @@ def _rmspropalex(xp: Any, p: Params, w: Any, g: Any, n: Any, mean: Any, delta: A
     _limit(xp, p["clip_weights"], out)
 
 
-def _ftrl(xp: Any, p: Params, w: Any, g: Any, z: Any, n: Any, out: Any, t: Any, u: Any) -> None:
+def _ftrl(
+    xp: ModuleType,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    z: RawArray,
+    n: RawArray,
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+) -> None:
     rescaled(xp, p, g, t)
     xp.add(z, t, out=z)
     xp.multiply(t, t, out=t)
@@ -135,7 +163,18 @@ def _ftrl(xp: Any, p: Params, w: Any, g: Any, z: Any, n: Any, out: Any, t: Any, 
     xp.negative(u, out=out)
 
 
-def _ftml(xp: Any, p: Params, w: Any, g: Any, d: Any, v: Any, z: Any, out: Any, t: Any, u: Any) -> None:
+def _ftml(
+    xp: ModuleType,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    d: RawArray,
+    v: RawArray,
+    z: RawArray,
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+) -> None:
     beta1, beta2 = single(p["beta1"]), single(p["beta2"])
     xp.multiply(w, p["wd"], out=u)
     xp.multiply(g, p["rescale_grad"], out=t)
@@ -156,7 +195,17 @@ def _ftml(xp: Any, p: Params, w: Any, g: Any, d: Any, v: Any, z: Any, out: Any, 
     xp.negative(t, out=out)
 
 
-def _lamb1(xp: Any, p: Params, w: Any, g: Any, mean: Any, var: Any, out: Any, t: Any, u: Any) -> None:
+def _lamb1(
+    xp: ModuleType,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+) -> None:
     rescaled(xp, p, g, t)
     _decay(xp, mean, p["beta1"], t, u)
     _decay_square(xp, var, p["beta2"], t, u)
@@ -277,7 +326,7 @@ def _lamb2_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 @workspace_kernel
-def _lamb2(ctx: Workspace, p: Params, weight: Any, g: Any, r1: Any, r2: Any, out: Any) -> None:
+def _lamb2(ctx: Workspace, p: Params, weight: RawArray, g: RawArray, r1: RawArray, r2: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     ratio, spare = ctx.take((1,), out.dtype), ctx.take((1,), out.dtype)
     xp.copyto(ratio, r1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params, Shape
 from weftplan.ops.elementwise.special import digamma_of, gammaln_of
+from weftplan.support.array_types import RawArray
 
 _AT_ONCE = 4096
 """Elements computed at a time."""
@@ -44,62 +46,62 @@ class _Density:
     parameter."""
 
 
-def _uniform_log(xp: Any, x: Any, low: Any, high: Any) -> Any:
+def _uniform_log(xp: ModuleType, x: RawArray, low: RawArray, high: RawArray) -> Any:
     return -xp.log(high - low) + 0 * x
 
 
-def _uniform_slopes(xp: Any, x: Any, low: Any, high: Any) -> tuple[Any, ...]:
+def _uniform_slopes(xp: ModuleType, x: RawArray, low: RawArray, high: RawArray) -> tuple[Any, ...]:
     return None, 1 / (high - low), -1 / (high - low)
 
 
-def _normal_log(xp: Any, x: Any, mu: Any, sigma: Any) -> Any:
+def _normal_log(xp: ModuleType, x: RawArray, mu: RawArray, sigma: RawArray) -> Any:
     return -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi)
 
 
-def _normal_slopes(xp: Any, x: Any, mu: Any, sigma: Any) -> tuple[Any, ...]:
+def _normal_slopes(xp: ModuleType, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[RawArray, ...]:
     scaled = (x - mu) / sigma
     return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
 
 
-def _gamma_log(xp: Any, x: Any, alpha: Any, beta: Any) -> Any:
+def _gamma_log(xp: ModuleType, x: RawArray, alpha: RawArray, beta: RawArray) -> Any:
     """``beta`` is the rate here, though ``_sample_gamma`` multiplies by it: as in MXNet."""
     return alpha * xp.log(beta) + (alpha - 1) * xp.log(x) - beta * x - gammaln_of(xp, alpha)
 
 
-def _gamma_slopes(xp: Any, x: Any, alpha: Any, beta: Any) -> tuple[Any, ...]:
+def _gamma_slopes(xp: ModuleType, x: RawArray, alpha: RawArray, beta: RawArray) -> tuple[RawArray, ...]:
     return (alpha - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, alpha), alpha / beta - x
 
 
-def _exponential_log(xp: Any, x: Any, lam: Any) -> Any:
+def _exponential_log(xp: ModuleType, x: RawArray, lam: RawArray) -> Any:
     return xp.log(lam) - lam * x
 
 
-def _exponential_slopes(xp: Any, x: Any, lam: Any) -> tuple[Any, ...]:
+def _exponential_slopes(xp: ModuleType, x: RawArray, lam: RawArray) -> tuple[RawArray, ...]:
     return -lam, 1 / lam - x
 
 
-def _poisson_log(xp: Any, x: Any, lam: Any) -> Any:
+def _poisson_log(xp: ModuleType, x: RawArray, lam: RawArray) -> Any:
     return x * xp.log(lam) - lam - gammaln_of(xp, x + 1)
 
 
-def _poisson_slopes(xp: Any, x: Any, lam: Any) -> tuple[Any, ...]:
+def _poisson_slopes(xp: ModuleType, x: RawArray, lam: RawArray) -> tuple[Any, ...]:
     return None, x / lam - 1
 
 
-def _negative_binomial_log(xp: Any, x: Any, k: Any, p: Any) -> Any:
+def _negative_binomial_log(xp: ModuleType, x: RawArray, k: RawArray, p: RawArray) -> Any:
     ways = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
     return ways + k * xp.log(p) + x * xp.log(1 - p)
 
 
-def _negative_binomial_slopes(xp: Any, x: Any, k: Any, p: Any) -> tuple[Any, ...]:
+def _negative_binomial_slopes(xp: ModuleType, x: RawArray, k: RawArray, p: RawArray) -> tuple[Any, ...]:
     return None, digamma_of(xp, x + k) - digamma_of(xp, k) + xp.log(p), k / p - x / (1 - p)
 
 
-def _generalized_log(xp: Any, x: Any, mu: Any, alpha: Any) -> Any:
+def _generalized_log(xp: ModuleType, x: RawArray, mu: RawArray, alpha: RawArray) -> Any:
     return _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1))
 
 
-def _generalized_slopes(xp: Any, x: Any, mu: Any, alpha: Any) -> tuple[Any, ...]:
+def _generalized_slopes(xp: ModuleType, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[Any, ...]:
     k, p = 1 / alpha, 1 / (mu * alpha + 1)
     _, by_k, by_p = _negative_binomial_slopes(xp, x, k, p)
     return None, -by_p * alpha * p**2, -by_k * k**2 - by_p * mu * p**2
@@ -124,7 +126,7 @@ def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
             yield slice(row, row + together), slice(column, column + _AT_ONCE)
 
 
-def _wide(values: Any) -> Any:
+def _wide(values: RawArray) -> RawArray:
     return values.astype(_DOUBLE)
 
 
@@ -142,7 +144,7 @@ def _forward(density: _Density) -> Callable[..., None]:
     return compute
 
 
-def _sums(parameters: Sequence[Any]) -> Room:
+def _sums(parameters: Sequence[RawArray]) -> Room:
     """One float64 for each element of each parameter."""
     return [(one.shape, _DOUBLE) for one in parameters]
 
@@ -211,7 +213,7 @@ def _dirichlet_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return [samples, alpha], [out]
 
 
-def _dirichlet_parts(samples: Any, alpha: Any) -> tuple[Any, Any]:
+def _dirichlet_parts(samples: RawArray, alpha: RawArray) -> tuple[RawArray, RawArray]:
     """Samples (rows, columns, k) and alpha (rows, 1, k)."""
     length = alpha.shape[-1]
     return samples.reshape(alpha.size // length, -1, length), alpha.reshape(-1, 1, length)
@@ -226,13 +228,13 @@ def _dirichlet_tiles(shape: Shape) -> Iterator[tuple[slice, slice]]:
             yield slice(row, row + 1), slice(column, column + together)
 
 
-def _dirichlet_log(xp: Any, x: Any, alpha: Any) -> Any:
+def _dirichlet_log(xp: ModuleType, x: RawArray, alpha: RawArray) -> Any:
     norm = gammaln_of(xp, alpha.sum(axis=-1)) - gammaln_of(xp, alpha).sum(axis=-1)
     return ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
 
 
 @kernel
-def _dirichlet(xp: Any, p: Params, sample: Any, parameter: Any, out: Any) -> None:
+def _dirichlet(xp: ModuleType, p: Params, sample: RawArray, parameter: RawArray, out: RawArray) -> None:
     samples, alpha = _dirichlet_parts(sample, parameter)
     out = out.reshape(samples.shape[:2])
     for row, column in _dirichlet_tiles(samples.shape):
@@ -242,7 +244,14 @@ def _dirichlet(xp: Any, p: Params, sample: Any, parameter: Any, out: Any) -> Non
 
 @kernel(scratch=lambda p, ograd, sample, parameter, *outputs: _sums([parameter]))
 def _dirichlet_backward(
-    xp: Any, p: Params, ograd: Any, sample: Any, parameter: Any, out: Any, d_alpha: Any, total: Any
+    xp: ModuleType,
+    p: Params,
+    ograd: RawArray,
+    sample: RawArray,
+    parameter: RawArray,
+    out: RawArray,
+    d_alpha: RawArray,
+    total: RawArray,
 ) -> None:
     samples, alpha = _dirichlet_parts(sample, parameter)
     ograds = ograd.reshape(samples.shape[:2])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
 from weftplan.ops.creation.filling import FLOAT32, declared_shape, placed
+from weftplan.support.array_types import RawArray
 
 _AT_ONCE = 4096
 """Elements drawn at a time."""
@@ -37,32 +39,32 @@ Draw = Callable[..., Any]
 """``draw(generator, xp, count, *parameters)``: so many numbers; parameters are numbers or arrays of ``count``."""
 
 
-def _uniform(g: Any, xp: Any, n: int, low: Any, high: Any) -> Any:
+def _uniform(g: Any, xp: ModuleType, n: int, low: RawArray, high: RawArray) -> Any:
     return g.random(n) * (high - low) + low
 
 
-def _normal(g: Any, xp: Any, n: int, mu: Any, sigma: Any) -> Any:
+def _normal(g: Any, xp: ModuleType, n: int, mu: RawArray, sigma: RawArray) -> Any:
     return g.standard_normal(n) * sigma + mu
 
 
-def _gamma(g: Any, xp: Any, n: int, alpha: Any, beta: Any) -> Any:
+def _gamma(g: Any, xp: ModuleType, n: int, alpha: RawArray, beta: RawArray) -> Any:
     return g.standard_gamma(alpha, n) * beta
 
 
-def _exponential(g: Any, xp: Any, n: int, lam: Any) -> Any:
+def _exponential(g: Any, xp: ModuleType, n: int, lam: RawArray) -> Any:
     return g.standard_exponential(n) / lam
 
 
-def _poisson(g: Any, xp: Any, n: int, lam: Any) -> Any:
+def _poisson(g: Any, xp: ModuleType, n: int, lam: RawArray) -> Any:
     return g.poisson(lam, n)
 
 
-def _negative_binomial(g: Any, xp: Any, n: int, k: Any, p: Any) -> Any:
+def _negative_binomial(g: Any, xp: ModuleType, n: int, k: RawArray, p: RawArray) -> Any:
     """A Poisson number whose mean is gamma distributed."""
     return g.poisson(g.standard_gamma(k, n) * ((1 - p) / p))
 
 
-def _generalized(g: Any, xp: Any, n: int, mu: Any, alpha: Any) -> Any:
+def _generalized(g: Any, xp: ModuleType, n: int, mu: RawArray, alpha: RawArray) -> Any:
     """The same by mean and dispersion; plain Poisson where alpha is 0."""
     spread = xp.maximum(alpha, 1e-300)
     means = g.standard_gamma(1 / spread, n) * (mu * alpha)
@@ -97,7 +99,7 @@ _KINDS = {
 }
 
 
-def _check(name: str, kind: _Kind, values: Sequence[Any]) -> None:
+def _check(name: str, kind: _Kind, values: Sequence[RawArray]) -> None:
     """Raise ParameterError for what makes no distribution."""
     for key, value in zip(kind.bounds, values, strict=True):
         words, fits = _BOUNDS[kind.bounds[key]]
@@ -109,7 +111,7 @@ def _check(name: str, kind: _Kind, values: Sequence[Any]) -> None:
         raise ParameterError(f"{name}: low must not be above high")
 
 
-def _float(value: Any) -> Any:
+def _float(value: RawArray) -> Any:
     dtype = p_optional(p_dtype)(value)
     return FLOAT32 if dtype is None else dtype
 
@@ -128,7 +130,7 @@ def _fill(ctx: OpContext, out: Any, draw: Callable[[Any, int, int], Any]) -> Non
 
 def _of_numbers(name: str, kind: _Kind) -> Callable[..., None]:
     @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    def compute(ctx: OpContext, p: Params, *arrays: object) -> None:
         out = arrays[-1]
         values = [p[key] for key in kind.defaults]
         _check(name, kind, values)
@@ -146,7 +148,7 @@ def _of_arrays(name: str, kind: _Kind) -> Callable[..., None]:
         _check(name, kind, flat)
         xp, inner = ctx.xp, out.size // flat[0].size
 
-        def draw(generator: Any, start: int, count: int) -> Any:
+        def draw(generator: object, start: int, count: int) -> Any:
             rows = xp.arange(start, start + count) // inner
             return kind.draw(generator, xp, count, *(value[rows].astype(np.float64) for value in flat))
 
@@ -224,7 +226,7 @@ for _name, _kind in _KINDS.items():
 
 
 @context_kernel
-def _integers(ctx: OpContext, p: Params, out: Any) -> None:
+def _integers(ctx: OpContext, p: Params, out: RawArray) -> None:
     low, high = p["low"], p["high"]
     if not low < high:
         raise ParameterError(f"_random_randint: expected low < high, got low={low} and high={high}")
@@ -232,7 +234,7 @@ def _integers(ctx: OpContext, p: Params, out: Any) -> None:
         _fill(ctx, out, lambda g, start, count: g.integers(low, high, count, dtype=np.int64))
 
 
-def _integer(value: Any) -> Any:
+def _integer(value: RawArray) -> Any:
     dtype = p_optional(p_dtype)(value)
     if dtype is not None and dtype.kind not in "iu":
         raise ValueError("expected an integer dtype or None")
@@ -261,7 +263,7 @@ register(
 
 
 @context_kernel
-def _shuffle(ctx: OpContext, p: Params, data: Any, out: Any) -> None:
+def _shuffle(ctx: OpContext, p: Params, data: Any, out: RawArray) -> None:
     # Drawn on the host, so that the order is the same on every device.
     order = OpContext(np, random_key=ctx.random_key).generator().permutation(data.shape[0])
     for row, source in enumerate(order.tolist()):
@@ -321,7 +323,7 @@ def _classes_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 
 
 @kernel
-def _backward_classes(xp: Any, p: Params, g: Any, data: Any, drawn: Any, out: Any) -> None:
+def _backward_classes(xp: ModuleType, p: Params, g: RawArray, data: RawArray, drawn: RawArray, out: RawArray) -> None:
     width = data.shape[-1]
     out, table = out.reshape(-1, width), data.reshape(-1, width)
     out.fill(0)

@@ -18,9 +18,10 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, merge_dtype, zero_gradient
 from weftplan.ops.core.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.creation.filling import FLOAT32, declared_shape, placed
+from weftplan.support.array_types import RawArray
 
 
-def _float_dtype(value: Any) -> Any:
+def _float_dtype(value: RawArray) -> Any:
     dtype = p_optional(p_dtype)(value)
     if dtype is not None and not is_float(dtype):
         raise ValueError("expected float16, bfloat16, float32, float64 or None")

@@ -18,6 +18,7 @@ from weftplan.ops.core.params import p_int, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, OpContext, Param, Params
+from weftplan.support.array_types import RawArray
 
 _AT_ONCE = 4096
 """Draws made at a time."""
@@ -55,7 +56,7 @@ def _draw(generator: Any, count: int, range_max: int) -> tuple[Any, int]:
 
 
 @context_kernel
-def _unique(ctx: OpContext, p: Params, out: Any, num_tries: Any) -> None:
+def _unique(ctx: OpContext, p: Params, out: RawArray, num_tries: RawArray) -> None:
     generator = ctx.generator()
     rows, count = (ctx.output_shapes or [out.shape])[0]
     for row in range(rows):

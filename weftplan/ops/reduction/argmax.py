@@ -39,7 +39,7 @@ def _scratch(params: Params, data: Any, out: Any) -> Room:
 
 def _arg(function: str) -> Kernel:
     @kernel(scratch=_scratch)
-    def compute(xp: Any, p: Params, data: Any, out: Any, places: Any, slab: Any) -> None:
+    def compute(xp: Any, p: Params, data: Any, out: Any, places: Any, slab: object) -> None:
         outer, size, inner = _arg_plan(data.shape, p["axis"])
         x = data.reshape(outer, size, inner)
         found = places.reshape(outer, inner)

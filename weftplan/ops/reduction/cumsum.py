@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.ops.core import tiling
 from weftplan.ops.core.forms import workspace_kernel
@@ -16,6 +15,7 @@ from weftplan.ops.core.params import p_dtype, p_int, p_optional
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, normalize_axis, take_bytes
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 _CUMSUM = (
     Param("axis", p_optional(p_int), None, "axis; None: the flattened tensor"),
@@ -42,7 +42,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [dtype], [dtype]
 
 
-def _sums(ctx: Workspace, params: Params, source: Any, target: Any, step: int) -> None:
+def _sums(ctx: Workspace, params: Params, source: RawArray, target: RawArray, step: int) -> None:
     """Running sums along the axis, from its start (``step`` 1) or its end (-1)."""
     axis = params["axis"]
     if axis is None:
@@ -54,7 +54,7 @@ def _sums(ctx: Workspace, params: Params, source: Any, target: Any, step: int) -
     ctx.xp.cumsum(source[way], axis=axis, dtype=target.dtype, out=target[way])
 
 
-def _around(array: Any, axis: int) -> Any:
+def _around(array: RawArray, axis: int) -> RawArray:
     """(outer, size, inner): the axis with what comes before and after it joined."""
     axis %= array.ndim
     return array.reshape(math.prod(array.shape[:axis]), array.shape[axis], math.prod(array.shape[axis + 1 :]))
@@ -68,7 +68,7 @@ def _wide_block(shape: Shape) -> tuple[int, int, int]:
     return min(outer, max(1, tiling.block() // max(1, width * length))), length, width
 
 
-def _wide_sums(ctx: Workspace, source: Any, target: Any, step: int) -> None:
+def _wide_sums(ctx: Workspace, source: RawArray, target: RawArray, step: int) -> None:
     xp = ctx.xp
     outer, size, inner = source.shape
     rows, length, width = _wide_block(source.shape)
@@ -106,12 +106,12 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _cumsum(ctx: Workspace, p: Params, a: Any, out: Any) -> None:
+def _cumsum(ctx: Workspace, p: Params, a: RawArray, out: RawArray) -> None:
     _sums(ctx, p, a, out, 1)
 
 
 @workspace_kernel
-def _backward_cumsum(ctx: Workspace, p: Params, ograd: Any, out: Any) -> None:
+def _backward_cumsum(ctx: Workspace, p: Params, ograd: RawArray, out: RawArray) -> None:
     g = ograd if p["axis"] is not None else ograd.reshape(out.shape)
     _sums(ctx, p, g, out, -1)
 

@@ -6,6 +6,7 @@ Sums are taken block by block in a fixed order, so that the scratch is bounded a
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ParameterError
@@ -16,6 +17,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
 from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("axes", p_optional(p_shape), None, "axes over which mean and variance are taken; at least one"),
@@ -55,7 +57,7 @@ def _scratch(params: Params, data: Any, *outputs: Any) -> Room:
     return [((step, *shape[1:]), acc), (small, acc), (small, acc), (part, acc)]
 
 
-def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
+def _sums(xp: ModuleType, block: RawArray, total: RawArray, here: slice, part: RawArray) -> None:
     """Add the sums of ``block``, rows ``here`` of the data, to ``total``, or put them where its rows are kept."""
     axes = tuple(axis for axis in range(total.ndim) if total.shape[axis] == 1)
     if total.shape[0] == 1:
@@ -67,7 +69,15 @@ def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
 
 @kernel(scratch=_scratch)
 def moments_forward(
-    xp: Any, p: Params, data: Any, of_mean: Any, of_var: Any, block: Any, mean: Any, var: Any, part: Any
+    xp: ModuleType,
+    p: Params,
+    data: RawArray,
+    of_mean: RawArray,
+    of_var: RawArray,
+    block: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    part: RawArray,
 ) -> None:
     shape, small, count = _view(p, data.shape)
     data = data.reshape(shape)
@@ -87,13 +97,24 @@ def moments_forward(
             xp.copyto(out.reshape(small), value, casting="same_kind")
 
 
-def _backward_scratch(params: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any) -> Room:
+def _backward_scratch(
+    params: Params, d_mean: RawArray, d_var: RawArray, data: RawArray, mean: RawArray, out: RawArray
+) -> Room:
     """A block of the data."""
     return _scratch(params, data)[:1]
 
 
 @kernel(scratch=_backward_scratch)
-def moments_backward(xp: Any, p: Params, d_mean: Any, d_var: Any, data: Any, mean: Any, out: Any, room: Any) -> None:
+def moments_backward(
+    xp: ModuleType,
+    p: Params,
+    d_mean: RawArray,
+    d_var: RawArray,
+    data: RawArray,
+    mean: RawArray,
+    out: RawArray,
+    room: RawArray,
+) -> None:
     """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
     shape, small, count = _view(p, out.shape)
     data, out = data.reshape(shape), out.reshape(shape)

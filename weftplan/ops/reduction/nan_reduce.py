@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.floats import is_float
@@ -11,6 +12,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import backward, grad, same_dtype
 from weftplan.ops.core.schema import InplacePair, Kernel, Op, Params
 from weftplan.ops.reduction.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise
+from weftplan.support.array_types import RawArray
 
 
 def _scratch(params: Params, x: Any, out: Any) -> Room:
@@ -20,7 +22,7 @@ def _scratch(params: Params, x: Any, out: Any) -> Room:
 
 def _forward(function: str, neutral: int) -> Kernel:
     @kernel(scratch=_scratch)
-    def compute(xp: Any, p: Params, x: Any, out: Any, mask: Any = None, kept: Any = None) -> None:
+    def compute(xp: Any, p: Params, x: Any, out: Any, mask: Any = None, kept: object = None) -> None:
         axes = reduced_axes(p, x.ndim, "a reduction")
         view = out.reshape(kept_shape(x.shape, axes))
         if kept is not None:
@@ -36,13 +38,13 @@ def _forward(function: str, neutral: int) -> Kernel:
     return compute
 
 
-def _sum_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+def _sum_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.isnan(x, out=mask)
     xp.copyto(out, g)
     xp.copyto(out, 0, where=mask)
 
 
-def _prod_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+def _prod_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.isnan(x, out=mask)
     xp.divide(y, x, out=out)
     xp.multiply(out, g, out=out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, backward, grad, merge_dtype, same_dtype
 from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params, Shape
 from weftplan.ops.reduction.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
+from weftplan.support.array_types import RawArray
 
 
-def _norm_ord(value: Any) -> int:
+def _norm_ord(value: RawArray) -> int:
     order = p_int(value)
     if order not in (1, 2):
         raise ValueError("expected 1 or 2")
@@ -59,7 +61,9 @@ def _scratch(params: Params, data: Any, out: Any) -> Room:
 
 
 @kernel(scratch=_scratch)
-def _norm(xp: Any, p: Params, data: Any, out: Any, powers: Any, total: Any, part: Any) -> None:
+def _norm(
+    xp: ModuleType, p: Params, data: RawArray, out: RawArray, powers: RawArray, total: RawArray, part: RawArray
+) -> None:
     shape, small, rows = _norm_plan(data.shape, p)
     x, y = data.reshape(shape), out.reshape(small)
     work = total.dtype
@@ -82,12 +86,12 @@ def _norm(xp: Any, p: Params, data: Any, out: Any, powers: Any, total: Any, part
     xp.copyto(y, total, casting="unsafe")
 
 
-def _norm1_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+def _norm1_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.sign(x, out=out)
     xp.multiply(out, g, out=out, casting="unsafe")
 
 
-def _norm2_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+def _norm2_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.divide(x, y, out=out, casting="unsafe")
     xp.multiply(out, g, out=out, casting="unsafe")
 

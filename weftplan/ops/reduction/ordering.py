@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
+from weftplan.support.array_types import RawArray
 
 _INT32 = np.dtype(np.int32)
 _SORTED = 1 << 12
@@ -49,7 +51,7 @@ def _extents(shape: Shape, axis: int | None) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _as_rows(array: Any, extents: tuple[int, int, int]) -> Any:
+def _as_rows(array: RawArray, extents: tuple[int, int, int]) -> RawArray:
     """A view (groups, rows of a group, elements of a row) of a tensor whose sorted axis may have any size."""
     outer, _, inner = extents
     if inner == 1:
@@ -57,7 +59,9 @@ def _as_rows(array: Any, extents: tuple[int, int, int]) -> Any:
     return array.reshape(outer, -1, inner).transpose(0, 2, 1)
 
 
-def _orders(ctx: Workspace, data: Any, extents: tuple[int, int, int], ascending: bool) -> Iterator[tuple[Any, Any]]:
+def _orders(
+    ctx: Workspace, data: RawArray, extents: tuple[int, int, int], ascending: bool
+) -> Iterator[tuple[Any, Any]]:
     """((group, rows), order of the elements in each of these rows), block by block."""
     xp = ctx.xp
     rows = _as_rows(data, extents)
@@ -81,7 +85,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(((_rows_at_once(lines, size), size), dtype))
 
 
-def _scatter(xp: Any, target: Any, where: Any, order: Any, values: Any) -> None:
+def _scatter(xp: Any, target: Any, where: object, order: Any, values: Any) -> None:
     """``target[where]`` at the positions ``order`` of each row becomes ``values``."""
     rows = target[where]
     rows[xp.arange(len(order))[:, None], order] = values
@@ -150,7 +154,7 @@ def _topk_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @workspace_kernel
-def _topk(ctx: Workspace, p: Params, data: Any, *outputs: Any) -> None:
+def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray) -> None:
     xp = ctx.xp
     extents = _extents(data.shape, p["axis"])
     k = p["k"] if p["k"] > 0 else extents[1]
@@ -172,7 +176,7 @@ def _topk(ctx: Workspace, p: Params, data: Any, *outputs: Any) -> None:
 
 
 @kernel
-def _backward_order(xp: Any, p: Params, g: Any, positions: Any, out: Any) -> None:
+def _backward_order(xp: ModuleType, p: Params, g: RawArray, positions: RawArray, out: RawArray) -> None:
     """The incoming gradient, at the positions where the values came from."""
     extents = _extents(out.shape, p["axis"])
     out.fill(0)
@@ -239,7 +243,7 @@ def _sort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @workspace_kernel
-def _sort(ctx: Workspace, p: Params, data: Any, output0: Any, output1: Any) -> None:
+def _sort(ctx: Workspace, p: Params, data: RawArray, output0: RawArray, output1: RawArray) -> None:
     extents = _extents(data.shape, p["axis"])
     source = _as_rows(data, extents)
     values, positions = (None if out is None else _as_rows(out, extents) for out in (output0, output1))
@@ -281,7 +285,7 @@ def _argsort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
 
 
 @workspace_kernel
-def _argsort(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _argsort(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     extents = _extents(data.shape, p["axis"])
     target = _as_rows(out, extents)
     for where, order in _orders(ctx, data, extents, p["is_ascend"]):

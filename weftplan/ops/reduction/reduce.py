@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from weftplan.ops.core.params import p_bool, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, take_bytes
 from weftplan.ops.core.schema import InplacePair, Kernel, Op, Param, Params, Shape, TensorSpec, Workspace, WorkspaceRule
+from weftplan.support.array_types import RawArray
 
 AXES = (
     Param("axis", p_optional(p_shape), None, "axes to reduce; None or (): all"),
@@ -99,7 +101,7 @@ _sum = _reduction("sum")
 
 
 @workspace_kernel
-def _mean(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _mean(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     total = out
     if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
         total = ctx.take(out.shape, accumulator(out.dtype))
@@ -129,7 +131,7 @@ def _spread(xp: Any, p: Params, ograd: Any, out: Any) -> None:
 
 
 @kernel
-def _spread_mean(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _spread_mean(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
     view = _views(p, out, ograd)[1]
     xp.divide(view, out.size // max(1, view.size), out=out, casting="unsafe")
 
@@ -138,7 +140,7 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 """``formula(xp, ograd, x, y, out, mask)``, ograd and y broadcasting to x and out."""
 
 
-def _mask(params: Params, g: Any, x: Any, y: Any, out: Any) -> Room:
+def _mask(params: Params, g: RawArray, x: RawArray, y: RawArray, out: RawArray) -> Room:
     """A mask of the rows that :func:`rowwise` works on together."""
     shape, _ = collapse(x.shape, kept_shape(x.shape, reduced_axes(params, len(x.shape), "a reduction")))
     return [((rows_per_block(shape), *shape[1:]), BOOL)]
@@ -162,12 +164,12 @@ def rowwise(formula: Formula, masked: bool) -> ArrayKernel:
     return ArrayKernel(compute, _mask if masked else None)
 
 
-def _extremum_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+def _extremum_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.equal(x, y, out=mask)
     xp.multiply(mask, g, out=out)
 
 
-def _prod_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+def _prod_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.divide(y, x, out=out, casting="unsafe")
     xp.multiply(out, g, out=out)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -26,18 +27,19 @@ from weftplan.ops.core.rules import (
     same_dtype,
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.support.array_types import RawArray
 
 # ------------------------------------------------------------------------------------------------------------ broadcast
 
 
 @kernel
-def _broadcast(xp: Any, p: Params, *arrays: Any) -> None:
+def _broadcast(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp.copyto(out, inputs[0])
 
 
 @kernel
-def _backward_broadcast(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _backward_broadcast(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
     reduce_to(xp, ograd, out)
 
 
@@ -153,7 +155,7 @@ for _name, _infer, _params, _inputs, _aliases, _doc in (
 # --------------------------------------------------------------------------------------------------------------- repeat
 
 
-def _p_positive(value: Any) -> int:
+def _p_positive(value: RawArray) -> int:
     number = p_int(value)
     if number < 1:
         raise ValueError("expected at least 1")
@@ -172,7 +174,7 @@ def _repeat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return ins, [merge_shape(outs[0], out, f"output of repeat of {source}")]
 
 
-def _repeat_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
+def _repeat_views(params: Params, small: RawArray, large: RawArray) -> tuple[RawArray, RawArray]:
     """Views (outer, size, 1, inner) and (outer, size, repeats, inner) of a tensor and its repetition."""
     axis = params["axis"]
     if axis is None:
@@ -184,13 +186,13 @@ def _repeat_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
 
 
 @kernel
-def _repeat(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _repeat(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     small, large = _repeat_views(p, data, out)
     xp.copyto(large, small)
 
 
 @kernel
-def _backward_repeat(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _backward_repeat(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
     small, large = _repeat_views(p, out, ograd)
     reduce_to(xp, large, small)
 
@@ -222,7 +224,7 @@ def _tile_dims(source: Shape, reps: Shape) -> tuple[list[int], list[int]]:
     return [1] * (rank - len(source)) + list(source), [1] * (rank - len(reps)) + list(reps)
 
 
-def _p_reps(value: Any) -> Shape:
+def _p_reps(value: RawArray) -> Shape:
     reps: Shape = p_shape(value)
     if any(rep < 1 for rep in reps):
         raise ValueError("expected numbers of at least 1")
@@ -238,7 +240,7 @@ def _tile_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return ins, [merge_shape(outs[0], out, f"output of tile of {source}")]
 
 
-def _tile_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
+def _tile_views(params: Params, small: RawArray, large: RawArray) -> tuple[RawArray, RawArray]:
     dims, reps = _tile_dims(small.shape, params["reps"])
     pairs = list(zip(reps, dims, strict=True))
     return (
@@ -248,13 +250,13 @@ def _tile_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
 
 
 @kernel
-def _tile(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _tile(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     small, large = _tile_views(p, data, out)
     xp.copyto(large, small)
 
 
 @kernel
-def _backward_tile(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _backward_tile(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
     small, large = _tile_views(p, out, ograd)
     axes = tuple(range(0, large.ndim, 2))
     xp.sum(large, axis=axes, dtype=accumulator(small.dtype), out=small, keepdims=True)
@@ -319,7 +321,7 @@ def _mirrors(params: Params, padded: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @kernel
-def _pad(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _pad(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
     if p["mode"] == "constant":
         out.fill(p["constant_value"])
     xp.copyto(_centre(p, out), data)
@@ -329,7 +331,7 @@ def _pad(xp: Any, p: Params, data: Any, out: Any) -> None:
 
 
 @kernel(scratch=lambda p, g, out: [] if p["mode"] == "constant" else [(g.shape, g.dtype)])
-def _backward_pad(xp: Any, p: Params, g: Any, out: Any, folded: Any = None) -> None:
+def _backward_pad(xp: Any, p: Params, g: Any, out: Any, folded: object = None) -> None:
     if folded is not None:
         xp.copyto(folded, g)
         for border, source in reversed(list(_mirrors(p, folded))):
@@ -338,7 +340,7 @@ def _backward_pad(xp: Any, p: Params, g: Any, out: Any, folded: Any = None) -> N
     xp.copyto(out, _centre(p, g))
 
 
-def _p_width(value: Any) -> Shape:
+def _p_width(value: RawArray) -> Shape:
     width: Shape = p_shape(value)
     if any(number < 0 for number in width):
         raise ValueError("expected numbers of at least 0")

@@ -6,6 +6,7 @@ The gradient of joining is splitting and the other way round, so each pair of ke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered, numbered_inputs
+from weftplan.support.array_types import RawArray
 
 
 def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
@@ -129,7 +131,7 @@ def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> lis
 
 
 @context_kernel
-def _backward_concat(ctx: OpContext, p: Params, g: Any, *outputs: Any) -> None:
+def _backward_concat(ctx: OpContext, p: Params, g: RawArray, *outputs: RawArray) -> None:
     axis = p["dim"] % g.ndim
     before = (slice(None),) * axis
     for out, span in zip(outputs, _sizes(ctx, g.shape[axis], axis, outputs), strict=True):
@@ -195,7 +197,7 @@ def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 @kernel
-def _stack(xp: Any, p: Params, *arrays: Any) -> None:
+def _stack(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     before = (slice(None),) * (p["axis"] % out.ndim)
     for k, x in enumerate(inputs):
@@ -203,7 +205,7 @@ def _stack(xp: Any, p: Params, *arrays: Any) -> None:
 
 
 @kernel
-def _backward_stack(xp: Any, p: Params, g: Any, *outputs: Any) -> None:
+def _backward_stack(xp: ModuleType, p: Params, g: RawArray, *outputs: RawArray) -> None:
     before = (slice(None),) * (p["axis"] % g.ndim)
     for k, out in enumerate(outputs):
         if out is not None:
@@ -253,7 +255,7 @@ def _split_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [whole], [part] * count
 
 
-def _slots(params: Params, whole: Any) -> list[Any]:
+def _slots(params: Params, whole: RawArray) -> list[RawArray]:
     """Views of ``whole`` that correspond to the outputs, or to their gradients."""
     axis = params["axis"] % whole.ndim
     count = params["num_outputs"]
@@ -263,14 +265,14 @@ def _slots(params: Params, whole: Any) -> list[Any]:
 
 
 @kernel
-def _split(xp: Any, p: Params, data: Any, *outputs: Any) -> None:
+def _split(xp: ModuleType, p: Params, data: RawArray, *outputs: RawArray) -> None:
     for out, piece in zip(outputs, _slots(p, data), strict=True):
         if out is not None:
             xp.copyto(out, piece)
 
 
 @kernel
-def _backward_split(xp: Any, p: Params, *arrays: Any) -> None:
+def _backward_split(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     for g, piece in zip(inputs, _slots(p, out), strict=True):
         xp.copyto(piece, g)

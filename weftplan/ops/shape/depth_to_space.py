@@ -14,9 +14,10 @@ from weftplan.ops.core.params import p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, grad, merge_shape, same_dtype
 from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape
+from weftplan.support.array_types import RawArray
 
 
-def _p_block(value: Any) -> int:
+def _p_block(value: RawArray) -> int:
     number = p_int(value)
     if number < 1:
         raise ValueError("expected at least 1")

@@ -5,6 +5,7 @@ Both directions go through one strided line of the matrix, so that the gradient 
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -13,6 +14,7 @@ from weftplan.ops.core.params import p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
+from weftplan.support.array_types import RawArray
 
 _DIAG = (
     Param("k", p_int, 0, "which diagonal: above the main one when positive"),
@@ -51,7 +53,7 @@ def _diag_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return ins, [merge_shape(outs[0], out, f"output of diag of {source}")]
 
 
-def _line(xp: Any, params: Params, matrices: Any, rows: int, columns: int) -> tuple[Any, Any]:
+def _line(xp: ModuleType, params: Params, matrices: RawArray, rows: int, columns: int) -> tuple[Any, Any]:
     """``matrices`` with rows and columns as the last axes, and the index of their diagonal."""
     k = params["k"]
     last = xp.moveaxis(matrices, (rows, columns), (-2, -1))
@@ -60,14 +62,14 @@ def _line(xp: Any, params: Params, matrices: Any, rows: int, columns: int) -> tu
     return last, (..., steps - min(k, 0), steps + max(k, 0))
 
 
-def _build(ctx: Workspace, params: Params, vector: Any, matrix: Any) -> None:
+def _build(ctx: Workspace, params: Params, vector: RawArray, matrix: RawArray) -> None:
     view, line = _line(ctx.xp, params, matrix, 0, 1)
     matrix.fill(0)
     view[line] = vector
 
 
 @workspace_kernel
-def _diag(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _diag(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     if data.ndim == 1:
         _build(ctx, p, data, out)
     else:
@@ -76,7 +78,7 @@ def _diag(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
 
 
 @kernel
-def _backward_diag(xp: Any, p: Params, g: Any, out: Any) -> None:
+def _backward_diag(xp: ModuleType, p: Params, g: RawArray, out: RawArray) -> None:
     if out.ndim == 1:
         view, line = _line(xp, p, g, 0, 1)
         xp.copyto(out, view[line])

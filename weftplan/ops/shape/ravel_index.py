@@ -16,6 +16,7 @@ from weftplan.ops.core.params import p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, merge_shape, same_dtype, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (Param("shape", p_shape, doc="shape of the tensor that the places are in"),)
 
@@ -38,7 +39,7 @@ def _ravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 @workspace_kernel
-def _ravel(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _ravel(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     for y, *coordinates, total, part in blocks(ctx, (out, *data), (INDEX, INDEX)):
         total.fill(0)
@@ -61,7 +62,7 @@ def _unravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 
 @workspace_kernel
-def _unravel(ctx: Workspace, p: Params, data: Any, out: Any) -> None:
+def _unravel(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     shape = p["shape"]
     for x, *coordinates, rest, part, scratch in blocks(ctx, (data, *out), (INDEX,) * 3):

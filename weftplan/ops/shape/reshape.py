@@ -45,6 +45,7 @@ from weftplan.ops.core.schema import (
     Workspace,
 )
 from weftplan.ops.shape.reshape_codes import reshaped
+from weftplan.support.array_types import RawArray
 
 
 def _solve_one(partial: Shape, size: int, what: str) -> Shape:
@@ -267,7 +268,7 @@ def _by_way_of(source: DType, target: DType) -> list[DType]:
     return [INDEX] if is_float(source) and target.kind in "iu" and target.itemsize < 8 else []
 
 
-def _convert(xp: Any, x: Any, out: Any, between: Any = None) -> None:
+def _convert(xp: Any, x: Any, out: Any, between: object = None) -> None:
     if between is not None:
         xp.copyto(between, x, casting="unsafe")
         x = between
@@ -288,7 +289,7 @@ class CastKernel:
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
 
-    def _blocks(self, ctx: Workspace, source: Any, out: Any) -> Iterator[tuple[Any, ...]]:
+    def _blocks(self, ctx: Workspace, source: RawArray, out: RawArray) -> Iterator[tuple[Any, ...]]:
         # Block by block: in place NumPy copies what it converts.
         return blocks(ctx, (source, out), _by_way_of(source.dtype, out.dtype))
 

@@ -82,7 +82,7 @@ def _forward(xp: Any, p: Params, data: Any, *outputs: Any) -> None:
 
 
 @kernel
-def _backward(xp: Any, p: Params, *arrays: Any) -> None:
+def _backward(xp: Any, p: Params, *arrays: object) -> None:
     *inputs, out = arrays
     for view, g in _pieces(p, out, inputs):
         xp.copyto(view, g)

@@ -37,6 +37,7 @@ from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec
 from weftplan.ops.fusion.normalize import NORMALIZE
+from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17
 """Elements of one part, in which channels are handed to idle cores."""
@@ -61,7 +62,7 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _on_channels(name: str, names: Sequence[str], data: Any, settled: Pass) -> Call:
+def _on_channels(name: str, names: Sequence[str], data: RawArray, settled: Pass) -> Call:
     channels = settled.words["channels"]
     values = {**settled.words, "last": channels}
     words = np.array([values.get(name, 0) for name in names], dtype=np.int64)
@@ -83,7 +84,7 @@ def fetching(when: str, at: int, image: int, channel: int, plane: int, *, behind
     return {f"{when}_{name}": value for name, value in values.items()}
 
 
-def scaling(params: Params, statistics: Arrays, scale: Any, shift: Any) -> Call:
+def scaling(params: Params, statistics: Arrays, scale: RawArray, shift: RawArray) -> Call:
     """What computes by what each channel is multiplied, and what is added then, where ``statistics`` are given: gamma,
     beta, mean and variance."""
     gamma, beta, mean, var = statistics

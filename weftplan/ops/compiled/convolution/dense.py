@@ -146,7 +146,7 @@ def _packing(
 
 
 def forward(
-    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None, *,
+    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: object, padded: Any, target: Target | None = None, *,
     widened: Any = None, after: offset_tables.After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """What makes ``y`` windows of ``x`` times ``weight`` plus ``bias`` unless None, with ``relu`` nothing below 0."""
@@ -163,7 +163,7 @@ def forward(
 
 
 def data_gradient(
-    s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: Any, padded: Any, target: Target | None = None
+    s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: object, padded: Any, target: Target | None = None
 ) -> Call:
     """What computes ``dgrad``, the gradient with respect to the image."""
     steps = {"w": s.taps * s.stored, "y": math.prod(s.image) * s.stored}
@@ -175,7 +175,7 @@ def data_gradient(
 
 
 def weight_gradient(
-    s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: Any, padded: Any, target: Target | None = None, *,
+    s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: object, padded: Any, target: Target | None = None, *,
     widened: Any = None,
 ) -> Call:  # fmt: skip
     """What computes ``wgrad``, the gradient with respect to the weight."""

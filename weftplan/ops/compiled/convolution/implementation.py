@@ -36,6 +36,7 @@ from weftplan.ops.fusion import relu as joined
 from weftplan.ops.nn import convolution, deconvolution
 from weftplan.ops.nn.batch_norm import NORM
 from weftplan.ops.nn.conv_geometry import Geometry
+from weftplan.support.array_types import RawArray
 
 _T = TypeVar("_T")
 
@@ -108,7 +109,7 @@ def _weight_scratch(s: Sizes) -> Scratch:
     return weight_scratch(s) if pointwise_weights.weight_pass(s) is None else Scratch(0, 0)
 
 
-def _sum_to_bias(ograd: Any, target: Any) -> Call:
+def _sum_to_bias(ograd: RawArray, target: RawArray) -> Call:
     return partial(np.sum, ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=target)
 
 
@@ -128,12 +129,20 @@ def _deconvolution_backward(params: Params, inputs: Specs, outputs: Specs) -> Ge
     return deconvolution.sizes(params, inputs[1].shape, inputs[0].shape, inputs[1].dtype)
 
 
-def _spec(array: Any) -> TensorSpec:
+def _spec(array: RawArray) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
 def _correlate(
-    s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Any, *, after: After | None = None, relu: bool = False
+    s: Sizes,
+    data: Any,
+    weight: Any,
+    bias: Any,
+    out: Any,
+    room: Any,
+    *,
+    after: After | None = None,
+    relu: bool = False,
 ) -> Call:
     """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; ``after`` that scaled and shifted, and
     with ``relu`` nothing below 0."""
@@ -211,7 +220,7 @@ def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], 
     return params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
 
 
-def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: Any, statistics: Arrays, *, relu: bool) -> Call:
+def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, statistics: Arrays, *, relu: bool) -> Call:
     """``convolve``, and then the batch norm in place, computed by who would compute it as a node of its own."""
     # In the same scratch: the one is done with it before the other begins.
     again = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])

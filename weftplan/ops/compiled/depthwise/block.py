@@ -34,6 +34,7 @@ from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, TensorSpec, aligned
 from weftplan.ops.fusion.depthwise_block import BEFORE, BEHIND, BLOCK, BLOCK_GRADIENT, LAYER, RELU, memory_of_inner
 from weftplan.ops.nn import convolution
+from weftplan.support.array_types import RawArray
 
 Blocks = Mapping[str, Sequence[str]]
 """By the name of a kernel's call the names of its words."""
@@ -226,7 +227,9 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     s = _sizes(params, TensorSpec(data.shape, data.dtype), TensorSpec(inner.shape, inner.dtype))
     room = ctx.take((_room(s),), np.uint8)
 
-    def norm(name: str, ograd: Any, data: Any, vectors: Sequence[Any], outputs: Arrays, *, relu: bool) -> Pass:
+    def norm(
+        name: str, ograd: RawArray, data: RawArray, vectors: Sequence[RawArray], outputs: Arrays, *, relu: bool
+    ) -> Pass:
         gamma, beta, *kept = vectors
         return batch_norm.backward_pass(
             ctx, params[name], [ograd, data, gamma, *kept], outputs, beta=beta if relu else None

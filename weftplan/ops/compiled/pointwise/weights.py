@@ -95,7 +95,7 @@ def _arguments(p: Pass) -> KernelArguments:
 
 
 def call(
-    p: Pass, x: Any, dy: Any, dw: Any, target: Target | None = None, *, bias: Any = None
+    p: Pass, x: Any, dy: object, dw: object, target: Target | None = None, *, bias: Any = None
 ) -> Call:  # fmt: skip
     """What computes ``dw`` of images ``x`` and output gradients ``dy``.
 

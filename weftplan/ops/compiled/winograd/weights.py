@@ -122,7 +122,7 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
     return KernelArguments(WEIGHTS, words, [images, outputs])
 
 
-def call(p: Pass, x: Any, dy: Any, dw: Any, room: Any, target: Target | None = None) -> Call:
+def call(p: Pass, x: Any, dy: object, dw: object, room: Any, target: Target | None = None) -> Call:
     """What computes ``dw``, in scratch of :attr:`Layout.nbytes`; ``p`` is the forward pass."""
     found = host() if target is None else target
     assert isinstance(found, Target)
