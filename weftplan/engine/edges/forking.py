@@ -7,6 +7,9 @@ Ctrl-C ends the waiting, not the fork, which nothing can call off any more: an e
 every use in the child, and the interrupt reaches the parent when ``os.fork`` is over. From the moment at which the
 tokens are held until they are given back interrupts are held, too (``shield.py``): the interpreter would report one
 that a hook raises, and forget it.
+
+Other modules prepare for a fork by hooks of their own: ``locks.py``, ``tasks/registry.py``, ``storage/relief.py``, and the
+sequencer and the rendezvous of distributed stores.
 """
 
 from __future__ import annotations

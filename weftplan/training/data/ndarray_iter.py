@@ -2,6 +2,9 @@
 
 ``fit`` relies on this interface. One thread at a time uses an iterator. The file is long because it holds the base
 classes of all other iterators.
+
+``last_batch_handle`` has its rule in :class:`NDArrayIter`; image iterators (``images/iterators.py``) and
+``input/dataset_iter.py`` implement it for their own samples.
 """
 
 from __future__ import annotations

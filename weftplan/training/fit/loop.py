@@ -3,6 +3,9 @@
 A :class:`Fitting` lives as long as the call and belongs to the training thread. It counts updates, sums the gradients
 of micro-batches, writes checkpoints and reports progress. Each of these has its own file; ``resumable_run.py`` resumes
 from a checkpoint.
+
+Ctrl-C: an interrupt in a callback after a batch saves a checkpoint and is raised again. ``StopAtBatchEnd``
+(``callbacks.py``) delays an interrupt to the end of the batch.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Equal state gives equal bits. The state is: parameters, the auxiliary states of 
 states, residuals of gradient compression, metrics, the iterator's position, and random-number generators. Gathering
 pushes copies without waiting, so training continues while another thread writes them. Gathering and restoring run on
 the training thread.
+
+A learning-rate scheduler is part of the optimizer's attributes.
 """
 
 from __future__ import annotations
