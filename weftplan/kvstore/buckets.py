@@ -53,6 +53,7 @@ class BucketRule:
         Args:
             items: (item, its bytes, its dtype).
 
+        >>> import numpy as np
         >>> four = np.dtype("f4")
         >>> BucketRule(count=2, nbytes=100).cut([("a", 40, four), ("b", 40, four), ("c", 40, four), ("d", 80, four)])
         [['a', 'b'], ['c'], ['d']]

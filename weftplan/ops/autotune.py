@@ -8,8 +8,8 @@ alike. Where no file can be kept each process measures for itself.
 Measuring takes memory for the arrays of one call, for a moment, beside every plan. Any thread may ask; the first one
 measures while others wait.
 
-The planner chooses an implementation in ``planner/symbolic/kernel_choice.py`` and asks this module only if the user wants
-measured choices.
+The planner chooses an implementation in ``planner/symbolic/kernel_choice.py`` and asks this module only if the user
+wants measured choices.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ every use in the child, and the interrupt reaches the parent when ``os.fork`` is
 tokens are held until they are given back interrupts are held, too (``shield.py``): the interpreter would report one
 that a hook raises, and forget it.
 
-Other modules prepare for a fork by hooks of their own: ``locks.py``, ``tasks/registry.py``, ``storage/relief.py``, and the
-sequencer and the rendezvous of distributed stores.
+Other modules prepare for a fork by hooks of their own: ``locks.py``, ``tasks/registry.py``, ``storage/relief.py``, and
+the sequencer and the rendezvous of distributed stores.
 """
 
 from __future__ import annotations

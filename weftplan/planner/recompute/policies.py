@@ -3,8 +3,8 @@
 Whatever a policy proposes, it is planned by the real planner, and used only when that plan needs fewer bytes than the
 plan without it (for a budget: when it fits). Otherwise the plan without recomputation stands and a note says why.
 
-``planner/options.py`` describes the policies, ``rules_of`` in ``planner/symbolic/indexed_graph.py`` says which operators
-MXNet's mirroring repeats.
+``planner/options.py`` describes the policies, ``rules_of`` in ``planner/symbolic/indexed_graph.py`` says which
+operators MXNet's mirroring repeats.
 """
 
 from __future__ import annotations
