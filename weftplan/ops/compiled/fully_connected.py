@@ -1,9 +1,10 @@
 """Compiled implementations of FullyConnected, forward and backward.
 
-Its three products are those of a 1x1 convolution of one image, so the kernels are those of ``pointwise.py`` and
-``pointwise_weights.py``: the output is a matrix times a transposed one, as the gradient of such a weight is, and both
-gradients are plain products, of which the weight's reads the output's gradient turned, as the gradient of the data of a
-1x1 convolution reads its weight. Any worker may call them: all they write is given.
+Its three products are those of a 1x1 convolution of one image, so the kernels are those of
+``pointwise/implementation.py`` and ``pointwise/weights.py``: the output is a matrix times a transposed one, as the
+gradient of such a weight is, and both gradients are plain products, of which the weight's reads the output's gradient
+turned, as the gradient of the data of a 1x1 convolution reads its weight. Any worker may call them: all they write is
+given.
 """
 
 from __future__ import annotations

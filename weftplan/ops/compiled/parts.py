@@ -1,7 +1,7 @@
 """Parallel runs of a compiled function over ranges, on the calling thread and on idle cores.
 
 How many ranges there are follows from sizes alone, or there is one where no core is idle (``support/core_sharing.py``
-has the rule). Helpers who are awake take ranges without the interpreter (``looking.py``).
+has the rule). Helpers who are awake take ranges without the interpreter (``exchange/polling.py``).
 Every element is computed alike in any range, so neither the number of cores nor that of ranges is part of a result's
 bits.
 """

@@ -1,8 +1,8 @@
 """BatchNorm: normalisation of each channel over batch and space, optionally fused with relu.
 
-The form with the relu is an operator that only the planner uses (``joined.py``). Its backward form is given beta, too,
-and takes as incoming what the relu's gradient would be, block by block: what the relu let pass is computed again from
-the data, to the same bits, since its output would be one more array to read.
+The form with the relu is an operator that only the planner uses (``ops/fusion/relu.py``). Its backward form is given
+beta, too, and takes as incoming what the relu's gradient would be, block by block: what the relu let pass is computed
+again from the data, to the same bits, since its output would be one more array to read.
 
 Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) of what was used to normalise (the batch in training, the
 moving statistics otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet
@@ -50,7 +50,7 @@ from weftplan.ops.core.schema import (
 from weftplan.support.array_types import RawArray
 
 NORM = "norm"
-"""The parameter of a convolution with a batch norm behind it (``joined.py``) that holds those of the batch norm."""
+"""The parameter of a convolution fused with its batch norm that holds the parameters of the batch norm."""
 BATCH_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
 """Operators with these inputs and parameters, the same outside training; the second has its channels on axis 1."""
 _PARAMS = (

@@ -23,8 +23,8 @@ from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
 """Bytes from which arrays are moved piece by piece, past the caches: below, one call takes less time, and it need not
-write what is stored (``late.py``). 16 MB take 0.84 of raw Allreduce's time so, not 1.06, and over four processes 0.66,
-not 0.77; 32 MB take the same either way."""
+write what is stored (``lazy_values.py``). 16 MB take 0.84 of raw Allreduce's time so, not 1.06, and over four
+processes 0.66, not 0.77; 32 MB take the same either way."""
 
 
 class Row(NamedTuple):

@@ -1,7 +1,8 @@
 """The call cache: store calls whose keys, and usually arrays, recur at every training step.
 
-What follows from the keys is kept in a :class:`Call`, what follows from the arrays in the objects of ``rounds.py``: the
-first time makes them, later times look only at what may have changed, with loops within the interpreter.
+What follows from the keys is kept in a :class:`Call`, what follows from the arrays in the objects of
+``arrays/exchange_cache.py``: the first time makes them, later times look only at what may have changed, with loops
+within the interpreter.
 """
 
 from __future__ import annotations

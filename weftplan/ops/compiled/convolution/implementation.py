@@ -1,8 +1,8 @@
 """Compiled implementations of Convolution and Deconvolution, forward and backward.
 
 It owns which sizes they take, when NumPy is expected to be faster, and the scratch that they declare; the kernels are
-those of ``dense.py``, ``pointwise.py``, ``depthwise.py`` and ``winograd.py``. Any worker may call them: all they write
-is given.
+those of ``dense.py``, ``pointwise/implementation.py``, ``depthwise/implementation.py`` and ``winograd/``. Any worker
+may call them: all they write is given.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Compiled implementation of a fused depthwise convolution between two batch norms, with gradient.
 
-One function takes a channel of all images through the kernels of ``batch_norm_kernels.py`` and ``depthwise.py``, one
-after the other, and then the next channel, so that all they pass to each other is in the cache. What the first batch
-norm and its relu make is computed while planes are copied with their padding; the gradient of the convolution's output
-lies in the memory of the data's gradient until that is written. Bits are those of the kernels called one after the
-other on whole arrays. Channels are independent, and idle cores may take some of them.
+One function takes a channel of all images through the kernels of ``batch_norm/kernels.py`` and ``implementation.py``,
+one after the other, and then the next channel, so that all they pass to each other is in the cache. What the first
+batch norm and its relu make is computed while planes are copied with their padding; the gradient of the convolution's
+output lies in the memory of the data's gradient until that is written. Bits are those of the kernels called one after
+the other on whole arrays. Channels are independent, and idle cores may take some of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """1x1 convolutions as dedicated products: eligibility, partition of passes, scratch.
 
-The kernel is that of ``pointwise_kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the
+The kernel is that of ``kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the
 gradient of the data. Parts are ranges of an image's pixels, or of filters where there are few pixels. Everything but
 how many channels are summed at a time follows from shapes and is the same on every machine.
 """

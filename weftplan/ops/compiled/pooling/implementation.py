@@ -1,7 +1,7 @@
 """Compiled pooling: maxima forward and backward, averages and sums forward. NumPy does the rest.
 
 Values are those of NumPy's kernel, to the last bit. Planes are independent, and idle cores may take parts of them, each
-with a buffer of a few rows. The kernels are those of ``pooling_kernels.py``; any worker may call them.
+with a buffer of a few rows. The kernels are those of ``kernels.py``; any worker may call them.
 """
 
 from __future__ import annotations

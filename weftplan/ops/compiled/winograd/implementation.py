@@ -1,6 +1,6 @@
 """Winograd 3x3 convolutions: eligibility, partition of passes, scratch.
 
-The kernels are those of ``winograd_kernels.py``. A pass makes *u* of the weight, *v* of the image and *m*, their
+The kernels are those of ``kernels.py``. A pass makes *u* of the weight, *v* of the image and *m*, their
 products, for one block of tiles after the other. Where all of u is small it is made once, and idle cores take ranges of
 tiles, each with its own v and m. Else u would be up to 16 MB, and v would not stay in a cache: then the cores share a
 block's m of all filters and its v of some channels after the others, and each makes u of some filters after the others.

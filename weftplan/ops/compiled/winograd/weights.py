@@ -1,6 +1,6 @@
 """Weight gradients of Winograd 3x3 convolutions: partition and scratch.
 
-The kernels are those of ``winograd_weight_kernels.py``. Idle cores take ranges of channels, each with scratch of its
+The kernels are those of ``weight_kernels.py``. Idle cores take ranges of channels, each with scratch of its
 own, which follows from shapes and is the same on every machine. The blocks of tiles are part of the result's bits.
 """
 
