@@ -11,12 +11,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from weftplan import config
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError
+from weftplan.errors import BudgetError, ShapeError
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.ops.fusion.depthwise_block import BLOCK
@@ -29,7 +29,6 @@ from weftplan.planner.recompute import Cost
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.infer import byte_sizes
 from weftplan.planner.symbolic.kernel_choice import operator_choices
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import dead_outputs, notes_of, run_passes
@@ -38,6 +37,7 @@ from weftplan.planner.symbolic.realise import realised
 from weftplan.planner.symbolic.translate import translated
 from weftplan.symbol.traversal import Order
 
+MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")
 """Values of :attr:`PlanOptions.recompute` that name operators to repeat."""
 RULE_SHARE = 0.025
@@ -278,9 +278,19 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
 
 
 def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, Choice]]:
-    """The graph with what operators declare, for the planner's core, and who computes each node."""
+    """The graph with what operators declare, for the planner's core, and who computes each node.
+
+    Raises:
+        ShapeError: all entries together exceed 2^63 - 1 bytes.
+    """
     graph, shapes, dtypes = network.graph, list(network.shapes), list(network.dtypes)
-    nbytes = byte_sizes(graph, shapes=shapes, dtypes=dtypes)
+    nbytes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+    if sum(nbytes) > MAX_BYTES:
+        largest = max(range(len(nbytes)), key=nbytes.__getitem__)
+        raise ShapeError(
+            f"the graph needs {sum(nbytes)} bytes without sharing, more than 2^63 - 1; the largest entry is "
+            f"{graph.entry_name(largest)!r}, shape {shapes[largest]}, {dtypes[largest]}"
+        )
     choices, workspaces = operator_choices(
         graph, shapes=shapes, dtypes=dtypes, devices=network.devices, options=options
     )

@@ -53,6 +53,13 @@ class Kind:
         """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
         return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
 
+    def outputs(self, op: Op, node: Node, ins: list[Any]) -> list[Any]:
+        """Return the facts of the outputs of a node, all of whose inputs are known; raise an error if some are open."""
+        _, outs, _, unknown = self.told(op, node, ins, [None] * op.num_outputs(node.params))
+        if unknown:
+            raise self.error(f"{self.word} of output {unknown[0]} of {where(node)} cannot be inferred{made_at(node)}")
+        return [fact for _, fact in outs]
+
     def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
         """Call the operator's rule."""
         op = node.op

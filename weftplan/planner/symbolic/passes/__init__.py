@@ -28,11 +28,11 @@ from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
 
 PASSES: list[GraphPass] = [
     common_subexpressions.PASS,
+    sizes.PASS,
     gradients.PASS,
     fuse_relu.PASS,
     placement.PASS,
     batch_weight_gradients.PASS,
-    sizes.PASS,
     fuse_depthwise.PASS,
     fuse_depthwise.REMATERIALIZE,
 ]

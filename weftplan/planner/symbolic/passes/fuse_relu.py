@@ -95,6 +95,7 @@ def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int])
             main=first,
             params=params.setdefault((id(conv.params), id(node.params)), {**conv.params, NORM: node.params}),
             attrs={**conv.attrs, LAYER: conv.name, NORMALIZED: json.dumps([node.name, node.attrs])},
+            like=[graph.row[norm]],
         )
         gone = (norm,) if relu is None else (norm, relu)
         edit.fuse(gone, {graph.row[nid]: made for nid in gone})
@@ -112,6 +113,7 @@ def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
         params=node.params,
         attrs={**node.attrs, LAYER: node.name},
         controls=[*graph.controls[layer], *graph.controls[relu]],
+        like=range(row[layer], row[layer + 1]),
     )
     outputs = {row[layer] + k: made + k for k in range(row[layer + 1] - row[layer])}
     edit.fuse((layer, relu), {**outputs, row[relu]: made})
@@ -132,6 +134,7 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
         params=node.params,
         attrs=dict(node.attrs),
         controls=[*graph.controls[gradient], *graph.controls[before]],
+        like=range(row[gradient], row[gradient + 1]),
     )
     edit.fuse((gradient,), {row[gradient] + k: made + k for k in range(row[gradient + 1] - row[gradient])})
 

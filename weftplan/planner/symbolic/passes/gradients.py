@@ -128,7 +128,7 @@ class _Pass:
     def _head_gradients(self) -> None:
         edit = self.edit
         for i, output in enumerate(self.outputs):
-            entry = edit.add(None, f"_head_grad_{i}")
+            entry = edit.add(None, f"_head_grad_{i}", like=[output])
             self.head_grads.append(edit.makers[entry])
             if self.like_mxnet:
                 entry = self.make("_identity_with_attr_like_rhs", f"_head_grad_{i}_id", [entry, output], {})[0]
