@@ -3,7 +3,7 @@
 The name of a file is the hash of everything that a plan depends on: the graph by value, what the caller says of it, the
 settings, who may compute which operator, versions, and the state of this package's own files. So whatever changes any
 of it plans anew, and no file is ever out of date. A file holds numbers and names
-(:mod:`weftplan.planner.symbolic.plain_values`), nothing that is run; :mod:`weftplan.support.user_cache` says why its
+(:mod:`weftplan.planner.symbolic.stored_plans`), nothing that is run; :mod:`weftplan.support.user_cache` says why its
 content can be trusted. Where there is no such folder, everything is planned anew. So are graphs with operators that
 are not the library's own, and plans for a GPU, which depend on libraries and a device that nothing here looks at.
 
@@ -27,7 +27,7 @@ from weftplan.ops.compiled.target import host
 from weftplan.ops.core import implementations
 from weftplan.ops.core.implementations import Implementation
 from weftplan.planner import PlannedGraph, PlanOptions, stopping
-from weftplan.planner.symbolic import plain_values
+from weftplan.planner.symbolic import stored_plans
 from weftplan.support import user_cache
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import Order
@@ -52,8 +52,8 @@ class PlanFile:
         self._name = ""
         if self._place is not None:
             try:
-                graph = plain_values.described(order, symbol.entries)
-            except plain_values.NotPlainError:
+                graph = stored_plans.described(order, symbol.entries)
+            except stored_plans.NotPlainError:
                 self._place = None
             else:
                 digest = hashlib.sha256(marshal.dumps(graph, _FORMAT))
@@ -69,7 +69,7 @@ class PlanFile:
         compiler, content = marshal.loads(data)
         if compiler and compiler != repr(host()):
             return None  # who can compute what was decided by another compiler, or without one
-        return plain_values.restored(content, nodes=self._order[0], options=self._options)
+        return stored_plans.loaded(content, self._order[0])
 
     def keep(self, planned: PlannedGraph) -> None:
         """Keep a plan for later processes, where that is possible."""
@@ -79,8 +79,8 @@ class PlanFile:
         if not all(context.is_host for context in {id(one): one for one in planned.devices}.values()):
             return
         try:
-            content = plain_values.flat(planned, order=self._order, options=self._options)
-        except plain_values.NotPlainError:
+            content = stored_plans.dumped(planned, self._order)
+        except stored_plans.NotPlainError:
             return
         asked = self._options.kernels != "numpy" and any(choice.several for choice in planned.kernels.values())
         kept = marshal.dumps((repr(host()) if asked else "", content), _FORMAT)
