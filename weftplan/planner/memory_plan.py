@@ -101,6 +101,9 @@ class MemoryPlan:
     """What the planner decided and a user may want to know, in words."""
     passes: tuple[Pass, ...] = ()
     """What changed the graph before it was planned, in the order in which it ran."""
+    pass_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Processor time of each pass over the graph, those of every plan included, by name; empty where the graph did not
+    go through passes for this plan alone (a plan of an executor, or from a file)."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Name of a node -> who computes it, and why no other: ``native``, ``numpy (depthwise …)``. Only nodes for which
     there is a choice."""

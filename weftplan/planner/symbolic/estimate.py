@@ -177,7 +177,10 @@ class Question:
     def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
         """The plan of one executor and of what is ``besides`` it, in at most ``budget`` bytes."""
         sized = self.sized(context)
-        return sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)
+        planned = (
+            sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)
+        )
+        return replace(planned, memory=replace(planned.memory, pass_seconds=sized.seconds))
 
 
 def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = False) -> str | dict[str, str]:

@@ -147,11 +147,12 @@ def size_symbol(
 
 def _size(network: Network, settings: Settings) -> SizedGraph:
     """Run the passes and ask operators what they declare."""
-    network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")))
+    seconds: dict[str, float] = {}
+    network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")), seconds=seconds)
     program, choices = _program(network, settings.options)
     if settings.options.compat == "paddle":
         program = program.in_order(breadth_first(program))
-    return SizedGraph(network, program, settings, choices)
+    return SizedGraph(network, program, settings, choices, seconds)
 
 
 @dataclass(eq=False)
@@ -166,6 +167,8 @@ class SizedGraph:
     """What the caller asked."""
     choices: dict[int, Choice]
     """Who computes each node."""
+    seconds: dict[str, float]
+    """Processor time of each pass, by name."""
     variants: list[Callable[[], SizedGraph]] = field(default_factory=list)
     """Each sizes the same symbol in another form, from which recomputation may start: with results of fused blocks
     made again, and without fused nodes, of which a part can then be repeated."""

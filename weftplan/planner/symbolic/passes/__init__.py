@@ -24,7 +24,7 @@ from weftplan.planner.symbolic.passes import (
     placement,
     sizes,
 )
-from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings, changed_by_pass
 
 PASSES: list[GraphPass] = [
     common_subexpressions.PASS,
@@ -47,8 +47,8 @@ def run_passes(
     Args:
         network: the graph of a symbol.
         settings: what the caller asks.
-        checked: check the graph after each pass.
-        seconds: gets how long each pass took, by name.
+        checked: check the graph after each pass, and that the pass has changed nothing but what it may.
+        seconds: gets how long each pass took, by name: seconds of processor time.
 
     Raises:
         PlanError: a pass comes before what it needs, or has made a graph that contradicts itself; or as the passes do.
@@ -65,19 +65,26 @@ def run_passes(
             raise PlanError(
                 f"pass {one.name!r} needs {', '.join(sorted(missing))}: put it behind the pass that gives it"
             )
-        begin = time.perf_counter()
+        before, begin = network, time.process_time()
         network, changed = one.run(network, settings)
         facts |= one.gives
         if one.shown:
             reports.append(Pass(one.name, changed, one.switch))
         if seconds is not None:
-            seconds[one.name] = time.perf_counter() - begin
+            seconds[one.name] = time.process_time() - begin
         if checked:
-            try:
-                network.check()
-            except PlanError as error:
-                raise PlanError(f"after pass {one.name!r}: {error}") from None
+            _check(one, before, network)
     return replace(network, reports=tuple(reports))
+
+
+def _check(one: GraphPass, before: Network, after: Network) -> None:
+    try:
+        after.check()
+    except PlanError as error:
+        raise PlanError(f"after pass {one.name!r}: {error}") from None
+    others = changed_by_pass(before, after) - one.changes - one.gives
+    if others:
+        raise PlanError(f"pass {one.name!r} has changed {', '.join(sorted(others))}: its record must list that")
 
 
 def notes_of(passes: Iterable[Pass]) -> list[str]:

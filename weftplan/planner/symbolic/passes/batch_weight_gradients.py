@@ -24,7 +24,7 @@ from weftplan.device.amounts import counted
 from weftplan.ops.core.schema import Shape
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner.symbolic.network import Edit, Network, alike
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
 
 ROWS = 256
 """Rows of the layers of one node, and no more than a weight has columns: what waits for the last of these layers, and
@@ -200,5 +200,6 @@ PASS = GraphPass(
     switch=FUSION,
     enabled=lambda settings: settings.fuses and settings.options.drop_dead_outputs,
     run=batch_weight_gradients,
+    changes=frozenset((BACKWARD,)),
     needs=frozenset((GRADIENTS, SIZES)),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from weftplan.device.amounts import counted
 from weftplan.ops.core import registry
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import FORWARD, GraphPass, Settings
 
 
 def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, str]:
@@ -60,4 +60,5 @@ PASS = GraphPass(
     switch="MXNET_ELIMINATE_COMMON_EXPR",
     enabled=lambda settings: settings.options.eliminate_common_expr,
     run=merge_equal_nodes,
+    changes=frozenset((FORWARD,)),
 )

@@ -29,7 +29,7 @@ from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network, alike, shared
 from weftplan.planner.symbolic.passes import fuse_relu
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
 
 MEMBERS = "__block__"
@@ -285,6 +285,7 @@ PASS = GraphPass(
     switch=FUSION,
     enabled=lambda settings: settings.fuses,
     run=fuse_depthwise,
+    changes=frozenset((FORWARD, BACKWARD)),
     needs=frozenset((GRADIENTS, SIZES)),
     fused=(BLOCK,),
     unfuse=unfuse,
@@ -295,5 +296,6 @@ REMATERIALIZE = GraphPass(
     switch="MXNET_BACKWARD_DO_MIRROR",
     enabled=lambda settings: settings.fuses and settings.rematerializes,
     run=rematerialize,
+    changes=frozenset((BACKWARD,)),
     needs=frozenset((GRADIENTS, SIZES)),
 )

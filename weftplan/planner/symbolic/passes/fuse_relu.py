@@ -18,7 +18,7 @@ from weftplan.ops.fusion import relu as fused
 from weftplan.ops.nn.batch_norm import NORM
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import ALIKE, Edit, Network, alike
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSION, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
 
 LAYER = "__layer__"
@@ -227,6 +227,7 @@ PASS = GraphPass(
     switch=FUSION,
     enabled=lambda settings: settings.fuses and settings.context.is_host and not settings.group2ctx,
     run=fuse_relu,
+    changes=frozenset((FORWARD, BACKWARD)),
     fused=(*fused.LAYERS.values(), *fused.NORMALIZED.values()),
     unfuse=unfuse,
     members=members,

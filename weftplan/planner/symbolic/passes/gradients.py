@@ -20,7 +20,7 @@ from weftplan.ops.core.schema import EntryRef, Op, Params, Req
 from weftplan.planner.graph import Work
 from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import GRADIENTS, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, Settings
 from weftplan.support.post_order import deepest_first
 from weftplan.symbol.grad_req import INHERITED
 from weftplan.symbol.node import Node
@@ -344,6 +344,7 @@ PASS = GraphPass(
     name="gradients added",
     switch="grad_req",
     run=add_gradients,
+    changes=frozenset((BACKWARD,)),
     gives=frozenset((GRADIENTS,)),
     shown=False,
 )

@@ -16,6 +16,8 @@ FUSION = "MXNET_USE_FUSION"
 """The variable that switches all fusions off."""
 GRADIENTS, PLACED, SIZES = "gradients", "devices", "sizes"
 """Facts of a network: it has its gradients, every node is on its device, all shapes and dtypes are known."""
+FORWARD, BACKWARD = "forward nodes", "backward nodes"
+"""Parts of a network: the nodes of its forward part, of the others, and what they read and wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class GraphPass:
     """Facts that must be known before it runs."""
     gives: frozenset[str] = frozenset()
     """Facts that are known after it."""
+    changes: frozenset[str] = frozenset()
+    """Parts and facts that it may change besides what it gives; debug mode checks that all others stay."""
     shown: bool = True
     """Whether plans show it; a step that every plan has is not shown."""
     fused: tuple[Op, ...] = ()
@@ -63,3 +67,45 @@ class GraphPass:
     outputs that a user sees."""
     members: Callable[[Node], list[str]] = lambda node: []
     """Names of the nodes for which such a node stands and whose outputs are never made."""
+
+
+def changed_by_pass(before: Network, after: Network) -> set[str]:
+    """Return the parts and facts in which a network after a pass differs from the one before it.
+
+    Facts are compared for nodes that both have. The caller's variables and outputs belong to none: ``variables``.
+    """
+    old, new = before.graph, after.graph
+    cut, end = before.num_forward, after.num_forward
+    parts = {
+        FORWARD: [(graph.nodes[:k], graph.inputs[:k], graph.controls[:k]) for graph, k in ((old, cut), (new, end))],
+        BACKWARD: [(graph.nodes[k:], graph.inputs[k:], graph.controls[k:]) for graph, k in ((old, cut), (new, end))],
+        GRADIENTS: [(network.wanted, len(network.gradients)) for network in (before, after)],
+        "variables": [
+            (
+                [
+                    (name, nid < 0 or network.graph.nodes[nid])
+                    for name, nid in (network.arguments | network.states).items()
+                ],
+                network.requests,
+                network.num_outputs,
+            )
+            for network in (before, after)
+        ],
+        SIZES: [bool(before.shapes), bool(after.shapes)],
+    }
+    differing = {part for part, (first, second) in parts.items() if first != second}
+    place = {node: nid for nid, node in enumerate(old.nodes)}
+    for nid, node in enumerate(new.nodes):
+        was = place.get(node)
+        if was is None:
+            continue
+        if before.devices[was] != after.devices[nid]:
+            differing.add(PLACED)
+        if before.shapes and after.shapes:
+            entries = slice(old.row[was], old.row[was + 1]), slice(new.row[nid], new.row[nid + 1])
+            if any(
+                a[entries[0]] != b[entries[1]]
+                for a, b in ((before.shapes, after.shapes), (before.dtypes, after.dtypes))
+            ):
+                differing.add(SIZES)
+    return differing

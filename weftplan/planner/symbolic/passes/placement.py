@@ -18,7 +18,7 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Req
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import PLACED, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, GraphPass, Settings
 from weftplan.symbol.grad_req import INHERITED
 from weftplan.symbol.node import Node
 
@@ -129,6 +129,7 @@ PASS = GraphPass(
     name="nodes placed",
     switch="group2ctx",
     run=place,
+    changes=frozenset((FORWARD, BACKWARD)),
     gives=frozenset((PLACED,)),
     shown=False,
 )
