@@ -8,6 +8,7 @@ Importing the package gives symbols their method ``plan``.
 from __future__ import annotations
 
 from weftplan.planner.budget import plan_within
+from weftplan.planner.drafts import plan_program
 from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import Bar
 from weftplan.planner.memory_plan import MemoryPlan
@@ -30,6 +31,7 @@ __all__ = [
     "SizedGraph",
     "pack",
     "plan",
+    "plan_program",
     "plan_symbol",
     "plan_within",
     "size_symbol",

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from weftplan.errors import BudgetError
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.planned_steps import PlannedSteps
 
 Planned = TypeVar("Planned", bound=PlannedSteps)
 

@@ -61,10 +61,10 @@ class Graph:
     works: Sequence[Work]
     inputs: list[list[int]]
     """Entries that each node reads."""
-    controls: list[list[int]]
-    """Nodes that each node must follow although it reads nothing of them."""
-    counts: InitVar[Sequence[int]]
-    """How many outputs each node has; 1 for a variable."""
+    controls: list[list[int]] = field(default_factory=list)
+    """Nodes that each node must follow although it reads nothing of them; none by default."""
+    counts: InitVar[Sequence[int]] = ()
+    """How many outputs each node has; 1 for a variable, and for all by default."""
     heads: InitVar[Iterable[int]]
     """Entries that the caller gets."""
     effects: Sequence[int] = ()
@@ -86,6 +86,8 @@ class Graph:
 
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
         """Number the entries."""
+        self.controls = self.controls or [[] for _ in self.works]
+        counts = counts or [1] * len(self.works)
         self.row = [0, *accumulate(counts)]
         self.entry_node = list(chain.from_iterable(map(repeat, range(len(counts)), counts)))
         self.is_variable = [work is VARIABLE for work in self.works]

@@ -12,7 +12,6 @@ from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
-from weftplan.ops.core.implementations import MODES
 from weftplan.support.keyword_errors import known_keywords
 
 STRATEGIES: dict[str, object] = {}
@@ -24,7 +23,7 @@ LEGAL: dict[str, Collection[str]] = {
     "compat": ("none", "mxnet", "paddle", "paddle_pir"),
     "effort": ("auto", "fast", "normal", "max"),
     "recompute": RECOMPUTE,
-    "kernels": MODES,
+    "kernels": config.lookup("WEFTPLAN_KERNELS").variable.choices,
 }
 
 

@@ -30,23 +30,23 @@ class Program:
     """
 
     graph: Graph
-    order: list[int]
-    """Operator nodes as they run."""
-    num_forward: int
-    """How many steps of :attr:`order` are the forward part; the others are the backward part."""
+    order: list[int] = field(default_factory=list)
+    """Operator nodes as they run; by default in the order of their numbers."""
+    num_forward: int = -1
+    """How many steps of :attr:`order` are the forward part, by default all; the others are the backward part."""
     nbytes: list[int]
     """Per entry; plans count these bytes and no others."""
-    contexts: tuple[Context, ...]
-    device: list[int]
-    """Per node, an index of ``contexts``."""
-    gradients: frozenset[int]
+    contexts: tuple[Context, ...] = (Context("cpu", 0),)
+    device: list[int] = field(default_factory=list)
+    """Per node, an index of ``contexts``; by default the first."""
+    gradients: frozenset[int] = frozenset()
     """Entries that are written, or added, to arrays of the caller's."""
-    added: frozenset[int]
+    added: frozenset[int] = frozenset()
     """Those of them that are added."""
-    workspaces: dict[int, int]
+    workspaces: dict[int, int] = field(default_factory=dict)
     """Per node: declared scratch bytes (absent: none)."""
-    external_bytes: dict[str, int]
-    """Bytes of the caller's arrays by purpose."""
+    external_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of the caller's arrays by purpose; by default all variables are arguments."""
     shapes: list[Shape] = field(default_factory=list)
     """Per entry, for reports; without them every entry is a row of bytes."""
     dtypes: list[DType] = field(default_factory=list)
@@ -70,6 +70,11 @@ class Program:
         graph = self.graph
         makers = graph.entry_node
         variable = graph.is_variable
+        self.order = self.order or [nid for nid, given in enumerate(variable) if not given]
+        self.num_forward = len(self.order) if self.num_forward < 0 else self.num_forward
+        self.device = self.device or [0] * graph.num_nodes
+        if not self.external_bytes:
+            self.external_bytes = {"arguments": sum(self.nbytes[graph.row[nid]] for nid in graph.variables())}
         if not self.shapes:
             self.shapes, self.dtypes = [(size,) for size in self.nbytes], [BYTE] * len(self.nbytes)
         self.external = bytearray(map(variable.__getitem__, makers))

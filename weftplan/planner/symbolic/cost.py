@@ -19,7 +19,7 @@ from weftplan.errors import PlanError
 from weftplan.ops.core import cost
 from weftplan.ops.core.schema import Req, Shape
 from weftplan.ops.fusion.relu import layer_of
-from weftplan.planner.planned_steps import PlannedSteps
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.program import Program
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol.node import Node

@@ -20,10 +20,9 @@ from weftplan.errors import BudgetError, ShapeError
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.ops.fusion.depthwise_block import BLOCK
-from weftplan.planner.drafts import Drafts
+from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
-from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Cost
 from weftplan.planner.strategies import Draft

@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from weftplan.errors import PlanError
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.support.tensor_types import Req
 
 

@@ -8,9 +8,9 @@ lifetimes, devices, alignment, requests, order edges, totals) is recomputed from
 from __future__ import annotations
 
 from weftplan.errors import PlanError
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.planner.validation.claims import Claims
 from weftplan.planner.validation.stated import ByteMap, check_layout
 from weftplan.support.tensor_types import Req
