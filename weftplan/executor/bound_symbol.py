@@ -105,7 +105,7 @@ class Binding:
         if not self.group2ctx:
             names = list(planned.arguments)
             for k, held in enumerate((*args, *grads, *aux)):
-                if held is not None and held.context is not ctx and held.context != ctx:
+                if held is not None and held.chunk.context is not ctx and held.context != ctx:
                     label = (*names, *(f"grad of {name}" for name in names), *planned.aux)[k]
                     raise BindError(
                         f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with "
@@ -189,8 +189,8 @@ def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tup
         options = options.replace(links=_links(options, ctx))
     if config.get(_STRATEGY) == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
-    for name in _OF_COLLECTOR:
-        if config.lookup(name).text is not None:
+    for name, text in config.in_force():
+        if text and name in _OF_COLLECTOR:
             config.warn_once(name, f"{name} has no effect: graphs have a static plan; set {_STRATEGY}=dynamic")
     return options, Executor
 

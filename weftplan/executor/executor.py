@@ -98,14 +98,8 @@ class Executor:
         self._external = external
         self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
-        self._random = any(node.op is not None and node.op.random for node in graph.nodes)
         self._forget()  # the first run prepares the calls: many an executor is bound to be looked at, or resized
         self.outputs = self._output_arrays()
-        output_vars = [array.var for array in self.outputs]
-        inputs = {id(array.var) for array in external.values()}
-        _, self._fence_vars = engine.dedupe(
-            [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
-        )
         self._watches = False
         self._monitor: Monitored | None = None
         self._ran_forward = False
@@ -149,6 +143,10 @@ class Executor:
         self._watch()
         builder = StepBuilder(planned, self._memory, self._external)
         steps = [builder.build(nid) for nid in planned.order]
+        self._random = any(step.node.op is not None and step.node.op.random for step in steps)
+        inputs = {id(array.var) for array in self._external.values()}
+        outputs = [array.var for array in self.outputs]
+        _, self._fence_vars = engine.dedupe([], [self._memory.pool.var, *(v for v in outputs if id(v) not in inputs)])
         split = planned.num_forward_nodes
         self._forward_steps, self._backward_steps = steps[:split], steps[split:]
         gradients = {id(array.var): array.nbytes for array in self.grad_arrays if array is not None}

@@ -84,8 +84,9 @@ def planned_once(
     if order is None:
         order = depth_first_order(entry[0] for entry in symbol.entries)
     nodes = order[0]
-    if any(node.op is not None and node.op.single for node in nodes):
-        return plan(order)
+    for node in nodes:
+        if node.op is not None and node.op.single:
+            return plan(order)
     kept = symbol.kept
     if kept is None or not kept.is_of(nodes, symbol.entries):
         kept = symbol.kept = _Kept(_description(nodes, symbol.entries))

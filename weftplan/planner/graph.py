@@ -76,6 +76,10 @@ class Graph:
     """Nodes that run a second time what their origin is."""
     base: Graph | None = None
     """For a rewritten graph the front end's; None for that one itself, which would live on in a cycle."""
+    num_nodes: int = field(init=False)
+    """Number of nodes, variables included."""
+    num_entries: int = field(init=False)
+    """Number of entries: one per variable, one per output (hidden ones included) of every other node."""
     row: list[int] = field(init=False)
     """First entry of each node, and behind them the number of entries."""
     entry_node: list[int] = field(init=False)
@@ -88,21 +92,13 @@ class Graph:
         """Number the entries."""
         self.controls = self.controls or [[] for _ in self.works]
         counts = counts or [1] * len(self.works)
+        self.num_nodes = len(self.works)
         self.row = [0, *accumulate(counts)]
+        self.num_entries = self.row[-1]
         self.entry_node = list(chain.from_iterable(map(repeat, range(len(counts)), counts)))
         self.is_variable = [work is VARIABLE for work in self.works]
         self.outputs = list(heads)
         self.origin = self.origin or range(len(self.works))
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes, variables included."""
-        return len(self.works)
-
-    @property
-    def num_entries(self) -> int:
-        """Number of entries: one per variable, one per output (hidden ones included) of every other node."""
-        return self.row[-1]
 
     def entry_name(self, eid: int) -> str:
         """A variable's name, or ``<node>_<output>``."""

@@ -85,7 +85,7 @@ def assign(
     num_groups = 0
     inplace = [-1] * graph.num_entries
     own, shared, in_place, unused, outside = map(int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL))
-    kind = bytearray(outside if given else unused for given in external)
+    kind = external.translate(bytearray.maketrans(b"\0\1", bytes((unused, outside))))
     keeps = keep_unused or compute_unused
     live: list[int] = []  # per storage, reads still to come of all entries in it
 

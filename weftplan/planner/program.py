@@ -133,7 +133,7 @@ class Program:
         found: list[Sequence[InplacePair]] = []
         for nid, (work, inputs, first) in enumerate(zip(graph.works, graph.inputs, graph.row, strict=False)):
             allowed: tuple[InplacePair, ...] = ()
-            must = {pair.output for pair in work.over}
+            must = {pair.output for pair in work.over} if work.over else ()
             for pair in work.inplace:
                 source, out = inputs[pair[0]], first + pair[1]
                 if external[source] or external[out] or nbytes[source] != nbytes[out] or pair[0] in work.ignored:

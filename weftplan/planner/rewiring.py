@@ -57,9 +57,12 @@ def renumbered(
                     kept.append(nid)
                 continue
             state[nid] = 1
-            if controls[nid]:
-                stack += [dep for dep in reversed(controls[nid]) if not state[dep]]
-            stack += [maker for e in reversed(inputs[nid]) if not state[maker := makers[e]]]
+            for dep in reversed(controls[nid]):
+                if not state[dep]:
+                    stack.append(dep)
+            for e in reversed(inputs[nid]):
+                if not state[makers[e]]:
+                    stack.append(makers[e])
     count = row[begun]
     node, entry = [*kept[:begun], *[-1] * (len(inputs) - begun)], [*range(count), *[-1] * (len(makers) - count)]
     source = list(range(count))

@@ -140,9 +140,8 @@ class Precedence:
 
     def waits(self, pointers: Int64, earlier: npt.NDArray[np.integer[Any]]) -> int:
         """How many of the rows that `reuse_edges` gives make somebody wait."""
-        begin, others, users = pointers.tolist(), earlier.tolist(), self.users
-        return sum(
-            users[k] | needed != needed
-            for later, needed in enumerate(self.needed)
-            for k in others[begin[later] : begin[later + 1]]
-        )
+        begin, others, users, count = pointers.tolist(), earlier.tolist(), self.users, 0
+        for later, needed in enumerate(self.needed):
+            for k in others[begin[later] : begin[later + 1]]:
+                count += users[k] | needed != needed
+        return count

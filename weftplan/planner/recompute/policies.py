@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from weftplan.device.amounts import counted
 from weftplan.errors import BudgetError
@@ -38,7 +39,7 @@ CHEAP_SHARE = 0.05
 def wanted(options: PlanOptions, program: Program) -> bool:
     """Whether these options (or a node) ask for recomputation."""
     asked = options.recompute != "off" or options.budget is not None
-    return asked or any(work.asked_twice for work in program.graph.works)
+    return asked or any(map(attrgetter("asked_twice"), program.graph.works))
 
 
 def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | None = None) -> Draft:

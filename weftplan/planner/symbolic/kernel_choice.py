@@ -53,7 +53,8 @@ def operator_choices(
             continue
         assert last is not None
         start, end, reads = row[nid], row[nid + 1], inputs[nid]
-        facts = [shapes[e] for e in reads], [dtypes[e] for e in reads], shapes[start:end], dtypes[start:end]
+        ins = list(map(shapes.__getitem__, reads)), list(map(dtypes.__getitem__, reads))
+        facts = *ins, shapes[start:end], dtypes[start:end]
         gpu = last.device_id if where == "gpu" else None
         key = (id(op), id(node.params), last.device_type, gpu, *facts[0], *facts[1], *facts[2], *facts[3])
         found = known.get(key)

@@ -64,7 +64,7 @@ class Network:
     @property
     def num_forward(self) -> int:
         """How many nodes are the forward part; they come first."""
-        return max(self.graph.entry_node[e] for e in self.outputs) + 1
+        return max(map(self.graph.entry_node.__getitem__, self.graph.outputs[: self.num_outputs])) + 1
 
     def check(self) -> None:
         """Raise PlanError unless the numbers agree with one another: what debug mode asks after each pass."""
@@ -199,9 +199,9 @@ class Edit:
         heads = [final.get(head, head) for head in self.heads]
         row = [*self.row, len(self.makers)]
         # The forward part comes first from its heads: as it is, where nothing in it has changed.
-        given, begun = self.network.graph, self.network.num_forward
-        if inputs[:begun] != given.inputs[:begun] or controls[:begun] != given.controls[:begun]:
-            begun = 0
+        given, begun, count = self.network.graph, self.network.num_forward, self.network.num_outputs
+        same = inputs[:begun] == given.inputs[:begun] and controls[:begun] == given.controls[:begun]
+        begun = begun if same and heads[:count] == given.outputs[:count] else 0
         roots = map(self.makers.__getitem__, heads)
         kept, number, entry, source = renumbered(
             roots, inputs=inputs, controls=controls, row=row, makers=self.makers, begun=begun
@@ -217,10 +217,9 @@ class Edit:
         )
         shapes, dtypes = self._sizes()
         number.append(-1)  # -1 stays
-        network = replace(self.network, **changes)
+        network = replace(self.network, graph=graph, **changes)
         return replace(
             network,
-            graph=graph,
             shapes=list(map(shapes.__getitem__, source)) if shapes else (),
             dtypes=list(map(dtypes.__getitem__, source)) if dtypes else (),
             devices=list(map(self.devices.__getitem__, kept)),

@@ -19,7 +19,6 @@ from weftplan.device.context import Context
 from weftplan.errors import BudgetError, ShapeError
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
-from weftplan.ops.fusion.depthwise_block import BLOCK
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
@@ -30,7 +29,7 @@ from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.kernel_choice import operator_choices
 from weftplan.planner.symbolic.network import Network
-from weftplan.planner.symbolic.passes import dead_outputs, notes_of, run_passes
+from weftplan.planner.symbolic.passes import dead_outputs, fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
 from weftplan.planner.symbolic.realise import realised
 from weftplan.planner.symbolic.translate import translated
@@ -136,11 +135,11 @@ def size_symbol(
     )
     network = translated(symbol, grad_req=grad_req, context=settings.context, order=order)
     sized = _size(network, settings)
-    if any(node.op is BLOCK for node in sized.network.graph.nodes):
-        sized.variants.append(partial(_size, network, replace(settings, rematerializes=True)))
-    if any(one.switch == FUSION and one.changed for one in sized.network.reports):
-        unfused = replace(settings, options=settings.options.replace(fusion=False))
-        sized.variants.append(partial(_size, network, unfused))
+    fusions = [one.name for one in sized.network.reports if one.changed and one.switch == FUSION]
+    if fuse_depthwise.PASS.name in fusions:
+        sized.variants.append(lambda: _size(network, replace(settings, rematerializes=True)))
+    if fusions:
+        sized.variants.append(lambda: _size(network, replace(settings, options=settings.options.replace(fusion=False))))
     return sized
 
 
@@ -297,7 +296,9 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
         graph, shapes=shapes, dtypes=dtypes, devices=network.devices, options=options
     )
     steps = [nid for nid, given in enumerate(graph.is_variable) if not given]
-    contexts = tuple(dict.fromkeys(network.devices))
+    first = network.devices[0]
+    alike = network.devices.count(first) == len(network.devices)  # without their hashes
+    contexts = (first,) if alike else tuple(dict.fromkeys(network.devices))
     brought = {
         "arguments": [graph.row[nid] for nid in network.arguments.values() if nid >= 0],
         "gradients": network.gradients,
@@ -317,6 +318,6 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
         gradients=frozenset(gradients),
         added=frozenset(e for e, name in gradients.items() if network.requests[name] == Req.ADD),
         workspaces=workspaces,
-        external_bytes={purpose: sum(nbytes[e] for e in entries) for purpose, entries in brought.items()},
+        external_bytes={purpose: sum(map(nbytes.__getitem__, entries)) for purpose, entries in brought.items()},
     )
     return program, choices

@@ -33,8 +33,9 @@ def of_one_dtype(
         rows, inputs: as for :func:`weftplan.symbol.inference.solver.infer_dtypes`.
         sorts: of each sort of node one.
     """
-    if any(fact is not None and differ(fact, default) for fact in values):
-        return None
+    for fact in values:
+        if fact is not None and fact is not default and fact != default:
+            return None
     others: dict[Sort, News] = {}
     for sort, i in sorts.items():
         node, op = nodes[i], nodes[i].op

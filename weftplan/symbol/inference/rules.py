@@ -92,9 +92,9 @@ class Kind:
 
 def _parse_shape(value: Any) -> Shape | None:
     shape = p_shape(value)
-    if any(dim < -1 for dim in shape):
+    if min(shape, default=0) < -1:
         raise ValueError("dimensions must be >= 0, or -1 or 0 where unknown")
-    return tuple(max(dim, 0) for dim in shape) or None
+    return (tuple(max(dim, 0) for dim in shape) if -1 in shape else shape) or None
 
 
 SHAPES = Kind("shape", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
@@ -115,7 +115,7 @@ def differ(old: Any, new: Any) -> bool:
 
 
 def _news(old: list[Any], new: list[Any]) -> News:
-    return [(i, fact) for i, fact in enumerate(new) if differ(old[i], fact)]
+    return [(i, fact) for i, fact in enumerate(new) if fact is not old[i] and differ(old[i], fact)]
 
 
 def where(node: Node) -> str:

@@ -25,13 +25,17 @@ LAYER = "__layer__"
 """The attribute of a fused node that is the name of its layer."""
 NORMALIZED = "__norm__"
 """The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
+FOLLOWERS = frozenset(("BatchNorm", "Activation", "relu", *fused.GRADIENTS))
+"""Operators of nodes that may be fused with the node that they read first."""
 
 
 def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
     """Fuse such pairs."""
     graph = network.graph
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
-    candidates = [nid for nid in range(graph.num_nodes) if _may_follow(graph, nid)]
+    candidates = [
+        nid for nid, node in enumerate(nodes) if node.op is not None and node.op.name in FOLLOWERS and graph.inputs[nid]
+    ]
     if not candidates:
         return network, ""
     first_of = {nid: makers[graph.inputs[nid][0]] for nid in candidates}
@@ -139,21 +143,10 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
     edit.fuse((gradient,), {row[gradient] + k: made + k for k in range(row[gradient + 1] - row[gradient])})
 
 
-def _may_follow(graph: IndexedGraph, nid: int) -> bool:
-    """Whether a node is one of a kind that is fused with the node that it reads first."""
-    node = graph.nodes[nid]
-    op = node.op
-    if op is None or not graph.inputs[nid]:
-        return False
-    return op.name in fused.GRADIENTS or op.name == "BatchNorm" or fused.is_relu(op, node.params)
-
-
 def _uses(graph: IndexedGraph, makers: set[int]) -> Counter[int]:
     """How often each output of ``makers`` is read or is an output of the graph."""
     entry_node = graph.entry_node
-    uses = Counter([e for inputs in graph.inputs for e in inputs if entry_node[e] in makers])
-    uses.update(e for e in graph.outputs if entry_node[e] in makers)
-    return uses
+    return Counter([e for inputs in (*graph.inputs, graph.outputs) for e in inputs if entry_node[e] in makers])
 
 
 def _is(node: Node, name: str) -> bool:

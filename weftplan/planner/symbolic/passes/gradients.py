@@ -138,7 +138,7 @@ class _Pass:
         """Ask the gradient rule of a node and hand its answers to the producers of the inputs."""
         terms, graph = self.terms, self.graph
         node, inputs = graph.nodes[nid], graph.inputs[nid]
-        if not op.loss and not any(e in terms for e in range(graph.row[nid], graph.row[nid + 1])):
+        if not op.loss and terms.keys().isdisjoint(range(graph.row[nid], graph.row[nid + 1])):
             return
         if op.gradient is None:
             raise PlanError(

@@ -50,6 +50,8 @@ def _check_given(name: str, shape: Any) -> None:
     if shape is None:
         return
     dims = None if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__") else tuple(shape)
+    if dims and set(map(type, dims)) == {int} and min(dims) >= 0:  # most
+        return
     if dims is None or any(isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) for dim in dims):
         raise ShapeError(f"shape of {name!r} must be a tuple of integers, got {shape if dims is None else dims!r}")
     if any(dim < 0 for dim in dims):
