@@ -99,9 +99,9 @@ def numpy_without_a_seed():
 @pytest.fixture(autouse=True, scope="session")
 def no_plans_from_before():
     """The tests of this process plan; what an earlier run has kept would test that run."""
-    from weftplan.executor import plan_files
+    from weftplan.executor import plan_cache
 
-    plan_files._CODE = ""
+    plan_cache._CODE = ""
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 
 from weftplan.executor.schedule import Step
 from weftplan.planner import PlannedGraph
-from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
+from weftplan.planner.symbolic.translate import MARK as SPILL_MARK
 
 _Range = tuple[int, int, int]
 """(slab, first byte, byte behind the last)."""

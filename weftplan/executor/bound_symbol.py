@@ -15,11 +15,11 @@ from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.bind_arguments import as_shape
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
-from weftplan.executor.kept_plans import planned_once
 from weftplan.executor.new_arrays import Groups, fitted
+from weftplan.executor.plan_cache import planned_once
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
-from weftplan.planner.spill.place import places
+from weftplan.planner.spill.links import places
 from weftplan.storage import homes
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol

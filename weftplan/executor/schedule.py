@@ -28,7 +28,7 @@ from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Kernel, Op, Req, Shape, aligned
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.cost import ACCELERATOR, seconds_of
-from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
+from weftplan.planner.symbolic.translate import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 
 

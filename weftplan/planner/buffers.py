@@ -13,11 +13,10 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment, Kind
-from weftplan.planner.liveness import lifetimes
+from weftplan.planner.liveness import MOST_STEPS, lifetimes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.reuse import Precedence
 from weftplan.planner.program import Program, scratch_of
-from weftplan.planner.reachability import MOST_STEPS
 
 
 class Buffers:
@@ -96,7 +95,7 @@ class Buffers:
         if len(program.order) > MOST_STEPS:
             return None
         first, group = self.first.tolist(), self.entry_group
-        # A set of steps is one integer, as in reachability.py; the last of the users is for entries of no group.
+        # A set of steps is one integer, as in liveness.py; the last of the users is for entries of no group.
         users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]] + [0]
         skipped, all_reads = self.assignment.skipped, program.reads
         made = [0] * program.graph.num_entries

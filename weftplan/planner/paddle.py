@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from itertools import count
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import dependencies, scheduled
+from weftplan.planner.liveness import dependencies, last_needs_others, producers, scheduled
 from weftplan.planner.match_range import BlockPool, Free
 from weftplan.planner.program import Program
-from weftplan.planner.reachability import last_needs_others, producers
 
 COMPAT = ("paddle", "paddle_pir")
 

@@ -16,12 +16,12 @@ from weftplan.errors import PlanError
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import Assignment, add_in_place, assign
+from weftplan.planner.liveness import MOST_STEPS
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import STRATEGIES, PlanOptions
 from weftplan.planner.packing import pack
 from weftplan.planner.program import Program
-from weftplan.planner.reachability import MOST_STEPS
 from weftplan.planner.slabs import Packer, arena, blocks
 
 

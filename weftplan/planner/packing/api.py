@@ -1,21 +1,25 @@
 """`pack`: offsets for buffers with known lifetimes, close to the least memory possible.
 
-This file owns the levels of effort, and cuts a problem into parts that are packed one by one. What sweeps leave
-goes to :mod:`weftplan.planner.packing.hard`. It relies on nothing but NumPy, so other programs may use it alone.
+This file owns the levels of effort, cuts a problem into parts that are packed one by one, and sweeps each part outwards
+from its fullest moment. Parts that sweeps leave above their bound go to :mod:`weftplan.planner.packing.hard`. It relies
+on nothing but NumPy, so other programs may use it alone.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from weftplan.planner.packing.from_the_peak import pack_outwards, variants_of
-from weftplan.planner.packing.hard.methods import improver
-from weftplan.planner.packing.incumbent import Incumbent, Spending
+from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards, variants_of
+from weftplan.planner.packing.hard import greedy
+from weftplan.planner.packing.hard.search import Allowance, improve
 from weftplan.planner.packing.problem import (
+    MANY,
     Deadline,
     Int64,
     OutOfTime,
@@ -30,6 +34,35 @@ from weftplan.planner.packing.problem import (
 from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
 Effort = Literal["fast", "normal", "max"]
+
+# A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
+WORTH_A_SWEEP = 1.05
+
+# Holes that are looked at when time is over.
+HOLES_IN_A_HURRY = 64
+
+# The allowance grows with the largest part up to this many times: a descent costs more where there are more buffers.
+BUFFERS_PER_ALLOWANCE, MOST_ALLOWANCES = 450, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What one effort spends.
+
+    Attributes:
+        work: search work, about 5e6 per second.
+        good_enough: search only while peak / lower bound is above this.
+        large_enough: the same for parts of more than a few thousand buffers, if that is more.
+        largest: parts with more buffers than this are not searched (their conflict table is quadratic).
+        tries: greedy packings tried before the search.
+    """
+
+    work: int
+    good_enough: float
+    large_enough: float
+    largest: int
+    tries: int
+
 
 EFFORTS: dict[str, Spending] = {
     "fast": Spending(work=400_000, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
@@ -112,12 +145,12 @@ def _in_parts(
     need anyway: above ``bound``, which is that of the whole problem."""
     offsets = np.zeros(len(problem), np.int64)
     leaves = leaf_parts(problem)
-    improve = improver(spending, deadline, sizes=[len(part) for _, part in leaves])
+    allowance = _allowance(spending, deadline, sizes=[len(part) for _, part in leaves])
     for base, part in leaves:
         best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order)
         try:
             if not best.swept():
-                improve(best)
+                best.improve(allowance)
             best.wait_less()
         except OutOfTime:
             best.hurry()
@@ -140,3 +173,102 @@ def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, d
         if found is not None and found[1] < best:
             offsets, best = found
     return offsets
+
+
+class Incumbent:
+    """The best packing of a part so far: the lowest, and of equally low ones one whose buffers wait for few others.
+
+    Below the peak ``floor`` nothing is gained. ``order`` is that of all buffers of the problem that the user gave.
+    """
+
+    def __init__(
+        self, part: Problem, floor: int, *, spending: Spending, deadline: Deadline, order: Precedence | None = None
+    ) -> None:
+        self.part = part
+        self.floor = floor
+        self.spending = spending
+        self.deadline = deadline
+        self.order = None if order is None else order.take(part.index)
+        self.is_small = len(part) <= MANY
+        ratio = spending.good_enough if self.is_small else max(spending.good_enough, spending.large_enough)
+        self.enough = floor * ratio
+        """The peak at which work stops."""
+        self.offsets: Int64 = part.size.cumsum() - part.size  # one on the other: valid, and never better than any
+        self.peak = int(part.size.sum())
+        self._made = False
+        """Whether anything else was packed so far."""
+        self._waits: int | None = None
+        """How many reuses make somebody wait; None: not counted, or nobody asked."""
+        self._none_below = 0
+        """Up to this peak the first sweep by :attr:`order` finds nothing."""
+
+    def offer(self, offsets: Int64) -> None:
+        """Keep ``offsets`` if they are lower."""
+        peak = peak_of(self.part, offsets)
+        self._made = True
+        if peak < self.peak:
+            self.offsets, self.peak, self._waits = offsets, peak, None
+
+    def hurry(self) -> None:
+        """Make some packing, where time was over before there was any."""
+        if not self._made:
+            quick = pack_outwards(
+                self.part, floor=self.floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
+            )
+            if quick is not None:
+                self.offer(quick[0])
+
+    def swept(self) -> bool:
+        """Build packings outwards from the fullest moment, until one is low enough; whether one is.
+
+        They are given up above what other methods reach. Few buffers must reach the floor. At first all are given up
+        above what is low enough: how low others are is asked where none is.
+        """
+        enough = self.floor if self.is_small else self.enough
+        tries = len(VARIANTS) if self.is_small else 2
+        for most in (int(enough), int(self.floor * WORTH_A_SWEEP)):
+            for order in (None,) if self.order is None else (self.order, None):
+                for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
+                    if self.peak <= enough:
+                        return True
+                    limit = min(self.peak - 1, most)
+                    found = pack_outwards(
+                        self.part, floor=self.floor, limit=limit, variant=variant, order=order, deadline=self.deadline
+                    )
+                    if found is None and order is not None:
+                        self._none_below = limit
+                    elif found is not None:
+                        self._made = True
+                        self.offsets, self.peak = found[0], peak_of(self.part, found[0])
+                        self._waits = None if order is None else found[1]
+        return self.peak <= enough
+
+    def wait_less(self) -> None:
+        """Look for packings that are as low but in which buffers wait for fewer others."""
+        if self.order is None or self._waits is not None:
+            return
+        least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
+        known = self.peak <= self._none_below
+        for variant in variants_of(self.part)[known:] if least else ():
+            found = pack_outwards(
+                self.part, floor=self.floor, limit=self.peak, variant=variant, order=self.order, deadline=self.deadline
+            )
+            if found is not None and found[1] < least:
+                self.offsets, self.peak = found[0], peak_of(self.part, found[0])
+                return
+
+    def improve(self, allowance: Allowance) -> None:
+        """Try what sweeps are not: greedy packings, and then a search, as far as the allowance of all parts goes."""
+        part, spending = self.part, self.spending
+        tries = spending.tries if self.is_small else 1  # the time of one grows with the square of the buffers
+        self.offer(greedy.portfolio(part, self.floor, tries=tries, deadline=self.deadline))
+        if self.peak > self.enough and len(part) <= spending.largest:
+            good_enough = spending.good_enough
+            self.offer(improve(part, self.offsets, floor=self.floor, allowance=allowance, good_enough=good_enough))
+
+
+def _allowance(spending: Spending, deadline: Deadline, *, sizes: Sequence[int]) -> Allowance:
+    """Return what searches of all parts, which have these numbers of buffers, may spend together."""
+    middling = max((size for size in sizes if size <= MANY), default=0)
+    scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MOST_ALLOWANCES)
+    return Allowance(int(spending.work * scale), deadline)

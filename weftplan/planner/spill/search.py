@@ -5,7 +5,7 @@ It goes to the first home that has room for it beside those that went before. Th
 descends a ladder of targets. As long as more is alive than the target, it looks at the fullest moment of the fullest
 device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that what
 frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
-(:mod:`.timetable`) are found anew every time, because one more copy delays others. What is found at every rung is a
+(:mod:`.links`) are found anew every time, because one more copy delays others. What is found at every rung is a
 point of the curve, with its peak (the lower bound of the plan that the planner would make) and the seconds that copies
 hold the computation up.
 
@@ -23,9 +23,8 @@ from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price
-from weftplan.planner.spill.place import PCIE, Place, places
+from weftplan.planner.spill.links import PCIE, Idle, Place, StepTimes, places
 from weftplan.planner.spill.rewrite import Spill
-from weftplan.planner.spill.timetable import Idle, StepTimes
 from weftplan.planner.stopping import asked
 
 SMALLEST = 4096

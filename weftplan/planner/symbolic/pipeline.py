@@ -15,11 +15,15 @@ from math import inf, prod
 from typing import Any
 
 from weftplan import config
+from weftplan.device.amounts import amount, counted
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, ShapeError
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
+from weftplan.planner.inplace import Kind
+from weftplan.planner.labels import Pass
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.program import Program
@@ -29,10 +33,9 @@ from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.kernel_choice import operator_choices
 from weftplan.planner.symbolic.network import Network
-from weftplan.planner.symbolic.passes import dead_outputs, fuse_depthwise, notes_of, run_passes
+from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
-from weftplan.planner.symbolic.realise import realised
-from weftplan.planner.symbolic.translate import translated
+from weftplan.planner.symbolic.translate import realised, translated
 from weftplan.symbol.traversal import Order
 
 MAX_BYTES = (1 << 63) - 1
@@ -216,7 +219,7 @@ class SizedGraph:
             outputs=tuple(outputs),
             num_forward=draft.program.num_forward,
             notes=(*notes_of(network.reports), *draft.notes),
-            passes=(*network.reports, *dead_outputs.report(steps.memory, nbytes=draft.program.nbytes, options=chosen)),
+            passes=(*network.reports, *dead_outputs(steps.memory, nbytes=draft.program.nbytes, options=chosen)),
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
         number = {origin: nid for nid, origin in enumerate(draft.program.graph.origin) if nid not in graph.again}
@@ -321,3 +324,13 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
         external_bytes={purpose: sum(map(nbytes.__getitem__, entries)) for purpose, entries in brought.items()},
     )
     return program, choices
+
+
+def dead_outputs(memory: MemoryPlan, *, nbytes: Sequence[int], options: PlanOptions) -> tuple[Pass, ...]:
+    """Return what a plan whose entries have these sizes leaves out; nothing if the caller does not want that."""
+    if not options.drop_dead_outputs or options.compat == "mxnet":
+        return ()
+    dead = ((memory.entry_kind == int(Kind.UNUSED)) & (memory.entry_storage < 0)).nonzero()[0].tolist()
+    size = sum(nbytes[e] for e in dead)
+    changed = f"left out {counted(len(dead), 'output')} that nobody reads: {amount(size)}" if len(dead) else ""
+    return (Pass("dead outputs dropped", changed, "WEFTPLAN_DROP_DEAD_OUTPUTS"),)

@@ -9,7 +9,7 @@ planned, to the last number.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -211,9 +211,8 @@ def _graph(nodes: list[Node], inputs: list[list[int]], controls: list[list[int]]
     return IndexedGraph(nodes, works=works, inputs=inputs, controls=controls, counts=counts, heads=heads)
 
 
-_NAMED: dict[str, Any] = {
-    each.__name__: each for each in (*_AS_THEY_ARE, _own, _node, _op, _array, _dtype, _context, _graph)
-}
+_MAKERS: tuple[Callable[..., Any], ...] = (_own, _node, _op, _array, _dtype, _context, _graph)
+_NAMED: dict[str, Any] = {each.__name__: each for each in (*_AS_THEY_ARE, *_MAKERS)}
 """All that the bytes may refer to."""
 
 

@@ -72,40 +72,32 @@ class GraphPass:
 def changed_by_pass(before: Network, after: Network) -> set[str]:
     """Return the parts and facts in which a network after a pass differs from the one before it.
 
-    Facts are compared for nodes that both have. The caller's variables and outputs belong to none: ``variables``.
+    Devices and sizes are compared for nodes that both have. The caller's variables and outputs are a part that no
+    record lists.
     """
-    old, new = before.graph, after.graph
-    cut, end = before.num_forward, after.num_forward
-    parts = {
-        FORWARD: [(graph.nodes[:k], graph.inputs[:k], graph.controls[:k]) for graph, k in ((old, cut), (new, end))],
-        BACKWARD: [(graph.nodes[k:], graph.inputs[k:], graph.controls[k:]) for graph, k in ((old, cut), (new, end))],
-        GRADIENTS: [(network.wanted, len(network.gradients)) for network in (before, after)],
-        "variables": [
-            (
-                [
-                    (name, nid < 0 or network.graph.nodes[nid])
-                    for name, nid in (network.arguments | network.states).items()
-                ],
-                network.requests,
-                network.num_outputs,
-            )
-            for network in (before, after)
-        ],
-        SIZES: [bool(before.shapes), bool(after.shapes)],
+    old, new = _parts(before), _parts(after)
+    changed = {part for part in old if old[part] != new[part]}
+    place = {node: nid for nid, node in enumerate(before.graph.nodes)}
+    common = [(place[node], nid) for nid, node in enumerate(after.graph.nodes) if node in place]
+    if any(before.devices[was] != after.devices[nid] for was, nid in common):
+        changed.add(PLACED)
+    if before.shapes and any(_sizes(before, was) != _sizes(after, nid) for was, nid in common):
+        changed.add(SIZES)
+    return changed
+
+
+def _parts(network: Network) -> dict[str, object]:
+    graph, cut = network.graph, network.num_forward
+    variables = {name: nid >= 0 and graph.nodes[nid] for name, nid in (network.arguments | network.states).items()}
+    return {
+        FORWARD: (graph.nodes[:cut], graph.inputs[:cut], graph.controls[:cut]),
+        BACKWARD: (graph.nodes[cut:], graph.inputs[cut:], graph.controls[cut:]),
+        GRADIENTS: (network.wanted, len(network.gradients)),
+        SIZES: bool(network.shapes),
+        "variables": (variables, network.requests, network.num_outputs),
     }
-    differing = {part for part, (first, second) in parts.items() if first != second}
-    place = {node: nid for nid, node in enumerate(old.nodes)}
-    for nid, node in enumerate(new.nodes):
-        was = place.get(node)
-        if was is None:
-            continue
-        if before.devices[was] != after.devices[nid]:
-            differing.add(PLACED)
-        if before.shapes and after.shapes:
-            entries = slice(old.row[was], old.row[was + 1]), slice(new.row[nid], new.row[nid + 1])
-            if any(
-                a[entries[0]] != b[entries[1]]
-                for a, b in ((before.shapes, after.shapes), (before.dtypes, after.dtypes))
-            ):
-                differing.add(SIZES)
-    return differing
+
+
+def _sizes(network: Network, nid: int) -> tuple[Sequence[object], Sequence[object]]:
+    entries = slice(network.graph.row[nid], network.graph.row[nid + 1])
+    return network.shapes[entries], network.dtypes[entries]

@@ -34,16 +34,15 @@ def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
         _check_given(name, shape)
     graph = network.graph
     how: dict[str, Any] = {"rows": graph.row, "inputs": graph.inputs, "controls": graph.controls}
-    shapes = infer_shapes(graph.nodes, settings.shapes, **how)
-    for eid, shape in enumerate(shapes):
-        if shape is None or 0 in shape:
-            raise ShapeError(_unknown(graph, eid, shapes, "shape"))
-    dtypes = infer_dtypes(graph.nodes, settings.dtypes, default=FLOAT32, **how)
-    for eid, dtype in enumerate(dtypes):
-        if dtype is None:
-            raise DTypeError(_unknown(graph, eid, dtypes, "dtype"))
-    sizes: Any = {"shapes": shapes, "dtypes": dtypes}  # none is None
-    return replace(network, **sizes), ""
+    shapes: Sequence[Any] = infer_shapes(graph.nodes, settings.shapes, **how)
+    open_shape = next((eid for eid, shape in enumerate(shapes) if shape is None or 0 in shape), None)
+    if open_shape is not None:
+        raise ShapeError(_unknown(graph, open_shape, shapes, "shape"))
+    dtypes: Sequence[Any] = infer_dtypes(graph.nodes, settings.dtypes, default=FLOAT32, **how)
+    open_dtype = next((eid for eid, dtype in enumerate(dtypes) if dtype is None), None)
+    if open_dtype is not None:
+        raise DTypeError(_unknown(graph, open_dtype, dtypes, "dtype"))
+    return replace(network, shapes=shapes, dtypes=dtypes), ""
 
 
 def _check_given(name: str, shape: Any) -> None:
