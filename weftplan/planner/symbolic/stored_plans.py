@@ -29,7 +29,7 @@ from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-_AS_THEY_ARE = frozenset((PlannedGraph, MemoryPlan, PlanOptions, Pass, Req))
+_AS_THEY_ARE: frozenset[type[Any]] = frozenset((PlannedGraph, MemoryPlan, PlanOptions, Pass, Req))
 """Classes whose objects are stored by their fields."""
 
 
