@@ -8,11 +8,10 @@ A set of steps is one integer, bit s for step s: a question about many steps is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from weftplan.planner.program import Program
-from weftplan.support.tensor_types import InplacePair
 
 MOST_STEPS = 8192
 """For more steps than this the sets (together steps * steps / 16 bytes, here 4 MiB) are not worth their memory."""
@@ -61,19 +60,11 @@ def shared_roots(program: Program) -> list[int]:
     return root
 
 
-def _writes_over(program: Program) -> Iterator[tuple[int, list[int], InplacePair]]:
-    """(node, its inputs, pair) of all writes to results."""
-    graph = program.graph
-    for nid, work in enumerate(graph.works):
-        for pair in work.over:
-            if not pair.identity:
-                yield nid, graph.inputs[nid], pair
-
-
 def overwritten(program: Program) -> set[int]:
     """Roots (:func:`shared_roots`) of results that some node writes to after they are made."""
-    root = shared_roots(program)
-    return {root[inputs[pair.input]] for _, inputs, pair in _writes_over(program)}
+    root, inputs = shared_roots(program), program.graph.inputs
+    writes = ((nid, pair) for nid, work in enumerate(program.graph.works) for pair in work.over if not pair.identity)
+    return {root[inputs[nid][pair.input]] for nid, pair in writes}
 
 
 def scheduled(

@@ -9,6 +9,7 @@ Nothing here recurses: chains of 10^6 nodes are ordinary input.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -30,6 +31,7 @@ Kinds = dict[tuple[int, int, bool | None], tuple[Work, int]]
 """By operator, parameters and forced repetition what nodes do, and how many outputs they have."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class IndexedGraph(Graph):
     """Nodes in numbers, each with the object that says what it computes.
 
@@ -37,29 +39,13 @@ class IndexedGraph(Graph):
     """
 
     nodes: list[Node]
+    names: Sequence[str] = ()
+    """By default those of the nodes."""
 
-    def __init__(
-        self,
-        nodes: list[Node],
-        *,
-        works: Sequence[Work],
-        inputs: list[list[int]],
-        controls: list[list[int]],
-        counts: Sequence[int],
-        heads: Iterable[int],
-        names: Sequence[str] | None = None,
-        again: frozenset[int] = frozenset(),
-    ) -> None:
-        self.nodes = nodes
-        super().__init__(
-            names=[node.name for node in nodes] if names is None else names,
-            works=works,
-            inputs=inputs,
-            controls=controls,
-            counts=counts,
-            heads=heads,
-            again=again,
-        )
+    def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
+        """Number the entries."""
+        self.names = self.names or [node.name for node in self.nodes]
+        super().__post_init__(counts, heads)
 
     def output_name(self, nid: int, index: int) -> str:
         """What the operator calls it, as ``list_outputs`` writes it."""
@@ -94,7 +80,7 @@ def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGrap
             raise PlanError(_no_such_output(entry, "the list of outputs"))
     none: list[int] = []
     return IndexedGraph(
-        nodes,
+        nodes=nodes,
         works=works,
         inputs=inputs,
         controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],

@@ -207,7 +207,7 @@ class Edit:
             roots, inputs=inputs, controls=controls, row=row, makers=self.makers, begun=begun
         )
         graph = IndexedGraph(
-            list(map(self.nodes.__getitem__, kept)),
+            nodes=list(map(self.nodes.__getitem__, kept)),
             works=list(map(self.works.__getitem__, kept)),
             inputs=inputs[:begun] + [list(map(entry.__getitem__, inputs[was])) for was in kept[begun:]],
             controls=controls[:begun]

@@ -208,7 +208,7 @@ def _context(device_type: str, device_id: int) -> Context:
 
 def _graph(nodes: list[Node], inputs: list[list[int]], controls: list[list[int]], heads: list[int]) -> IndexedGraph:
     works, counts = works_of(nodes)
-    return IndexedGraph(nodes, works=works, inputs=inputs, controls=controls, counts=counts, heads=heads)
+    return IndexedGraph(nodes=nodes, works=works, inputs=inputs, controls=controls, counts=counts, heads=heads)
 
 
 _MAKERS: tuple[Callable[..., Any], ...] = (_own, _node, _op, _array, _dtype, _context, _graph)

@@ -107,7 +107,7 @@ def realised(base: IndexedGraph, graph: Graph) -> IndexedGraph:
         nodes.append(node)
     row = graph.row
     return IndexedGraph(
-        nodes,
+        nodes=nodes,
         works=graph.works,
         inputs=graph.inputs,
         controls=graph.controls,
