@@ -1,4 +1,4 @@
-"""What callers of ``bind`` give, checked and brought into the order of the symbol's name lists."""
+"""Arguments of ``bind`` and ``simple_bind``, checked and brought into the order of the symbol's name lists."""
 
 from __future__ import annotations
 
@@ -71,12 +71,11 @@ def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
 def collect_gradients(
     given: Any, reqs: Mapping[str, str], args: Sequence[NDArray]
 ) -> tuple[list[NDArray | None], dict[str, str], dict[str, Any]]:
-    """(gradient arrays, None where none was given; what is wanted of them; dtypes of those with another than their
-    argument's).
+    """Return (gradient arrays, None if not given; their grad_req; dtypes that differ from the argument's).
 
     Args:
         given: a list or a dictionary of gradient arrays, or None.
-        reqs: what is wanted of the gradient of each argument; null where it has no array.
+        reqs: the grad_req of each argument; null if it has no array.
         args: the arguments, in the order of ``reqs``.
 
     Raises:
@@ -149,7 +148,7 @@ def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> 
 
 
 def as_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """``shape`` of the argument ``name`` as a tuple of ints, 0 for what is unknown (0 or -1); raises ShapeError."""
+    """Return the shape of an argument as a tuple of ints, 0 for unknown dimensions (0 or -1); raise ShapeError."""
     try:
         dims: tuple[int, ...] = unknown.read([operator.index(d) for d in shape], f"the shape of {name!r}")
         return dims

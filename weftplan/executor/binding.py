@@ -1,9 +1,8 @@
 """``bind``, ``simple_bind`` and ``reshape``: from a symbol and arrays (or shapes) to an executor.
 
-Every way is the same climb: what is given is checked (``bind_arguments.py``), then the graph is planned
-(``bound_symbol.py``), then arrays are made where there are none (``new_arrays.py``), then the executor lays the plan
-into memory. So what is wrong is said before anything is allocated, and shapes and dtypes are inferred once, by the
-planner.
+All three take the same steps: the arguments are checked (``bind_arguments.py``), the graph is planned
+(``bound_symbol.py``), missing arrays are made (``new_arrays.py``), and the executor lays the plan into memory. So an
+error is raised before anything is allocated, and the planner infers shapes and dtypes once.
 """
 
 from __future__ import annotations
@@ -107,14 +106,14 @@ def simple_bind(
     Args:
         ctx: default context.
         grad_req: as for :func:`bind`.
-        type_dict: dtypes by argument name; what nothing says is float32.
+        type_dict: dtypes by argument name; float32 is the default.
         group2ctx: context of each ``ctx_group`` attribute; arrays are made where their group says.
         shared_arg_names: arguments that are the same arrays as in ``shared_exec`` (their gradients too).
         shared_exec: an executor whose planned memory and auxiliary states are used again.
-        shared_buffer: name -> array; other arguments are cut from these; missing ones are added, small ones grow.
+        shared_buffer: name -> array; other arguments are cut from these; missing arrays are added, small arrays grow.
         budget: most bytes for everything that the executor holds (arguments, gradients, states and planned memory),
-            such as ``"2GB"`` or ``"80%"``; forward results are computed again where that is needed to fit.
-        dtype: one dtype for every argument whose shape is given, where ``type_dict`` says nothing else.
+            such as ``"2GB"`` or ``"80%"``; forward results are recomputed if the budget needs it.
+        dtype: one dtype for every argument whose shape is given and that ``type_dict`` does not name.
         options: how to plan; default: from the environment.
         memory_budget, plan_options: ``budget`` and ``options`` by their older names.
         shapes: known shapes by argument name.

@@ -52,7 +52,7 @@ class Binding:
 
         Args:
             shapes: by name.
-            dtypes: by name; what cannot be inferred is float32.
+            dtypes: by name; float32 if nothing else is inferred.
             contexts: where the array of each variable is, or is to be; looked at with ``group2ctx`` only.
             budget: most bytes for everything that the executor holds.
             order: the depth-first order of the symbol, when the caller has it.
@@ -172,7 +172,7 @@ _OF_COLLECTOR = (
 
 
 def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
-    """How to plan, and what runs it."""
+    """Return how to plan, and the class that runs the plan."""
     options = PlanOptions.from_environment() if given is None else given
     if not options.peers and any(home.kind == "peer" for home in options.homes):
         options = options.replace(peers=tuple(map(str, homes.peers(ctx))))

@@ -4,7 +4,7 @@ A segment is one operation of the engine and runs on one stream. Consecutive ste
 that need nothing of each other: in one segment they would run one after the other. :func:`chains` regroups steps:
 
     a step joins the chain whose last step it needs, if it waits for nothing that the chain does not wait for anyway
-    any other step begins a chain, and ends those on whose inner steps it depends behind these steps
+    any other step begins a chain; a chain ends after each of its steps that such a step needs
 
 So no step waits longer than in a segment of its own, but for chains too short to be worth an operation. Each chain
 follows all chains that it needs. Pure functions of the vars that steps use.
@@ -22,15 +22,15 @@ MOST = 4096
 
 
 class Uses(Protocol):
-    """What is known of a step: the vars that it reads and writes."""
+    """The vars that a step reads and writes."""
 
     reads: Any
     writes: Any
 
 
 def parents(items: Sequence[Uses]) -> list[set[int]]:
-    """For each item those before it with which it clashes by a var: the last writer, and for a write all readers
-    since. What is before these is left out."""
+    """Return for each item the earlier items with which it clashes by a var: the last writer, and for a write all
+    readers since. Items before these are left out."""
     found: list[set[int]] = []
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -50,7 +50,7 @@ def parents(items: Sequence[Uses]) -> list[set[int]]:
 
 
 def ancestors(above: Sequence[set[int]]) -> list[int]:
-    """For each item a mask of all those that come before it in any case."""
+    """Return for each item a mask of all items that come before it in any case."""
     masks: list[int] = []
     for mine in above:
         mask = 0
@@ -61,7 +61,7 @@ def ancestors(above: Sequence[set[int]]) -> list[int]:
 
 
 def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[Any]]:
-    """``steps``, which are in execution order, as chains in an order in which they may be pushed.
+    """Return ``steps``, which are in execution order, as chains in an order that the engine may take.
 
     Args:
         steps: each has ``reads``, ``writes``, ``context`` and ``copies``; a copy between devices is a chain of its own.
@@ -88,7 +88,7 @@ def _grouped(steps: Sequence[Any], above: Sequence[set[int]], masks: Sequence[in
                 candidate = ending.get(last)
                 if candidate is None or steps[last].context != step.context:
                     continue
-                # What the chain waits for, and itself; every member needs the one before it.
+                # The chain waits for these steps; every member needs the member before it.
                 if not masks[number] & ~(masks[last] | 1 << last):
                     chain = candidate
                     break
@@ -104,7 +104,7 @@ def _grouped(steps: Sequence[Any], above: Sequence[set[int]], masks: Sequence[in
 
 
 def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
-    """The chains, cut behind the steps for which first steps of others wait."""
+    """Return the chains, cut after the steps for which first steps of other chains wait."""
     ends: set[int] = set()
     for first, *_ in groups:
         covered = 0
@@ -130,9 +130,11 @@ def _joined(
     masks: Sequence[int],
     seconds: Callable[[Any], float],
 ) -> list[list[int]]:
-    """Chains too short for an operation of their own, joined with a neighbour where nothing long waits for more than
-    before: with the next one, if all that waits for them waits for that one, too; with the one before, if they wait for
-    nothing else."""
+    """Return the chains; those too short for an operation of their own are joined with a neighbour.
+
+    No long chain may wait for more than before. So a short chain joins the next chain if all its users wait for that
+    chain, too, and the previous chain if it waits for nothing else.
+    """
     chain_of = {number: index for index, group in enumerate(groups) for number in group}
     waiting: list[set[int]] = [set() for _ in groups]
     """Of each chain: first steps of others that wait for it."""

@@ -11,8 +11,7 @@ from weftplan.planner import PlannedGraph
 def debug_str(planned: PlannedGraph) -> str:
     """Outputs, nodes in depth-first order, passes, then ``Total <MB> MB allocated`` and MXNet's constant second line.
 
-    Passes are those that ran, what each changed, and what switches it off. The megabytes are those of the plan, cut to
-    whole ones.
+    Each pass that ran is listed with its changes and its switch. The megabytes are those of the plan, rounded down.
     """
     graph = planned.graph
 

@@ -68,7 +68,7 @@ class Executor:
         self.grad_req = dict(grad_req)
         self._rebind = rebind
         self._inferred: frozenset[str] = frozenset()
-        """Arrays that simple_bind filled with zeros, and whose shapes nobody gave: parameters, not inputs."""
+        """Arrays that simple_bind filled with zeros, and whose shapes were inferred: parameters, not inputs."""
         self._unset: list[str] = []
         """Those of them that the last copy_params_from left as they were made."""
         self._arg_dict: dict[str, NDArray] | None = None
@@ -120,8 +120,8 @@ class Executor:
         return [made[eid] if eid in made else self._external[eid] for eid in eids]
 
     def _watch(self) -> None:
-        """Be told when memory moves of which prepared calls hold views: planned memory, and arrays that are somebody
-        else's planned memory."""
+        """Watch memory that may move while prepared calls hold views of it: planned memory, of this executor and of
+        others."""
         if self._watches:
             return
         self._watches = True
@@ -203,12 +203,12 @@ class Executor:
     def forward(self, is_train: bool = False, **inputs: Any) -> list[NDArray]:
         """Run the forward part, asynchronously; returns ``outputs``.
 
-        Where an operation of a run fails, whoever reads what needs its result is told. What does not need it is
-        computed, unless it would overwrite memory of what has failed before anybody has been told.
+        If an operation of a run fails, reading a result that depends on it raises the error. Other results are
+        computed, unless that would overwrite memory of a failed result before any reader has seen the error.
 
         Args:
-            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward`` where the
-                network has such.
+            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward`` if the
+                network has such operators.
             inputs: values to copy into arguments first, by name.
 
         Raises:
@@ -316,7 +316,7 @@ class Executor:
             writes = [*writes, *(chunk.var for chunk in self._memory.chunks.values())]
         placement = self._memory.placement
         if not pool.owned_by(placement):
-            # Held until the push: nobody else may hold these storages, and the var of one that has died is deleted.
+            # Held until the push: no other object may hold these storages, and the var of a dead storage is deleted.
             before = pool.take_over(placement)
             if before:
                 writes = [*self._fence_vars, *[chunk.var for chunk in before], *writes]
@@ -411,7 +411,7 @@ class Executor:
             )
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any) -> Executor:
-        """An executor for other input shapes that shares arrays and planned memory with this one.
+        """Return an executor for other input shapes that shares arrays and planned memory with this executor.
 
         Args:
             partial_shaping: allow shapes of arguments to change that were not given.
@@ -454,9 +454,9 @@ class Executor:
         self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
 
     def get_optimized_symbol(self) -> Symbol:
-        """A copy of the forward part as it runs: equal expressions merged, copies between contexts inserted.
+        """Return a copy of the forward part as it runs, with equal expressions merged and copies between contexts.
 
-        What is computed in one pass, as a layer and its relu, are nodes of their own in it.
+        Fused nodes, such as a layer and its relu, are nodes of their own in it.
         """
         return Symbol(unfused(self.planned.graph, self.planned.outputs))
 

@@ -3,7 +3,7 @@
 A segment's first run enqueues call by call, which compiles kernels and loads libraries; the second is captured; from
 the third on, one launch does it all. The arguments of the calls are those of the capture, so a segment whose calls
 differ from run to run is not captured, nor is one that makes the host wait or takes memory. When memory moves, the
-executor makes its segments anew, and with them their graphs.
+executor makes its segments again, and with them their graphs.
 
 A segment is run by one thread at a time, as its vars say; nothing here locks.
 """
@@ -27,7 +27,7 @@ class Replay:
 
     @property
     def state(self) -> str:
-        """For readers: what the next run will do, and why."""
+        """The next run's action, and its reason, in words."""
         if self._graph is not None:
             return "captured"
         return self.reason or ("to be captured" if self._warm else "not run yet")

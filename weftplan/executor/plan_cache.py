@@ -1,6 +1,6 @@
 """The plan cache: a second bind for the same shapes and settings plans nothing, in this process or in a later one.
 
-A plan depends on the graph, on what the caller says of it, on the settings, and on who may compute an operator. All of
+A plan depends on the graph, on the caller's arguments, on the settings, and on the implementations of operators. All of
 this is compared by value, so a cached plan is the one that planning would give. Symbols with operators of the user's
 own (``Custom``), whose inference may answer differently each time, are planned at every bind.
 
@@ -50,8 +50,8 @@ class _Kept:
     def __init__(self, graph: list[Any]) -> None:
         self._graph = graph
         self.plans: list[tuple[Hashable, PlannedGraph]] = []
-        """With what else they depend on, the one used last at the end. Never changed, but replaced as a whole. They are
-        so few that to compare takes less time than to make a hash of all that a plan depends on."""
+        """Plans with everything else that they depend on; the plan used last is at the end. The list is never changed,
+        but replaced. To compare its few items takes less time than to make a hash of such a key."""
 
     def is_of(self, nodes: list[Node], entries: list[Any]) -> bool:
         """Whether the graph is still as it was."""
@@ -94,7 +94,7 @@ def planned_once(
 
     Args:
         options: how to plan.
-        facts: what the caller says of variables (shapes, dtypes, …), by kind and name.
+        facts: facts of variables from the caller (shapes, dtypes, …), by kind and name.
         more: everything else that the plan depends on.
         order: the depth-first order of the symbol, when the caller has it.
     """
@@ -124,7 +124,7 @@ def planned_once(
 
 
 _FORMAT = 2
-"""Of ``marshal``: the last one in which equal values have equal bytes, whatever objects they share."""
+"""Version of ``marshal``: the last version in which equal values have equal bytes, whatever objects they share."""
 
 
 class PlanFile:
@@ -135,7 +135,7 @@ class PlanFile:
     ) -> None:
         """
         Args:
-            question: what a plan of the symbol depends on, but options; equal questions have equal texts.
+            question: everything that a plan of the symbol depends on, but options; equal questions have equal texts.
             provided: equal as long as the same implementations of operators are provided.
         """
         self._order, self._options = order, options
@@ -159,12 +159,12 @@ class PlanFile:
             return None
         compiler, content = marshal.loads(data)
         if compiler and compiler != repr(host()):
-            return None  # who can compute what was decided by another compiler, or without one
+            return None  # the choice of kernels is that of another compiler, or of none
         return stored_plans.loaded(content, self._order[0])
 
     def keep(self, planned: PlannedGraph) -> None:
-        """Keep a plan for later processes, where that is possible."""
-        # A search that was ended early has not found what the next one may.
+        """Keep a plan for later processes, if that is possible."""
+        # A search that was ended early may have missed a better plan.
         if self._place is None or stopping.asked():
             return
         if not all(context.is_host for context in {id(one): one for one in planned.devices}.values()):
@@ -180,7 +180,7 @@ class PlanFile:
 
 @lru_cache(maxsize=1)
 def _surroundings(_provided: Hashable) -> bytes:
-    """What planning reads of this process apart from settings."""
+    """Return everything that planning reads of this process apart from settings."""
     offered = [
         (where, op, way.name)
         for where in ("host", "sim")
@@ -191,14 +191,14 @@ def _surroundings(_provided: Hashable) -> bytes:
 
 
 def _ways(first: Implementation | None) -> Iterator[Implementation]:
-    """Implementations in the order in which they are asked."""
+    """Yield implementations in the order of their questions."""
     while first is not None:
         yield first
         first = first.otherwise
 
 
 def _state_of_code() -> str:
-    """What tells one state of the code that plans from another; empty where there are no files to look at."""
+    """Return a key of the state of the code that plans; empty if there are no files to look at."""
     package = Path(__file__).parents[1]
     files = [
         os.path.join(at, name)

@@ -88,7 +88,7 @@ def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
 
 
 def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | None]) -> list[tuple[Any, NDArray]]:
-    """(value, where it belongs) for each output whose gradient is needed; ``heads`` is None for the others.
+    """Return (value, target) for each output whose gradient is needed; ``heads`` is None for the others.
 
     Raises:
         MXNetError: one that is needed is missing.
@@ -110,7 +110,7 @@ def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | 
 def parameter_values(
     tables: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray], str]], *, allow_extra: bool
 ) -> list[tuple[Any, NDArray]]:
-    """(value, where it belongs) of parameters given by name.
+    """Return (value, target) of parameters given by name.
 
     Args:
         tables: (values, bound arrays, what they are called in errors).

@@ -39,7 +39,7 @@ class Step:
     Attributes:
         node: the graph node.
         nid: its id in the indexed graph.
-        context: where it runs.
+        context: its device.
         bind: makes the call that does the work of a run; None when there is nothing to do (an identity in place). Runs
             that differ in nothing but random keys may use one call again, as long as the node is not random.
         reads, writes: engine vars, duplicates removed.
@@ -103,7 +103,7 @@ class StepBuilder:
             writes.append(workspace[0].var)
         idle = nid in planned.skipped or (workspace is None and _is_noop(op, node, in_ids, out_ids, planned))
         if not idle:
-            # Invariant: the first writer of a storage runs. It alone makes later ones wait for earlier users.
+            # Invariant: the first writer of a storage runs. It alone makes later writers wait for earlier users.
             for eid, request in zip(out_ids, requests, strict=True):
                 if request != Req.NULL:
                     writes += self._reused(eid)
@@ -154,7 +154,7 @@ class StepBuilder:
         return place.cost.kernel(modelled) if isinstance(place, SimDevice) else modelled + ACCELERATOR.call
 
     def _launch(self, nid: int) -> Callable[[Callable[[], object]], None] | None:
-        """What runs a node's call on its device; None: the call itself. A simulated device is told how long it is."""
+        """Return the function that runs a node's call on its device, told how long it is; None: call it."""
         place = device.get(self._planned.devices[nid])
         if not place.asynchronous:
             return None
@@ -185,7 +185,7 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
 
 
 def _copy_call(source: NDArray, target: NDArray) -> Bind:
-    """What makes a copy between contexts."""
+    """Return a function that makes a copy between contexts."""
     call = partial(device.get(device_end(source.context, target.context)).copy, target.raw(), source.raw())
     return lambda run: call
 
@@ -208,7 +208,7 @@ def _kernel_call(
     output_shapes: tuple[Shape, ...],
     launch: Callable[[Callable[[], object]], None] | None,
 ) -> Bind:
-    """What binds one kernel to a run; outputs to be accumulated are computed in workspace, then added."""
+    """Return a function that binds one kernel to a run; accumulated outputs are computed in workspace, then added."""
     place = device.get(context)
     raw_out: list[Any] = [None if array is None else array.raw() for array in outputs]
     scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
@@ -252,7 +252,7 @@ def _kernel_call(
 
 
 def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
-    """(nodes that make what is copied to another device, first readers of what was copied there)."""
+    """Return (nodes whose results are copied to another device, first readers of such copies)."""
     graph = planned.graph
     makers: set[int] = set()
     readers: set[int] = set()
@@ -274,7 +274,7 @@ def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
     """A number for every random node: its place among the random nodes of the forward graph.
 
     A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they
-    depend on what else the process built), nor do nodes that a pass merges (random ones never are).
+    depend on other networks of the process), nor do nodes that a pass merges (random ones never are).
     """
     ranks: dict[Node, int] = {}
     for node in planned.graph.nodes:

@@ -1,10 +1,10 @@
 """Bulk segments: consecutive steps pushed as one engine operation, so that small operations cost little.
 
-A segment ends at a cross-device copy, where the context changes, at the node limit, and where gradients that the caller
+A segment ends at a cross-device copy, at a change of context, at the node limit, and when gradients that the caller
 waits for have become ready (so that their exchange overlaps the rest of backward), unless these are so small that one
-more operation takes longer than their exchange. What is copied to the host ends one too, and the first reader of what
-is copied back begins one: the copies run beside all other segments. On a device with several compute streams branches
-are segments of their own (``branches.py``).
+more operation takes longer than their exchange. A result that is copied to the host ends a segment, and the first
+reader of a copy back begins a segment: the copies run concurrently with all other segments. On a device with several
+compute streams branches are segments of their own (``branches.py``).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from weftplan.executor.schedule import Step
 from weftplan.ndarray.copying import passing
 
 WORTH_TELLING = 1 << 16
-"""Bytes of gradients that end a segment. An engine takes some 20 microseconds for an operation, in which memory moves
-several times as many. Training steps on two cores with the store ``local``, medians of ratios to this value: an MLP
-takes 1.008 with 1 byte to 16 KiB, and 0.999 to 1.006 with 256 KiB, 1 MiB or no limit; a MobileNet has 55 backward
+"""Bytes of gradients that end a segment. An engine takes some 20 microseconds for an operation; memory moves several
+times as many bytes meanwhile. Training steps on two cores with the store ``local``, medians of ratios to this value: an
+MLP takes 1.008 with 1 byte to 16 KiB, and 0.999 to 1.006 with 256 KiB, 1 MiB or no limit; a MobileNet has 55 backward
 segments with 1 byte and 12 with this, and takes 1.008 with 1 byte, 0.985 with 256 KiB and 1.027 with 1 MiB, no more
 apart than two runs of one value; an LSTM shows no difference."""
 LONG_NS = 500_000
-"""Nanoseconds from which a run of a segment is long beside the 60 microseconds of :meth:`Engine.give_way`. A training
-step of an MLP, whose forward part takes about a millisecond, takes 1.4 % more on two cores where this is never reached;
-between 0 and 500,000 it, an LSTM and a MobileNet show no difference."""
+"""A run of a segment that takes more nanoseconds is long, compared with the 60 microseconds of :meth:`Engine.give_way`.
+A training step of an MLP, whose forward part takes about a millisecond, takes 1.4 % more on two cores if no segment is
+long; between 0 and 500,000 this step, an LSTM and a MobileNet show no difference."""
 
 
 class Segment:
@@ -61,7 +61,7 @@ class Segment:
         )
         self._operators: dict[bool, Any] = {}
         self._graphs = graphs
-        """None: the segment is captured as a CUDA graph where it can be; otherwise why not."""
+        """None: the segment is captured as a CUDA graph if it can be; otherwise why not."""
         if graphs is None and self.random:
             self._graphs = "its random numbers differ from run to run"
         elif graphs is None and self.prop is not FnProperty.NORMAL:
@@ -81,12 +81,12 @@ class Segment:
 
     @property
     def pushed(self) -> bool:
-        """False where there is nothing to do."""
+        """Whether there is anything to do."""
         return bool(self._binds)
 
     @property
     def long(self) -> bool:
-        """Whether the last run took long beside what a change of thread takes."""
+        """Whether the last run took long compared with a change of thread."""
         return self._took[0] > LONG_NS
 
     def write_too(self, more: Sequence[Any]) -> None:
@@ -158,8 +158,8 @@ def make_segments(
         ends_after: ids of nodes that end a segment.
         ready: bytes of gradients that are ready after a step; those of a segment end it when they are worth it.
         begins_at: ids of nodes that begin a segment.
-        graphs: None: segments are captured as CUDA graphs where they can be; otherwise why not.
-        branches: seconds of a step, where branches of the graph are to be segments of their own; None: they need not.
+        graphs: None: segments are captured as CUDA graphs if they can be; otherwise why not.
+        branches: seconds of a step, if branches of the graph are to be segments of their own; None: they need not.
     """
     segments: list[Segment] = []
     pending: list[Step] = []
@@ -186,8 +186,8 @@ def make_segments(
 
 
 def may_fence(segments: Sequence[Segment], pool_var: Any) -> bool:
-    """Whether all segments, in the order in which they are pushed, come after the first one in any case, the var of
-    their pool aside: then it can write the vars of a fence, and makes nobody wait who would not."""
+    """Return whether all segments come after the first segment in any case, the var of their pool aside: then it can
+    write the vars of a fence, and no segment waits longer for that."""
     pushed = [segment for segment in segments if segment.pushed]
     if not pushed or pushed[0] is not segments[0] or pushed[0].prop is not FnProperty.NORMAL:
         return False
