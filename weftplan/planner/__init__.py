@@ -1,6 +1,6 @@
 """Graph in, memory plan out: pure functions, no arrays, no threads.
 
-The README beside this file has the vocabulary, the invariants, an order of reading, and the rule of threads of every
+The README next to this file has the vocabulary, the invariants, an order of reading, and the rule of threads of every
 module in here: any thread may call any function; only ``options.py`` and ``stopping.py`` keep state.
 Importing the package gives symbols their method ``plan``.
 """

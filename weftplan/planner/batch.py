@@ -56,7 +56,7 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
     open, the next is the middle, so that the search ends after some 75 plans whatever the curve.
 
     Raises:
-        BudgetError: not even one sample fits; its ``smallest`` is what one sample needs.
+        BudgetError: not even one sample fits; its ``smallest`` is the need of one sample.
 
     >>> largest_batch(lambda batch: 100 + 7 * batch, 1000)
     (128, 996)
@@ -90,7 +90,7 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
 
 
 def _line(known: dict[int, int], first: int, second: int, budget: int) -> int:
-    """The batch at which the line through two known ones meets the budget."""
+    """Return the batch at which the line through two known batches meets the budget."""
     slope = (known[second] - known[first]) / (second - first)
     return LARGEST if slope <= 0 else first + int((budget - known[first]) / slope)
 

@@ -1,7 +1,7 @@
-"""Fit everything into a number of bytes: what the caller brings and what the planner places.
+"""Fit everything into a number of bytes: the caller's arrays and planned memory.
 
-``PlanOptions.budget`` limits the planned peak alone, because that is what recomputation can change. A user has a device
-of so many bytes, which arguments, gradients and states share; the difference is worked out here.
+``PlanOptions.budget`` limits the planned peak alone, because recomputation can change nothing else. A user has a device
+with a number of bytes, which arguments, gradients and states share; the difference is worked out here.
 """
 
 from __future__ import annotations

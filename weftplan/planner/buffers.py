@@ -1,4 +1,4 @@
-"""What has to be placed: groups of entries and the scratch of nodes, as buffers with sizes and lifetimes.
+"""Buffers, which have to be placed: groups of entries and the scratch of nodes, with sizes and lifetimes.
 
 They are made of an assignment of storages; ``slabs.py`` gives them their places.
 """
@@ -20,9 +20,9 @@ from weftplan.planner.program import Program, scratch_of
 
 
 class Buffers:
-    """Groups and workspaces as buffers with lifetimes: what has to be placed.
+    """Groups and workspaces as buffers with lifetimes.
 
-    Invariant: every buffer has a first writer that runs (the README says why). So outputs that nobody reads are no
+    Invariant: every buffer has a first writer that runs (the README says why). So outputs without a reader are no
     buffers, even where MXNet's walk gave them a block, and neither is the scratch of nodes that do not run.
     """
 
@@ -40,7 +40,7 @@ class Buffers:
         """Scratch bytes per node that runs."""
         where = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
         self.workspace_nodes = list(where)
-        # Lists: most graphs have a few dozen buffers, for which arrays take longer.
+        # Lists: most graphs have a few dozen buffers, and arrays take longer for these.
         unused = int(Kind.UNUSED)
         group = [-1 if kind == unused else k for k, kind in zip(assignment.group, assignment.kind, strict=True)]
         self.entry_group, count = renumbered(group)
@@ -80,7 +80,7 @@ class Buffers:
     def least_peak(self) -> int:
         """As :attr:`lower_bound`, of sizes in whole multiples of the alignment, as every plan in slabs takes them.
 
-        What whole blocks of their own take (``compat="mxnet"``) may be less.
+        Whole blocks of their own (``compat="mxnet"``) may take less.
         """
         if self.options.compat == "mxnet":
             return self.lower_bound
@@ -89,7 +89,7 @@ class Buffers:
     def order(self) -> Precedence | None:
         """Which nodes use each buffer, and which its first writer waits for anyway.
 
-        None for orders of more than `MOST_STEPS` steps, for which this is not worth its memory.
+        None for orders of more than `MOST_STEPS` steps, which are not worth the memory.
         """
         program, row = self.program, self.program.graph.row
         if len(program.order) > MOST_STEPS:

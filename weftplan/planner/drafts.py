@@ -42,9 +42,9 @@ class PlannedSteps:
     devices: list[Context]
     """Per node."""
     requests: list[Req]
-    """Per entry, what its kernel has to do with the output; WRITE for variables, which nobody computes."""
+    """Per entry, how its kernel writes the output; WRITE for variables, which no kernel computes."""
     skipped: frozenset[int]
-    """Node ids that must not run: sums whose terms are added in place by whoever makes them."""
+    """Node ids that must not run: sums whose terms are added in place by their makers."""
     outputs: list[int]
     """Entry ids of the forward outputs."""
     gradients: dict[str, int]
@@ -91,7 +91,7 @@ def plan_program(
 
 
 def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, tuple[int, Req]]) -> PlannedSteps:
-    """A draft as steps, of which the caller reads ``outputs``.
+    """Return a draft as steps; the caller reads ``outputs``.
 
     ``gradients`` are results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.
     """
@@ -117,14 +117,14 @@ def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, t
 
 
 class Drafts:
-    """Plans of one graph, which ``program`` has in the order in which it is written."""
+    """Plans of one graph; ``program`` has it in the order of its front end."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._plain: dict[PlanOptions, Draft] = {}
 
     def plan(self, options: PlanOptions, *, cost: recompute.Cost, most_time: float | None = None) -> Draft:
-        """The graph with the plan that ``options`` ask for; ``cost`` says what it costs to compute nodes again.
+        """The graph with the plan that ``options`` ask for; ``cost`` gives the seconds of nodes.
 
         ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
         """

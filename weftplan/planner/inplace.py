@@ -25,7 +25,7 @@ Rule = Callable[[int, int, int], bool]
 
 
 class Kind(IntEnum):
-    """Where the bytes of an entry come from."""
+    """The origin of the bytes of an entry."""
 
     EXTERNAL = 0
     """Given by the caller: arguments, auxiliary states, head gradients, gradient arrays. Storage -1."""
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     ADDTO = 4
     """Added into the memory of the partial gradient sum it belongs to (request ADD)."""
     UNUSED = 5
-    """Nobody reads it: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
+    """It has no reader: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
     ``compat="mxnet"`` keep one for it, as MXNet does."""
 
 
@@ -71,7 +71,7 @@ def assign(
 
     Args:
         enable_inplace: let outputs take the memory of inputs at all.
-        keep_unused: give memory also to outputs that nobody reads, as MXNet does.
+        keep_unused: give memory also to outputs without a reader, as MXNet does.
         compute_unused: the same, and let them be written.
         rule: decides in place of MXNet's rule (the input's memory is read no more, or the pair is an identity); where
             it is given, outputs are allocated in their order, not the largest first.
@@ -106,7 +106,7 @@ def assign(
                 block = storage[source]
                 if block < 0 or storage[out] >= 0 or not refs[out] or (end - start > 1 and i in inplace[start:end]):
                     continue
-                # An identity may share while others still read: both contents are equal, and whoever writes next
+                # An identity may share while others still read: both contents are equal, and the next writer
                 # waits for the readers of all of them.
                 if rule(nid, source, out) if rule else live[block] == 1 or identity:
                     storage[out] = block
@@ -147,12 +147,12 @@ def assign(
 
 
 def add_in_place(program: Program, found: Assignment) -> Assignment:
-    """``found`` with partial gradient sums turned into additions by whoever makes the term.
+    """``found`` with partial gradient sums turned into additions by the makers of terms.
 
     For a node ``out = total + term`` that is a sum, with ``out`` in place of ``total``: the maker of ``term`` adds
     straight to ``total`` and the sum is skipped. Conditions: ``term`` has no other reader and is made after ``total``,
-    on the same device, not by a copy from another one, which can only overwrite; nobody reads what ``total`` holds
-    between the two nodes, for it changes early.
+    on the same device, not by a copy between devices, which can only overwrite; no node reads the content of
+    ``total`` between the two nodes, for it changes early.
     """
     graph, row = program.graph, program.graph.row
     sums = [n for n in program.order if graph.works[n].is_sum]

@@ -1,4 +1,4 @@
-"""When bytes are alive, which order of execution a program allows, and which steps wait for which others in any order.
+"""Lifetimes of bytes, orders of execution that a program allows, and the steps that a step waits for in any order.
 
 An entry is alive from the step that writes it up to, not including, the step after its last reader, or after the node
 until which it is held; an output of the graph stays alive to the end.
@@ -21,7 +21,7 @@ def dependencies(program: Program) -> list[list[int]]:
     """Per node the operator nodes that it must follow in any order of execution; empty for variables.
 
     These are the makers of its inputs, its control dependencies, and of the nodes that touch the same auxiliary state
-    the one before it in the given order: nodes that touch a state keep their order, since one of them writes it. A
+    the node before it in the given order: nodes that touch a state keep their order, since one of them writes it. A
     write to a result follows all nodes that read the result, or a view of it, before.
     """
     graph = program.graph
@@ -51,7 +51,7 @@ def dependencies(program: Program) -> list[list[int]]:
 
 
 def shared_roots(program: Program) -> list[int]:
-    """Per entry the entry in whose memory it must lie (:attr:`Work.over`); itself for most."""
+    """Return per entry the entry whose memory it must share (:attr:`Work.over`); itself for most."""
     graph = program.graph
     root = list(range(graph.num_entries))
     for nid, work in enumerate(graph.works):
@@ -74,7 +74,7 @@ def scheduled(
     value: Callable[[int], int],
     changed: Callable[[int], Iterable[int]] = lambda nid: (),
 ) -> list[int]:
-    """``nodes`` in another order: of those that are ready, always the one of least value, then in the order given.
+    """Return ``nodes`` in another order: always the ready node of least value, of these the first in the given order.
 
     ``needs`` says by number what each node must follow; numbers that are not in ``nodes`` are passed over. ``changed``
     is told each step and names the nodes whose value it has changed.
@@ -121,7 +121,7 @@ def scheduled(
 def lifetimes(program: Program) -> tuple[list[int], list[int]]:
     """(first, last) step per entry, half-open; variables and gradient arrays too, though they need no planned memory.
 
-    A variable starts at 0. An entry that nobody reads lives for the one step that makes it.
+    A variable starts at 0. An entry without a reader lives for the step that makes it.
     """
     graph, row = program.graph, program.graph.row
     end = len(program.order)
@@ -162,7 +162,7 @@ def ancestors(producers: Sequence[Iterable[int]], first: int = 0) -> list[int]:
 
 
 def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequence[int]]) -> list[bool]:
-    """For each ascending list of steps whether the last one needs all the others, directly or through others.
+    """Return for each ascending list of steps whether its last step needs all others, directly or through others.
 
     Sets hold `MOST_STEPS` steps at a time, so that their memory grows with the number of steps, not with its square. A
     list of at most one step is ordered.

@@ -68,8 +68,8 @@ class BlockPool:
 def colors(program: Program, count: int) -> list[int]:
     """A colour below ``count`` for every node: the longest paths of operators one after the other, then the rest.
 
-    Repeatedly the path with most uncoloured operators gets the next colour; what remains after ``count - 1`` paths gets
-    the last one.
+    Repeatedly the path with most uncoloured operators gets the next colour; the rest after ``count - 1`` paths gets
+    the last colour.
     """
     graph = program.graph
     if count <= 1:

@@ -1,6 +1,6 @@
-"""The execution order: among several candidates the one with the smallest lower bound, never worse than the given one.
+"""The execution order: the candidate with the smallest lower bound, never worse than the given order.
 
-It takes a program and gives an order of the same nodes. What may not change: a node follows what it needs; the forward
+It takes a program and gives an order of the same nodes. Constraints: a node follows its dependencies; the forward
 part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
 of them writes it.
 
@@ -46,12 +46,12 @@ def lower_bound(program: Program, order: list[int], *, options: PlanOptions) -> 
 
 
 class _Dependencies:
-    """Who needs whom, and what each node allocates."""
+    """The dependencies of nodes, and the bytes that each allocates."""
 
     def __init__(self, program: Program) -> None:
         graph = program.graph
         self.before = dependencies(program)
-        # Bytes of each entry that count: not the caller's, and read by somebody.
+        # Bytes of each entry that count: not the caller's, and with a reader.
         self.size = [0 if program.external[e] else program.nbytes[e] for e in range(graph.num_entries)]
         self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in program.reads]
         self.readers: list[list[int]] = [[] for _ in range(graph.num_entries)]

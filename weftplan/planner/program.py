@@ -1,4 +1,4 @@
-"""The input of the planner's core: a graph in an order of execution, with sizes, places and what follows from them.
+"""The input of the planner's core: a graph in an order of execution, with sizes, devices and derived facts.
 
 A front end makes a :class:`Program`. Steps are positions in the order of execution. Rewrites make new programs and
 change none.
@@ -18,7 +18,7 @@ from weftplan.planner.graph import Graph
 from weftplan.support.tensor_types import DType, InplacePair, Shape, aligned
 
 BYTE = np.dtype(np.uint8)
-"""The dtype of entries of which only the bytes are known."""
+"""The dtype of entries whose bytes alone are known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Program:
     refs: list[int] = field(init=False)
     """Per entry: slots that read it, plus times it is held or an output of the graph."""
     pairs: list[Sequence[InplacePair]] = field(init=False)
-    """Per node: what may be computed in place, of what its operator declares, in the order in which it is tried."""
+    """Per node: the pairs of its ``Work.inplace`` that may share memory, in the order of trials."""
 
     def __post_init__(self) -> None:
         """Work out what follows from the works of nodes, sizes and places."""
@@ -126,7 +126,7 @@ class Program:
 
         The node must read the input. Both must have as many elements, of one width, on one device, and neither may be
         the caller's. A pair of different dtypes is no identity. Whether the input is dead by then depends on the order
-        of execution and is asked by whoever walks it.
+        of execution and is asked during the walk.
         """
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
         graph = self.graph
@@ -160,7 +160,7 @@ class Program:
         return self.order[self.num_forward :]
 
     def in_order(self, order: list[int]) -> Program:
-        """The same nodes in another order; the program itself where it is the same."""
+        """The same nodes in another order; the program itself if it is the same."""
         if order == self.order:
             return self
         other = copy(self)
@@ -169,7 +169,7 @@ class Program:
 
 
 def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[int]) -> dict[int, int]:
-    """Scratch bytes of each node that runs: what it declares, and behind that room for each output that is added to.
+    """Return scratch bytes of each node that runs: those that it declares, then room for each output that is added to.
 
     Kernels only overwrite, so an output that must be *added* to its destination is computed in scratch first.
 

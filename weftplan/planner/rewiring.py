@@ -1,4 +1,4 @@
-"""What rewrites of a graph share: nodes that read something else, nodes that are added, and the sizes that they keep.
+"""Rewrites of a graph: nodes that read other entries, nodes that are added, and the sizes that they keep.
 
 A :class:`Rewrite` begins as a copy of a graph. A caller adds nodes and changes what others read; :meth:`Rewrite.done`
 numbers what is still needed, depth first from the outputs, and carries over everything that was known. The given graph
@@ -80,7 +80,7 @@ def renumbered(
 
 
 class Rewrite:
-    """A graph in the making. Its nodes and entries keep the numbers that they have in the given one; new ones follow.
+    """A graph in the making. Its nodes and entries keep their numbers in the given graph; new numbers follow.
 
     Attributes:
         inputs: entries that each node reads, to be replaced (not changed) where a node is to read others.
@@ -125,7 +125,7 @@ class Rewrite:
         return made
 
     def done(self, order: Sequence[int], *, more_forward: int = 0) -> Program:
-        """The rewritten program, whose steps are ``order``; its forward part has so many steps more."""
+        """The rewritten program, whose steps are ``order``; its forward part has ``more_forward`` steps more."""
         program, old, like = self._program, self._program.graph, self._like
         row, makers = [*self._row, len(like)], self.makers
         roots = [*(makers[e] for e in old.outputs), *old.effects]

@@ -41,13 +41,13 @@ WORTH_A_SWEEP = 1.05
 # Holes that are looked at when time is over.
 HOLES_IN_A_HURRY = 64
 
-# The allowance grows with the largest part up to this many times: a descent costs more where there are more buffers.
+# The allowance grows with the largest part up to this many times: a descent costs more if there are more buffers.
 BUFFERS_PER_ALLOWANCE, MOST_ALLOWANCES = 450, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What one effort spends.
+    """The means of one effort.
 
     Attributes:
         work: search work, about 5e6 per second.
@@ -70,7 +70,7 @@ EFFORTS: dict[str, Spending] = {
     "max": Spending(work=80_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
 }
 
-# Where memory may be spent on waiting less, so many times more places are looked at.
+# If memory may be spent on waiting less, this many times more places are looked at.
 PATIENCE = 8
 
 
@@ -95,14 +95,14 @@ def pack(
         upper: first time at which it is dead again; ``lower < upper``.
         size: bytes of each buffer, positive; all together less than 2**62.
         alignment: offsets are multiples of it, and sizes are rounded up to it.
-        time_limit: seconds after which the best packing so far is returned; where there is none yet, a quick one is
+        time_limit: seconds after which the best packing so far is returned; if there is none yet, a quick packing is
             still made (some microseconds a buffer). None: no limit on time.
         effort: ``"fast"``: greedy, and a short search while more than 0.5 % above the lower bound; milliseconds for
             ordinary graphs. ``"normal"`` (the default): search towards the lower bound for seconds on hard inputs, not
-            at all on easy ones. ``"max"``: longer.
-        order: which steps use each buffer, and which its first writer waits for anyway. Reuse that makes nobody wait is
+            at all on easy inputs. ``"max"``: longer.
+        order: which steps use each buffer, and which its first writer waits for anyway. Reuse without a wait is
             then preferred, as far as that costs neither memory nor much time.
-        room: bytes that may be used for reuse that makes nobody wait, where the least memory makes somebody wait.
+        room: bytes that may be used to avoid waits, if the least memory needs some.
 
     Returns:
         The offsets, the peak they need, and the lower bound. Work stops at once when the two are equal.
@@ -141,8 +141,8 @@ def pack(
 def _in_parts(
     problem: Problem, bound: int, *, spending: Spending, deadline: Deadline, order: Precedence | None
 ) -> Int64:
-    """Offsets in units. Every independent part is packed on its own, and searched where it rises above what the others
-    need anyway: above ``bound``, which is that of the whole problem."""
+    """Offsets in units. Every independent part is packed on its own, and searched if it rises above the need of the
+    others: above ``bound``, which is that of the whole problem."""
     offsets = np.zeros(len(problem), np.int64)
     leaves = leaf_parts(problem)
     allowance = _allowance(spending, deadline, sizes=[len(part) for _, part in leaves])
@@ -176,7 +176,7 @@ def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, d
 
 
 class Incumbent:
-    """The best packing of a part so far: the lowest, and of equally low ones one whose buffers wait for few others.
+    """The best packing of a part so far: the lowest, and of equally low packings one with few waits.
 
     Below the peak ``floor`` nothing is gained. ``order`` is that of all buffers of the problem that the user gave.
     """
@@ -198,7 +198,7 @@ class Incumbent:
         self._made = False
         """Whether anything else was packed so far."""
         self._waits: int | None = None
-        """How many reuses make somebody wait; None: not counted, or nobody asked."""
+        """How many reuses make a step wait; None: not counted."""
         self._none_below = 0
         """Up to this peak the first sweep by :attr:`order` finds nothing."""
 
@@ -244,7 +244,7 @@ class Incumbent:
         return self.peak <= enough
 
     def wait_less(self) -> None:
-        """Look for packings that are as low but in which buffers wait for fewer others."""
+        """Look for packings that are as low but make buffers wait for fewer others."""
         if self.order is None or self._waits is not None:
             return
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))

@@ -51,7 +51,7 @@ def check_packing(
     dead = 0
     for i in births:
         moment = first[i]
-        # Lifetimes are half-open: who dies at this moment does not meet who is born.
+        # Lifetimes are half-open: a buffer that dies at this moment does not meet one that is born.
         while dead < len(deaths) and last[deaths[dead]] <= moment:
             at = bisect_left(starts, place[deaths[dead]])
             del starts[at], live[at]

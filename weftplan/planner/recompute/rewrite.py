@@ -1,8 +1,8 @@
-"""The one rewrite behind every policy: forward nodes that are computed a second time for the backward part.
+"""The rewrite of every policy: forward nodes that are computed a second time for the backward part.
 
 Given the set of forward nodes whose results are not kept, every backward node that reads such a result reads the output
-of a twin ``<name>_mirror`` instead. A twin reads twins where these exist and kept results elsewhere. Slots of which
-only the shape matters (ignored inputs) go on naming the first node: they keep nothing alive, and must not cause work.
+of a twin ``<name>_mirror`` instead. A twin reads twins where these exist and kept results elsewhere. Slots whose
+shape alone matters (ignored inputs) go on naming the first node: they keep nothing alive, and must not cause work.
 Twins run just before their first reader, in the order of their originals. The given graph stays as it is.
 """
 
@@ -48,7 +48,7 @@ def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
 
 
 def repeat(program: Program, chosen: Collection[int]) -> Program:
-    """The program in which the backward part recomputes the nodes ``chosen``, out of :func:`repeatable`.
+    """Return the program whose backward part recomputes the nodes ``chosen``, out of :func:`repeatable`.
 
     Those that nothing backward needs get no twin; ``program`` itself is returned when nothing is repeated.
     """

@@ -2,8 +2,8 @@
 
 Homes come from the options, in their order and with their limits. A device copies in both directions while it
 computes; each direction takes one copy at a time, wherever it goes. Copies out start as soon as a result is there, in
-the order in which results are made. Copies back are the same with time reversed: they end just when a result is needed,
-in the order in which results are needed. If memory is wanted before a copy out has ended, or is free only after a copy
+the order of results. Copies back are the same with time reversed: they end just when a result is needed, in the order
+of needs. If memory is wanted before a copy out has ended, or is free only after a copy
 back should have started, the computation waits.
 """
 
@@ -19,9 +19,9 @@ from weftplan.device.homes import Link
 from weftplan.planner.options import PlanOptions
 
 PCIE = Link(bandwidth=1.2e10)
-"""Sixteen lanes of the third generation, or half of what the data sheet says of the fourth."""
+"""Sixteen lanes of the third generation, or half of the data sheet's figure for the fourth."""
 FILE = Link(bandwidth=1.0e9, latency=1.0e-4)
-"""A solid-state disk behind the page cache."""
+"""A solid-state disk under the page cache."""
 PEER = Link(bandwidth=2.0e10)
 """Another device on the same switch."""
 
@@ -41,7 +41,7 @@ class Place:
 
 
 def places(context: Context, options: PlanOptions) -> list[Place]:
-    """The places for results of ``context`` in the order in which they are tried."""
+    """Return the places for results of ``context`` in the order of trials."""
     known = {home: Link(*how) for device, home, *how in options.links if device == str(context)}
     assumed = {"host": PCIE, "file": FILE, "peer": PEER}
     found: list[Place] = []
@@ -76,7 +76,7 @@ class Idle:
     since: int
     """The step before which it may not be back; the turn at the earliest."""
     place: Place | None = None
-    """Where it goes, and over which link; None as long as nobody has chosen."""
+    """Its place, with the link; None until one is chosen."""
 
     @property
     def seconds(self) -> float:
@@ -120,7 +120,7 @@ def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> 
         now = times[step] + delay
         if starts:
             free = ends[k] = max(free, now) + seconds
-            # Waits to come can only make the step later that this one names.
+            # Later waits can only make the step later that this wait names.
             done[k] = min(max(bisect_left(times, free - delay), step), due)
         if ends[k] > now and step == due:
             delay += ends[k] - now

@@ -1,11 +1,11 @@
 """Which forward results wait elsewhere: from none to all that help, one curve per graph.
 
 A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a home.
-It goes to the first home that has room for it beside those that went before. The search starts with nothing away and
+It goes to the first home that has room for it next to those that went before. The search starts with nothing away and
 descends a ladder of targets. As long as more is alive than the target, it looks at the fullest moment of the fullest
 device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that what
 frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
-(:mod:`.links`) are found anew every time, because one more copy delays others. What is found at every rung is a
+(:mod:`.links`) are computed every time, because one more copy delays others. Every rung gives a
 point of the curve, with its peak (the lower bound of the plan that the planner would make) and the seconds that copies
 hold the computation up.
 
@@ -28,11 +28,11 @@ from weftplan.planner.spill.rewrite import Spill
 from weftplan.planner.stopping import asked
 
 SMALLEST = 4096
-"""Results below so many bytes stay: their copies cost more time than they free memory."""
+"""Smaller results stay: their copies cost more time than they free memory."""
 RUNG = 0.97
 """Each target is this part of the peak before."""
 TRIALS = 4
-"""So many results are tried for one moment in each of the two ways."""
+"""How many results are tried for one moment in each of the two ways."""
 SENDS = 4
 """The whole search sends results away, or hurries them, so often per result that may leave."""
 
@@ -43,7 +43,7 @@ class Choice(Price):
 
     spills: tuple[Spill, ...]
     copied: int
-    """Bytes that leave: of equally fast choices, the one that copies less is the better."""
+    """Bytes that leave: of equally fast choices, the choice that copies less is better."""
 
 
 class Search:
@@ -66,7 +66,7 @@ class Search:
         self._idle = [self._candidates(program, buffers, device) for device in self._devices]
 
     def _candidates(self, program: Program, buffers: Buffers, device: int) -> list[Idle]:
-        """What may leave ``device``, in the order in which it is made."""
+        """Return the results that may leave ``device``, in the order of their steps."""
         turn, order = self._num_forward, program.order
         row = program.graph.row
         group = buffers.entry_group
@@ -120,7 +120,7 @@ class Search:
         return int(live[self._counted].max(axis=1, initial=0).sum())
 
     def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[Choice, IntArray]:
-        """What it comes to, and the bytes alive on each device."""
+        """Return the choice, and the bytes alive on each device."""
         live = self._live.copy()
         spills: list[Spill] = []
         copied, stall = 0, 0.0
@@ -130,7 +130,7 @@ class Search:
             stall += late + early
             for one, out, back in zip(idle, outs, backs, strict=True):
                 start = max(one.used + 1, out)
-                if start < back:  # others have delayed it so much that it would never be away
+                if start < back:  # others have delayed it until it would never be away
                     assert one.place is not None
                     live[device, start:back] -= self._held[one.group]
                     spills.append(Spill(one.entry, out, back, one.place.context))
@@ -153,7 +153,7 @@ class Search:
                     chosen[k].append(one)
                     live[:] = self._measured(chosen)[1]
                     return True
-            # Who is on the way already, but not in time, may be waited for too.
+            # Results on the way already, but not in time, may be waited for too.
             one_way = self._times.leaving if moment < self._num_forward else self._times.returning
             steps, waited = one_way(chosen[k])
             slow = [
@@ -195,7 +195,7 @@ class Search:
             self._room[one.place.home] = room - self._bytes_in(one.place, one)
 
     def _bytes_in(self, place: Place, one: Idle) -> int:
-        """Bytes that ``one`` takes in a home, where results lie one behind the other."""
+        """Bytes that ``one`` takes in a home, which holds results one after another."""
         unit = self._alignment or alignment_of(place.context)
         return -(-one.nbytes // unit) * unit
 

@@ -61,12 +61,12 @@ def plan(
             keywords, as for ``simple_bind``: ``net.plan(data=(32, 784))``.
         train: with the backward part; without it ``grad_req`` is ignored.
         grad_req: ``write``, ``add`` or ``null`` for all arguments, or a dictionary by name (missing: null). The default
-            is what ``Module`` trains: the arguments whose shape is not given and whose name does not end in ``label``.
+            is ``Module``'s choice: arguments whose shape is not given and whose name does not end in ``label``.
             ``simple_bind`` writes the gradient of every argument by default; ``"write"`` plans that.
-        dtype: one dtype for all variables named in ``shapes``, or dtypes by name; what nothing says is float32.
+        dtype: one dtype for all variables named in ``shapes``, or dtypes by name; float32 is the default.
             Without the package ml_dtypes ``bfloat16`` is planned as float16, which takes the same bytes.
         budget: most bytes that everything together may take (:attr:`MemoryPlan.total`), such as ``"2GB"``, or ``"80%"``
-            of the memory of the device; forward results are computed again in the backward part where that is needed
+            of the memory of the device; forward results are computed again in the backward part if that is needed
             to fit, for the least time. With several devices that have memory of their own it is the budget of each.
         strategy: ``auto``, ``arena``, ``match_range`` or ``none`` (:class:`PlanOptions`).
         order: ``best`` lets the planner choose the order of execution, ``given`` forbids it.
@@ -136,7 +136,7 @@ raise it to that, or use a smaller batch
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be planned, checked and complete, but for devices and a budget.
+    """A question to the planner, checked and complete, but for devices and a budget.
 
     What Module holds on several devices is planned in ``weftplan.training.memory``, which asks for one after the other.
     """
@@ -175,7 +175,7 @@ class Question:
         return replace(found.memory, external_bytes={**found.memory.external_bytes, "optimizer_states": states(found)})
 
     def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
-        """The plan of one executor and of what is ``besides`` it, in at most ``budget`` bytes."""
+        """Return the plan of one executor in at most ``budget`` bytes, with the bytes ``besides`` it."""
         sized = self.sized(context)
         planned = (
             sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)
@@ -206,7 +206,7 @@ def _sorted_out(
     """(shapes by name, plan options) among the keywords.
 
     Raises:
-        PlanError: a keyword is neither, or a shape is given for what the symbol, if it is one, does not have.
+        PlanError: a keyword is neither, or a shape is given for a name that the symbol does not have.
     """
     inputs: list[str] = []
     if hasattr(symbol, "list_arguments"):

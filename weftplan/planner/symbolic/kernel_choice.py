@@ -1,4 +1,4 @@
-"""Who computes each node, and the scratch that the chosen kernels declare.
+"""The implementation of each node, and the scratch that the chosen kernels declare.
 
 The implementations are those of :mod:`weftplan.ops.core.implementations`; the executor obeys what is chosen here.
 """
@@ -63,7 +63,7 @@ def operator_choices(
             if gpu is not None:
                 with planned_for(gpu):
                     found = known[key] = ask()
-            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured anew
+            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured again
                 found = known[key] = ask()
             else:
                 more = (options.kernels, offered.get(op.name), *key[2:])

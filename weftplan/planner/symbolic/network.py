@@ -1,8 +1,8 @@
-"""A symbol's graph on its way to a plan, in numbers, and the one way in which passes change it.
+"""A symbol's graph on its way to a plan, in numbers, and the way in which passes change it.
 
-A :class:`Network` is a numbered graph with what the caller wants of it. Passes read it and make another one through an
+A :class:`Network` is a numbered graph with the requests of the caller. Passes read it and make another one through an
 :class:`Edit`: they add nodes, say which values stand for others, and the rest follows. No given network is changed, and
-no node of a symbol: those are read for what they compute, never for what they are connected to.
+no node of a symbol: those are read for operators and parameters, never for their edges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.symbol.inference.rules import DTYPES, SHAPES
 from weftplan.symbol.node import Node
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
-"""Attributes in which two nodes must agree to become one: device and recomputation."""
+"""Attributes that must be equal if two nodes are to become one: device and recomputation."""
 _ALIKE = frozenset(ALIKE)
 
 
@@ -40,7 +40,7 @@ class Network:
     states: dict[str, int]
     """Auxiliary state name -> its node, likewise."""
     requests: dict[str, Req]
-    """What the caller wants of the gradient of each argument."""
+    """The grad_req of each argument."""
     wanted: tuple[str, ...] = ()
     """Arguments that have a gradient."""
     head_grads: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class Network:
         return max(map(self.graph.entry_node.__getitem__, self.graph.outputs[: self.num_outputs])) + 1
 
     def check(self) -> None:
-        """Raise PlanError unless the numbers agree with one another: what debug mode asks after each pass."""
+        """Raise PlanError unless the numbers agree with one another; debug mode calls it after each pass."""
         graph, made = self.graph, 0
         for nid, (inputs, controls) in enumerate(zip(graph.inputs, graph.controls, strict=True)):
             if any(not 0 <= e < graph.row[nid] for e in inputs) or any(not 0 <= dep < nid for dep in controls):
@@ -82,10 +82,10 @@ class Network:
 
 
 class Edit:
-    """A network in the making. Nodes and entries keep the numbers that they have in the given one; new ones follow.
+    """A network in the making. Nodes and entries keep their numbers in the given network; new numbers follow.
 
-    Every entry that a caller names is one of the given network or a new one; whatever :meth:`stand_for` says of it is
-    applied in the end, to new nodes as to given ones. So nodes can be added in any order.
+    Every entry that a caller names is of the given network or new; whatever :meth:`stand_for` says of it is applied in
+    the end, to all nodes. So nodes can be added in any order.
     """
 
     def __init__(self, network: Network) -> None:
@@ -124,7 +124,7 @@ class Edit:
             op: the operator; None for a variable.
             name: the node's name.
             inputs: the entries that it reads.
-            main: the node in whose place it is: its device and its line of the user's code.
+            main: the node that gives it a device and a line of the user's code.
             params: parsed parameters; nodes with equal ones should share one dictionary.
             attrs: attributes as text.
             controls: nodes that it waits for.
@@ -148,7 +148,7 @@ class Edit:
         device: Context,
         like: Sequence[int] | None = None,
     ) -> int:
-        """Add a node of which everything is known."""
+        """Add a finished node."""
         first, nid = len(self.makers), len(self.nodes)
         self.nodes.append(node)
         self.works.append(work)
@@ -166,7 +166,7 @@ class Edit:
         self._entries[entry] = new
 
     def node_stands_for(self, nid: int, new: int | None) -> None:
-        """Let everything that waits for a node wait for another one, or for none."""
+        """Let everything that waits for a node wait for another node, or for none."""
         self._nodes[nid] = new
 
     def at(self, entry: int) -> int:
@@ -269,7 +269,7 @@ class Edit:
 
 
 def dict_of(params: Params) -> dict[str, Any]:
-    """Return parameters as the dictionary that they are: nodes with equal ones share it."""
+    """Return parameters as the dictionary that they are: nodes with equal parameters share it."""
     return params if isinstance(params, dict) else dict(params)
 
 

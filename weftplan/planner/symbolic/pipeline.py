@@ -42,7 +42,7 @@ MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")
 """Values of :attr:`PlanOptions.recompute` that name operators to repeat."""
 RULE_SHARE = 0.025
-"""In a graph with fused blocks such a rule spends at most this part of a step's modelled time on repeating, beside the
+"""In a graph with fused blocks such a rule spends at most this part of a step's modelled time on repeating, next to the
 results that are made again: MobileNet then keeps 0.95 of its speed and more."""
 WORTH_A_FORM = 0.99
 """Another form of a graph is used if its plan is below this part of the smallest plan so far."""
@@ -88,7 +88,7 @@ def plan_symbol(
     Args:
         symbol: a Symbol, or its entries.
         shapes: shapes of variables by name: enough of them that the rest can be inferred.
-        dtypes: dtypes by name; what cannot be inferred is float32.
+        dtypes: dtypes by name; float32 if nothing else is inferred.
         grad_req: ``null``, ``write`` or ``add`` for every argument, or a dictionary by name (missing: null).
         context: the device, ``cpu(0)`` by default.
         group2ctx: device of each ``ctx_group`` attribute.
@@ -158,21 +158,21 @@ def _size(network: Network, settings: Settings) -> SizedGraph:
 
 @dataclass(eq=False)
 class SizedGraph:
-    """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget."""
+    """A symbol differentiated, placed and sized: all that planning of memory needs, under any budget."""
 
     network: Network
     """The graph after all passes."""
     program: Program
-    """The graph with sizes, in the order in which it is written."""
+    """The graph with sizes, in the order of the symbol."""
     settings: Settings
-    """What the caller asked."""
+    """The requests of the caller."""
     choices: dict[int, Choice]
-    """Who computes each node."""
+    """The implementation of each node."""
     seconds: dict[str, float]
     """Processor time of each pass, by name."""
     variants: list[Callable[[], SizedGraph]] = field(default_factory=list)
-    """Each sizes the same symbol in another form, from which recomputation may start: with results of fused blocks
-    made again, and without fused nodes, of which a part can then be repeated."""
+    """Each sizes the same symbol in another form, as a start of recomputation: with results of fused blocks made again,
+    and without fused nodes, whose members can then be repeated one by one."""
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
         """The graph with its plan; ``seconds`` as for :func:`plan_symbol`.
@@ -197,7 +197,7 @@ class SizedGraph:
 
     def _draft(self, chosen: PlanOptions, cost: Cost) -> Draft:
         """The plan of this form of the graph."""
-        # Rules name operators, not parts of fused ones: what they would repeat of a block is made again already.
+        # Rules name operators, not parts of fused operators: results of blocks are made again already.
         most_time = RULE_SHARE if self.settings.rematerializes and chosen.recompute in RULES else None
         return self._drafts.plan(chosen, cost=cost, most_time=most_time)
 
@@ -282,7 +282,7 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
 
 
 def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, Choice]]:
-    """The graph with what operators declare, for the planner's core, and who computes each node.
+    """Return the core's program, with the declarations of operators, and the implementation of each node.
 
     Raises:
         ShapeError: all entries together exceed 2^63 - 1 bytes.

@@ -1,9 +1,9 @@
-"""Planned graphs as bytes that a file can hold, and back; and what a plan depends on, as plain values.
+"""Planned graphs as bytes that a file can hold, and back; and the dependencies of a plan, as plain values.
 
 Nodes of the symbol itself stand in the bytes as their places in its depth-first order. So the reader gets the nodes of
 its own symbol, and only nodes that planning has added are made again. Operators, implementations, devices and dtypes
-are named. The bytes are a pickle, but the reader calls no function except those of this file: what is read is what was
-planned, to the last number.
+are named. The bytes are a pickle, but the reader calls no function except those of this file. A graph that was read
+equals the graph that was planned, to the last number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AS_THEY_ARE: frozenset[type[Any]] = frozenset((PlannedGraph, MemoryPlan, PlanOp
 
 
 class NotPlainError(Exception):
-    """Something cannot be stored; the text says what."""
+    """An object cannot be stored; the text names it."""
 
 
 def described(order: Order, entries: Sequence[Entry]) -> list[Any]:
@@ -65,7 +65,7 @@ def described(order: Order, entries: Sequence[Entry]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of parameters, by which equal values of all types can be told from others."""
+    """Return a plain form of a parameter, which is equal for equal values alone."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -217,7 +217,7 @@ _NAMED: dict[str, Any] = {each.__name__: each for each in (*_AS_THEY_ARE, *_MAKE
 
 
 def _name_of(op: Op) -> str:
-    """Return the name of an operator; NotPlainError unless it is the one of that name."""
+    """Return the name of an operator; NotPlainError unless it is registered under that name."""
     if registry.find(op.name) is not op:
         raise NotPlainError(f"operator {op.name}")
     return op.name

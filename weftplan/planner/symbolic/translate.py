@@ -75,7 +75,7 @@ def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) 
 
 
 def _folded(order: Sequence[Node]) -> list[Pass]:
-    """What was folded into the given graph before; nothing if no caller did that."""
+    """Return the foldings that the given graph has gone through before."""
     values = [node for node in order if FOLDED in node.attrs]
     constants, layers = (sum(node.is_variable == wanted for node in values) for wanted in (True, False))
     found = []

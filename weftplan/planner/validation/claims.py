@@ -1,4 +1,4 @@
-"""What a plan claims, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
+"""The claims of a plan, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
 
 The static half of :mod:`weftplan.planner.validation`.
 """
@@ -21,7 +21,7 @@ class Claims:
     """A planned graph, and the checks that need no replay.
 
     Raises:
-        PlanError: each check raises where the plan contradicts the graph.
+        PlanError: each check raises it if the plan contradicts the graph.
     """
 
     def __init__(self, planned: PlannedSteps) -> None:
@@ -48,7 +48,7 @@ class Claims:
                     raise PlanError(f"plan field {name} has {len(value)} items, expected {expected}")
 
     def check_order(self) -> None:
-        """Every node runs once, behind what it needs."""
+        """Every node runs once, after all that it needs."""
         graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes
         position = {nid: step for step, nid in enumerate(order)}
         operators = [n for n in range(graph.num_nodes) if not graph.is_variable[n]]

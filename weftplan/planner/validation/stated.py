@@ -1,7 +1,7 @@
-"""Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and what is alive at each step.
+"""Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and live bytes at each step.
 
 Entries and scratch are replayed in the order of their first steps on a model of
-memory: whoever is written may only meet what is dead by then, or what it was computed in place of.
+memory: a write may only meet bytes of dead contents, or of the content that it replaces in place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _check_sizes(plan: MemoryPlan) -> None:
 
 
 def _families(plan: MemoryPlan) -> list[int]:
-    """For every entry the first one of its in-place chain; entries of one family may share memory while alive."""
+    """Return for every entry the first entry of its in-place chain; entries of one family may share live memory."""
     root = list(range(len(plan.entry_nbytes)))
     for eid, kind in enumerate(plan.entry_kind.tolist()):
         source = plan.labels.source(eid) if kind in (Kind.INPLACE, Kind.ADDTO) else -1
@@ -129,7 +129,7 @@ def _title(plan: MemoryPlan, owner: int, eid: int) -> str:
 
 
 class ByteMap:
-    """Which content each byte range of one slab holds: disjoint ascending ranges, no content where nobody wrote."""
+    """Which content each byte range of one slab holds: disjoint ascending ranges, no content in unwritten ranges."""
 
     __slots__ = ("contents", "ends", "starts")
 

@@ -1,4 +1,4 @@
-"""The passes that a symbol's graph goes through on its way to a plan: one list, in the order in which they run.
+"""The passes that a symbol's graph goes through on its way to a plan: one list, in their order.
 
 Each is a record (:class:`~weftplan.planner.symbolic.passes.graph_pass.GraphPass`) in a file of its own, which has all
 of it: the pattern, how the graph changes, and for a fusion how it is undone. :func:`run_passes` runs the passes that
@@ -36,7 +36,7 @@ PASSES: list[GraphPass] = [
     fuse_depthwise.PASS,
     fuse_depthwise.REMATERIALIZE,
 ]
-"""In the order in which they run."""
+"""All passes in their order."""
 
 
 def run_passes(
@@ -46,8 +46,8 @@ def run_passes(
 
     Args:
         network: the graph of a symbol.
-        settings: what the caller asks.
-        checked: check the graph after each pass, and that the pass has changed nothing but what it may.
+        settings: the requests of the caller.
+        checked: check the graph after each pass, and that the pass has changed nothing that its record does not list.
         seconds: gets how long each pass took, by name: seconds of processor time.
 
     Raises:
@@ -88,5 +88,5 @@ def _check(one: GraphPass, before: Network, after: Network) -> None:
 
 
 def notes_of(passes: Iterable[Pass]) -> list[str]:
-    """What changed nodes, for readers of a plan's notes."""
+    """Return the changes of passes, for readers of a plan's notes."""
     return [f"{one.changed} ({one.switch})" for one in passes if one.changed]

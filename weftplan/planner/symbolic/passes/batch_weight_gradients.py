@@ -1,8 +1,8 @@
 """Batch the gradients of a weight that many FullyConnected layers share: a few layers at a time become one node.
 
 The gradient of such a weight is a chain of sums with a term for each layer (an unrolled cell has one for each step).
-Several terms that follow one another in a chain are made by one node of :data:`SHARED_GRADIENT`, right where the last
-of them was made; if all gradients of these layers are computed one after the other, it makes those of the data, too.
+Several terms that follow one another in a chain are made by one node of :data:`SHARED_GRADIENT`, in the place of the
+last; if all gradients of these layers are computed one after the other, it makes those of the data, too.
 
 Layers of few rows are worth it: their products are small, and each has a sum after it.
 
@@ -27,8 +27,8 @@ from weftplan.planner.symbolic.network import Edit, Network, alike
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
 
 ROWS = 256
-"""Rows of the layers of one node, and no more than a weight has columns: what waits for the last of these layers, and
-the scratch next to each other, are about as large as the weight then."""
+"""Rows of the layers of one node, at most the columns of a weight: then the results that wait for the last of these
+layers, and their scratch, are about as large as the weight."""
 MOST_LAYERS = 32
 """Layers of one node, however few rows each has."""
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))

@@ -29,7 +29,7 @@ def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, st
             reads = [e if makers[e] not in kept else e - row[makers[e]] + row[kept[makers[e]]] for e in reads]
         key: tuple[object, ...] = (op.name, *reads)
         other = table.setdefault(key, nid)
-        # Few nodes read what another one of their kind reads: only they are asked for the rest.
+        # Few nodes read the same entries as another node of their kind: only they are asked for the rest.
         if other != nid:
             waits = frozenset(kept.get(dep, dep) for dep in graph.controls[nid])
             others = frozenset(kept.get(dep, dep) for dep in graph.controls[other])

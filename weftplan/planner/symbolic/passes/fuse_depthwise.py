@@ -33,7 +33,7 @@ from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSIO
 from weftplan.symbol.node import Entry, Node
 
 MEMBERS = "__block__"
-"""The attribute of a node that stands for three: their names and attributes as JSON, in the order in which they ran."""
+"""The attribute of a node that stands for three: their names and attributes as JSON, in their order."""
 Readers = dict[int, list[tuple[int, int]]]
 """By entry: the nodes that read it, and as which input."""
 HEAD = -1
@@ -42,7 +42,7 @@ HEAD = -1
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The six nodes that two can stand for, in the order in which they run."""
+    """The six nodes that two can stand for, in their order."""
 
     graph: IndexedGraph
     before: int
@@ -79,7 +79,7 @@ class Block:
 
     @property
     def inputs(self) -> list[int]:
-        """What the fused forward node reads."""
+        """Entries that the fused forward node reads."""
         before, layer, behind = (self.graph.inputs[nid] for nid in self.forward)
         return [*before, layer[1], *behind[1:]]
 
@@ -92,7 +92,7 @@ class Block:
 
     @property
     def gradient_inputs(self) -> list[int]:
-        """What the fused gradient reads."""
+        """Entries that the fused gradient reads."""
         inputs = self.graph.inputs
         before, layer, behind = self.forward
         found = [inputs[self.behind_gradient][0], self.entry(layer), inputs[before][0], inputs[layer][1]]
@@ -192,7 +192,7 @@ def _blocks(graph: IndexedGraph) -> list[Block]:
 
 
 def _around(graph: IndexedGraph, gradient: int, readers: Readers) -> Block | None:
-    """The nodes around ``gradient``, which is that of the convolution; None where they are of other kinds."""
+    """The nodes around ``gradient``, which is that of the convolution; None if they are of other kinds."""
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
     ograd, data, weight = graph.inputs[gradient][:3]
     behind_gradient, before = makers[ograd], makers[data]
@@ -253,7 +253,7 @@ def _reads(graph: IndexedGraph, nid: int, place: int) -> bool:
 
 
 def _controls(graph: IndexedGraph, nids: Sequence[int]) -> list[int]:
-    """What these nodes wait for besides each other."""
+    """Return the other nodes that these nodes wait for."""
     return [dep for nid in nids for dep in graph.controls[nid] if dep not in nids]
 
 
@@ -269,7 +269,7 @@ def members(node: Node) -> list[str]:
 
 
 def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
-    """Return the result of the last of the nodes for which this one stands."""
+    """Return the result of the last of the nodes that a block stands for."""
     ops = norm(True), registry.get("Convolution"), norm(node.params[RELU])
     made = inputs[0]
     for op, (name, attrs), of, own in zip(

@@ -85,7 +85,7 @@ def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int]) -> None:
-    """Fuse each convolution with its batch norm, and with the relu after that where there is one."""
+    """Fuse each convolution with its batch norm, and with the relu after that, if there is one."""
     graph = edit.network.graph
     params: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share their parameters
     for norm, first in before_norm.items():

@@ -2,8 +2,8 @@
 
 Shapes are not needed: zeros are made by operators that take their shape from another entry.
 
-A gradient that is zero is represented by absence: a rule returns None for it, an entry that nobody differentiates has
-no terms. Zeros are only made where a rule asks for an outgoing gradient that has none, or for a wanted variable.
+A gradient that is zero is represented by absence: a rule returns None for it, an entry without a gradient has
+no terms. Zeros are only made if a rule asks for an outgoing gradient that has none, or for a wanted variable.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Pass:
         """Made nodes, and during which visit (0: before the first); see :meth:`_chain`."""
         self.visit = 0
         self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], Work, int]] = {}
-        """Operator, parsed parameters and what follows from them, which nodes made of equal ones share."""
+        """Operator, parsed parameters and the facts that follow from them, shared by nodes with equal parameters."""
 
     def run(self, variables: Sequence[int], accumulated: Collection[int]) -> list[int]:
         """Return the gradient entry of each wanted variable; no two are the same, none is a forward entry.
@@ -94,10 +94,10 @@ class _Pass:
         return entries
 
     def _order(self) -> Sequence[int]:
-        """Return the order of which the reverse is that of visits.
+        """Return the reverse of the order of visits.
 
-        Where long sums are to come, each node is visited next to what it feeds. The order of visits is the order in
-        which such sums are accumulated (see :meth:`_chain`): terms of nodes that are visited late have to wait, and
+        Before long sums each node is visited next to its readers. Such sums are accumulated in the order of visits
+        (:meth:`_chain`): terms of nodes that are visited late have to wait, and
         with them all that they are made of.
         """
         graph = self.graph
@@ -191,7 +191,7 @@ class _Pass:
             moment = when.get(term, -1)
             # Without this edge all terms could be computed first, and all be alive at once. It closes no cycle: sort
             # nodes by the visit that made them, a partial sum counting as made with its last term. All other edges
-            # lead to nodes of the same visit or an earlier one, and this one to a strictly earlier one.
+            # lead to nodes of the same visit or an earlier visit, and this edge to a strictly earlier visit.
             if moment > latest:
                 self.edit.controls[term].append(makers[total])
             latest = max(latest, moment)
@@ -276,7 +276,7 @@ class _Pass:
 
 
 class _Builder:
-    """What a gradient rule sees of one forward node (:class:`weftplan.ops.core.schema.GradientBuilder`)."""
+    """The view that a gradient rule has of one forward node (:class:`weftplan.ops.core.schema.GradientBuilder`)."""
 
     __slots__ = ("_forward", "_pass", "params")
 

@@ -23,7 +23,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Infer all shapes and dtypes. Variables of whose dtype nothing is known are float32.
+    """Infer all shapes and dtypes. The default dtype of variables is float32.
 
     Raises:
         ShapeError: a given shape is malformed, shapes conflict, or one stays unknown; the message names the argument
