@@ -1,7 +1,7 @@
 """The cost of a node: modelled seconds, or measured seconds if the caller has them.
 
 The model is a roofline: a node takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed
-cost of being called. Only ratios matter to the search (which results are cheap to repeat, and the repetition's part of a
+cost of being called. Only ratios matter to the search (which results are cheap to repeat, and how long that takes in a
 step), so two rough machines are enough: a few host cores under NumPy, and a current accelerator.
 
 What an operator computes is counted in :mod:`weftplan.ops.core.cost`; pooling also sweeps its output once for every
