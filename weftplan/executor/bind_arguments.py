@@ -42,24 +42,24 @@ def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     return read_grad_req(grad_req, names, BindError)
 
 
-def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
-    """The arrays ``given`` as a list or a dictionary, one for every name.
+def collect(values: Any, names: Sequence[str], what: str) -> list[NDArray]:
+    """Return arrays, which come as a list or a dictionary, one for every name.
 
     Raises:
         BindError: arrays are missing, or the list is too long.
         DTypeError: something is no NDArray.
     """
-    if isinstance(given, Mapping):
-        missing = [name for name in names if name not in given]
+    if isinstance(values, Mapping):
+        missing = [name for name in names if name not in values]
         if missing:
             raise BindError(f"bind: {what} lacks {listed(missing)}; needed are {listed(names)}")
-        arrays = [given[name] for name in names]
-    elif isinstance(given, (list, tuple)):
-        if len(given) != len(names):
-            raise BindError(f"bind: {what} has {len(given)} arrays, needed are {len(names)}: {listed(names)}")
-        arrays = list(given)
+        arrays = [values[name] for name in names]
+    elif isinstance(values, (list, tuple)):
+        if len(values) != len(names):
+            raise BindError(f"bind: {what} has {len(values)} arrays, needed are {len(names)}: {listed(names)}")
+        arrays = list(values)
     else:
-        raise BindError(f"bind: {what} must be a list or a dictionary, got {type(given).__name__}")
+        raise BindError(f"bind: {what} must be a list or a dictionary, got {type(values).__name__}")
     for name, array in zip(names, arrays, strict=True):
         if not isinstance(array, NDArray):
             raise DTypeError(
@@ -69,12 +69,12 @@ def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
 
 
 def collect_gradients(
-    given: Any, reqs: Mapping[str, str], args: Sequence[NDArray]
+    args_grad: Any, reqs: Mapping[str, str], args: Sequence[NDArray]
 ) -> tuple[list[NDArray | None], dict[str, str], dict[str, Any]]:
     """Return (gradient arrays, None if not given; their grad_req; dtypes that differ from the argument's).
 
     Args:
-        given: a list or a dictionary of gradient arrays, or None.
+        args_grad: a list or a dictionary of gradient arrays, or None.
         reqs: the grad_req of each argument; null if it has no array.
         args: the arguments, in the order of ``reqs``.
 
@@ -84,17 +84,17 @@ def collect_gradients(
     """
     names = list(reqs)
     grads: list[Any]
-    if given is None:
+    if args_grad is None:
         grads = [None] * len(names)
-    elif isinstance(given, Mapping):
-        _warn_unknown("args_grad", given, names)
-        grads = [given.get(name) for name in names]
-    elif not isinstance(given, (list, tuple)):
-        raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(given).__name__}")
-    elif len(given) != len(names):
-        raise BindError(f"bind: args_grad has {len(given)} items, needed are {len(names)}: {listed(names)}")
+    elif isinstance(args_grad, Mapping):
+        _warn_unknown("args_grad", args_grad, names)
+        grads = [args_grad.get(name) for name in names]
+    elif not isinstance(args_grad, (list, tuple)):
+        raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(args_grad).__name__}")
+    elif len(args_grad) != len(names):
+        raise BindError(f"bind: args_grad has {len(args_grad)} items, needed are {len(names)}: {listed(names)}")
     else:
-        grads = list(given)
+        grads = list(args_grad)
     wanted = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), grads, strict=True)}
     dtypes: dict[str, Any] = {}
     for name, array, grad in zip(names, args, grads, strict=True):
@@ -138,10 +138,10 @@ def check_context(verb: str, ctx: Any) -> None:
         raise BindError(f"{verb}: ctx must be a context such as mx.cpu() or mx.gpu(0), got {ctx!r}")
 
 
-def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
+def _warn_unknown(what: str, values: Mapping[str, Any], names: Sequence[str]) -> None:
     """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
     known = frozenset(names)
-    for name in given:
+    for name in values:
         if name not in known:
             hint = did_you_mean(name, names)
             warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
@@ -176,11 +176,11 @@ def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str
     return known
 
 
-def either(verb: str, name: str, value: Any, older: str, other: Any) -> Any:
+def either(verb: str, name: str, value: Any, older: str, older_value: Any) -> Any:
     """The value of an option that has two names; raises BindError for both at once."""
-    if value is not None and other is not None:
+    if value is not None and older_value is not None:
         raise BindError(f"{verb}: {name} and {older} are two names of one option; give {name}")
-    return other if value is None else value
+    return older_value if value is None else value
 
 
 def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:

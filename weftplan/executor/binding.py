@@ -72,8 +72,8 @@ def bind(
     arg_arrays = collect(args, names, "args")
     aux_arrays = collect(aux_states if aux_states is not None else [], aux_names, "aux_states")
     grad_arrays, reqs, grad_dtypes = collect_gradients(args_grad, normalize_grad_req(grad_req, names), arg_arrays)
-    given = either("bind", "options", options, "plan_options", plan_options)
-    chosen, kind = strategy_of(given, ctx, budget=False)
+    chosen_options = either("bind", "options", options, "plan_options", plan_options)
+    chosen, kind = strategy_of(chosen_options, ctx, budget=False)
     binding = Binding(
         symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind, grad_dtypes=grad_dtypes
     )
@@ -125,9 +125,9 @@ def simple_bind(
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
-    given = either("simple_bind", "options", options, "plan_options", plan_options)
+    chosen_options = either("simple_bind", "options", options, "plan_options", plan_options)
     limit = either("simple_bind", "budget", budget, "memory_budget", memory_budget)
-    chosen, kind = strategy_of(given, ctx, budget=limit is not None)
+    chosen, kind = strategy_of(chosen_options, ctx, budget=limit is not None)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
     names, aux_names, order = names_of(symbol)

@@ -171,9 +171,9 @@ _OF_COLLECTOR = (
 """Flags that shape what a dynamic executor does, and nothing else."""
 
 
-def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
+def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
     """Return how to plan, and the class that runs the plan."""
-    options = PlanOptions.from_environment() if given is None else given
+    options = PlanOptions.from_environment() if requested is None else requested
     if not options.peers and any(home.kind == "peer" for home in options.homes):
         options = options.replace(peers=tuple(map(str, homes.peers(ctx))))
     if any(home.nbytes is not None for home in options.homes):
@@ -197,12 +197,12 @@ def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tup
 
 def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
     """How fast the ways from a device to its homes are, as far as that is known."""
-    found = []
+    links = []
     for place in places(ctx, options):
         known = speed(ctx, place.context)
         if known is not None:
-            found.append((str(ctx), str(place.context), known.bandwidth, known.latency))
-    return tuple(found)
+            links.append((str(ctx), str(place.context), known.bandwidth, known.latency))
+    return tuple(links)
 
 
 def facts_of(

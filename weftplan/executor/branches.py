@@ -31,7 +31,7 @@ class Uses(Protocol):
 def parents(items: Sequence[Uses]) -> list[set[int]]:
     """Return for each item the earlier items with which it clashes by a var: the last writer, and for a write all
     readers since. Items before these are left out."""
-    found: list[set[int]] = []
+    clashes: list[set[int]] = []
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for number, item in enumerate(items):
@@ -45,8 +45,8 @@ def parents(items: Sequence[Uses]) -> list[set[int]]:
         for var in item.reads:
             readers.setdefault(id(var), []).append(number)
         mine.discard(number)
-        found.append(mine)
-    return found
+        clashes.append(mine)
+    return clashes
 
 
 def ancestors(above: Sequence[set[int]]) -> list[int]:
@@ -111,16 +111,16 @@ def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int
         for number in above[first]:
             covered |= masks[number]
         ends |= {number for number in above[first] if not covered >> number & 1}
-    found: list[list[int]] = []
+    parts: list[list[int]] = []
     for group in groups:
         begin = 0
         for index, number in enumerate(group, 1):
             if number in ends or index == len(group):
                 if begin < index:
-                    found.append(group[begin:index])
+                    parts.append(group[begin:index])
                 begin = index
-    found.sort(key=lambda group: group[0])
-    return found
+    parts.sort(key=lambda group: group[0])
+    return parts
 
 
 def _joined(
@@ -141,25 +141,25 @@ def _joined(
     for first, *_ in groups:
         for number in above[first]:
             waiting[chain_of[number]].add(first)
-    found: list[list[int]] = []
+    joined: list[list[int]] = []
     lengths: list[float] = []
     users: list[set[int]] = []
     for group, waits in zip(groups, waiting, strict=True):
         length = sum(seconds(steps[number]) for number in group)
-        if found and _alike(steps, found[-1], group):
+        if joined and _alike(steps, joined[-1], group):
             first, last = group[0], group[-1]
             others = users[-1] - {first}
             stem = lengths[-1] < LEAST_S and first in users[-1] and all(masks[one] >> last & 1 for one in others)
-            tail = length < LEAST_S and not masks[last] & ~_covered(found[-1], masks) & ~_bits(group)
+            tail = length < LEAST_S and not masks[last] & ~_covered(joined[-1], masks) & ~_bits(group)
             if stem or tail:
-                found[-1] += group
+                joined[-1] += group
                 lengths[-1] += length
                 users[-1] = others | waits
                 continue
-        found.append(list(group))
+        joined.append(list(group))
         lengths.append(length)
         users.append(waits)
-    return found
+    return joined
 
 
 def _bits(group: list[int]) -> int:

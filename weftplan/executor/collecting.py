@@ -91,13 +91,13 @@ class Collector:
         if self.threshold < 0:
             return []
         most = self.fraction * sum(chunk.nbytes for chunk in chunks)
-        found, nbytes = [], 0
+        largest, nbytes = [], 0
         for chunk in sorted(chunks, key=lambda chunk: -chunk.nbytes):
             if nbytes >= most:
                 break
-            found.append(chunk)
+            largest.append(chunk)
             nbytes += chunk.nbytes
-        return found
+        return largest
 
     def passed(self, is_train: bool, number: int) -> list[Any]:
         """Return the chunks that go back after segment ``number``, which has just been pushed."""

@@ -106,12 +106,12 @@ class DynamicMemory(PlannedMemory):
     def _made(self, key: tuple[int, ...], raws: list[Any], bind: Bind, run: RunState) -> Any:
         """A call, which is kept if its results are small: its views keep their memory in the process, also when a pool
         gives it back."""
-        made = None if key[0] in self.random else bind(run), bind, list(raws)
+        entry = None if key[0] in self.random else bind(run), bind, list(raws)
         nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
         if self._remembered + nbytes <= _MOST_REMEMBERED and not spilling.active():
             self._remembered += nbytes
-            self._calls[key] = made
-        return made
+            self._calls[key] = entry
+        return entry
 
     def after(self, storage: int) -> list[Any]:
         """Return no vars: no storage lies over an earlier storage."""

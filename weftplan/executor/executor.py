@@ -116,8 +116,8 @@ class Executor:
     def _output_arrays(self) -> list[NDArray]:
         """The arrays of the outputs, given or in planned memory."""
         eids = self.planned.outputs
-        made = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
-        return [made[eid] if eid in made else self._external[eid] for eid in eids]
+        planned = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
+        return [planned[eid] if eid in planned else self._external[eid] for eid in eids]
 
     def _watch(self) -> None:
         """Watch memory that may move while prepared calls hold views of it: planned memory, of this executor and of
@@ -126,8 +126,8 @@ class Executor:
             return
         self._watches = True
         forget = weakref.WeakMethod(self._forget)
-        given = {id(array.chunk): array.chunk for array in self._external.values()}
-        for chunk in (*self._memory.chunks.values(), *given.values()):
+        external = {id(array.chunk): array.chunk for array in self._external.values()}
+        for chunk in (*self._memory.chunks.values(), *external.values()):
             if isinstance(chunk, MovableChunk):
                 chunk.watch(forget)
 

@@ -40,10 +40,10 @@ class Replay:
             self._work()
             self._warm = True
             return
-        found = self._place.capture(self._work)
-        if isinstance(found, str):
-            self.reason = found
+        graph = self._place.capture(self._work)
+        if isinstance(graph, str):
+            self.reason = graph
             self._work()
         else:
-            self._graph = found
-            found.launch()
+            self._graph = graph
+            graph.launch()

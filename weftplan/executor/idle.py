@@ -153,8 +153,8 @@ class Idleness:
         """As :meth:`prepared`, if other threads may wait for this pool's memory."""
         me = threading.get_ident()
         for left in reversed(range(_MOST_TIMES)):
-            again = left and not _here.runs and not engine.get().in_operation and spilling.active()
-            if again:
+            may_retry = left and not _here.runs and not engine.get().in_operation and spilling.active()
+            if may_retry:
                 self._let_pending_end(arrays)
                 waits.preparing.add(me)
             begun = False
@@ -166,7 +166,7 @@ class Idleness:
                     yield
                 return
             except OutOfMemoryError as error:
-                if begun or not again or not (isinstance(error, waits.PostponedError) or self._lacked()):
+                if begun or not may_retry or not (isinstance(error, waits.PostponedError) or self._lacked()):
                     raise
             finally:
                 waits.preparing.discard(me)

@@ -62,16 +62,16 @@ def _homes(planned: PlannedGraph) -> dict[Context, HomeSpec]:
         return {}
     listed = {home.kind: home for home in plan.options.homes}
     folders = [home for home in plan.options.homes if home.kind == "file"]
-    found: dict[Context, HomeSpec] = {}
+    targets: dict[Context, HomeSpec] = {}
     if plan.in_homes:
         for ctx, nbytes in plan.peak_by_device.items():
             if nbytes and ctx.device_type == "file" and ctx.device_id < len(folders):
-                found[ctx] = folders[ctx.device_id]
+                targets[ctx] = folders[ctx.device_id]
             elif nbytes and ctx.device_type == "cpu_pinned" and plan.on_host and "host" in listed:
-                found[ctx] = listed["host"]
+                targets[ctx] = listed["host"]
             elif nbytes and ctx in plan.options.peer_contexts and "peer" in listed:
-                found[ctx] = listed["peer"]
-    return found
+                targets[ctx] = listed["peer"]
+    return targets
 
 
 class PlannedMemory:

@@ -224,10 +224,10 @@ def _small_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> di
     """Return contiguous zeros for small arrays of (shape, dtype, context): a network has hundreds of gammas, biases and
     means, and few of them fill a page. :func:`gradients_beside` says which arrays are left out."""
     few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _AT_ONCE}
-    wholes, found = _beside(few)
+    wholes, arrays = _beside(few)
     for whole in wholes:
         whole.raw.fill(0)  # no other thread knows the arrays yet
-    return found
+    return arrays
 
 
 def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[list[Chunk], dict[str, NDArray]]:
@@ -241,7 +241,7 @@ def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[li
                 group = groups.setdefault((place, np.dtype(dtype)), [])
             group.append(name)
     wholes: list[Chunk] = []
-    found: dict[str, NDArray] = {}
+    arrays: dict[str, NDArray] = {}
     for (place, dtype), names in groups.items():
         sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
         if len(names) < 2 or not sum(sizes) or not _plain(place):
@@ -249,8 +249,8 @@ def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[li
         whole = Chunk(place, sum(sizes))
         wholes.append(whole)
         for name, part in zip(names, whole.cut(sizes), strict=True):
-            found[name] = NDArray.over(part, wanted[name][0], dtype)
-    return wholes, found
+            arrays[name] = NDArray.over(part, wanted[name][0], dtype)
+    return wholes, arrays
 
 
 def _plain(place: Context) -> bool:

@@ -64,15 +64,15 @@ def _description(nodes: list[Node], entries: list[Any]) -> list[Any]:
     Parsed parameters are never changed in place, so their identity stands for them (the dictionary is held, too). One
     list, not one for each node: Python's collector looks at every object that stays.
     """
-    found: list[Any] = []
+    facts: list[Any] = []
     for node in nodes:
         inputs, deps = node.inputs, node.control_deps
-        found += (
+        facts += (
             node, node.op, node.name, id(node.params), dict(node.attrs), len(inputs), *inputs, len(deps), *deps,
             node.version, node.params,
         )  # fmt: skip
-    found += entries
-    return found
+    facts += entries
+    return facts
 
 
 def _flat(table: Mapping[str, Hashable]) -> tuple[Hashable, ...]:
@@ -111,16 +111,16 @@ def planned_once(
     provided = tuple([_flat(implementations.provided(where)) for where in ("host", "gpu")])
     key = options, question, provided
     plans: list[tuple[Hashable, PlannedGraph]] = kept.plans
-    found = next((planned for asked, planned in plans if asked == key), None)
-    if found is None:
+    result = next((planned for asked, planned in plans if asked == key), None)
+    if result is None:
         file = PlanFile(symbol, order, options, question, provided)
-        found = file.load()
-        if found is None:
-            found = plan(order)
-            file.keep(found)
-    others = [pair for pair in kept.plans if pair[1] is not found]  # other threads may have added some
-    kept.plans = [*others[-MOST + 1 :], (key, found)]
-    return found
+        result = file.load()
+        if result is None:
+            result = plan(order)
+            file.keep(result)
+    others = [pair for pair in kept.plans if pair[1] is not result]  # other threads may have added some
+    kept.plans = [*others[-MOST + 1 :], (key, result)]
+    return result
 
 
 _FORMAT = 2

@@ -101,13 +101,13 @@ class Placement:
     def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
         """Make the chunks of these storages in the blocks of all devices."""
         places = [*zip(storages, self._where(storages), strict=True)]
-        made = dict(self.chunks)  # other threads may be looking at those that there are
+        chunks_by_storage = dict(self.chunks)  # other threads may be looking at those that there are
         for ctx, block in blocks.items():
             mine = [(k, at, size) for k, (where, at, size) in places if where is ctx or where == ctx]
             parts = block.cut_all([(at, size) for _, at, size in mine])
             chunks = MovableChunk.several(ctx, parts, owner=block, name="planned")
-            made.update(zip([k for k, _, _ in mine], chunks, strict=True))
-        self.chunks = made
+            chunks_by_storage.update(zip([k for k, _, _ in mine], chunks, strict=True))
+        self.chunks = chunks_by_storage
 
     def rest(self) -> list[int]:
         """The storages that have no chunk yet."""
@@ -181,7 +181,7 @@ class SlabPool:
         before = self.nbytes
         # A block that is missing although others need it was lost when memory ran out: all of them get it back.
         short = {
-            ctx: max(nbytes, *(other.needs.get(ctx, 0) for other in others), 0)
+            ctx: max(nbytes, *(member.needs.get(ctx, 0) for member in others), 0)
             for ctx, nbytes in placement.needs.items()
             if nbytes > before.get(ctx, -1)
         }

@@ -96,7 +96,7 @@ def _line(known: dict[int, int], first: int, second: int, budget: int) -> int:
 
 
 def largest_fitting(
-    again: Callable[..., Any],
+    make_plan: Callable[..., Any],
     budget: int,
     *,
     recompute: bool,
@@ -105,7 +105,7 @@ def largest_fitting(
     """The largest batch whose plan fits, and that plan.
 
     Args:
-        again: plans with the ``batch`` and the ``budget`` that it is given.
+        make_plan: plans with the ``batch`` and the ``budget`` that it is given.
         budget: most bytes.
         recompute: forward results may be computed again to fit.
         tried: told every batch and the fewest bytes that it needs, as soon as they are known.
@@ -113,13 +113,13 @@ def largest_fitting(
     Raises:
         BudgetError: not even one sample fits.
     """
-    made: dict[int, Any] = {}
+    plans: dict[int, Any] = {}
 
     def need(batch: int) -> int:
         """Bytes that a batch needs at least."""
         try:
-            made[batch] = again(batch=batch, budget=1 if recompute else None)
-            nbytes = int(made[batch].counted)
+            plans[batch] = make_plan(batch=batch, budget=1 if recompute else None)
+            nbytes = int(plans[batch].counted)
         except BudgetError as error:
             if error.smallest is None:
                 raise
@@ -128,4 +128,4 @@ def largest_fitting(
         return nbytes
 
     batch, _ = largest_batch(need, budget)
-    return batch, again(batch=batch, budget=budget) if recompute else made[batch]
+    return batch, make_plan(batch=batch, budget=budget) if recompute else plans[batch]

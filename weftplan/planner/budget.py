@@ -40,13 +40,13 @@ def plan_within(
     if plain.memory.peak + outside <= budget:
         return plain
     try:
-        found = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
+        tight = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
     except BudgetError as error:
         peak = plain.memory.peak if error.smallest is None else error.smallest
     else:
         if budget >= outside:
-            return found
-        peak = found.memory.peak - found.memory.in_homes  # nothing is planned at all, or all of it is elsewhere
+            return tight
+        peak = tight.memory.peak - tight.memory.in_homes  # nothing is planned at all, or all of it is elsewhere
     raise BudgetError(
         f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
         f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "

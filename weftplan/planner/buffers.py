@@ -98,16 +98,16 @@ class Buffers:
         # A set of steps is one integer, as in liveness.py; the last of the users is for entries of no group.
         users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]] + [0]
         skipped, all_reads = self.assignment.skipped, program.reads
-        made = [0] * program.graph.num_entries
+        needs_of = [0] * program.graph.num_entries
         needs = []
         bit = 1
         for nid in program.order:
             mine, reads, outputs = bit, all_reads[nid], range(row[nid], row[nid + 1])
             for e in reads:
-                mine |= made[e]
+                mine |= needs_of[e]
             needs.append(mine)
             for e in outputs:
-                made[e] = mine
+                needs_of[e] = mine
             if nid not in skipped:  # a skipped sum touches nothing
                 for e in (*reads, *outputs):
                     users[group[e]] |= bit
@@ -128,11 +128,11 @@ class Buffers:
         """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
         program = self.program
         places, makers, sizes = program.device, program.graph.entry_node, program.nbytes
-        made = [e for e, group in enumerate(self.assignment.group) if group >= 0]
+        placed = [e for e, group in enumerate(self.assignment.group) if group >= 0]
         largest = [0] * len(program.contexts)
         for nid, nbytes in self.workspace.items():
             largest[places[nid]] = max(largest[places[nid]], nbytes)
-        return sum(self.rounded([sizes[e] for e in made], [places[makers[e]] for e in made])) + sum(largest)
+        return sum(self.rounded([sizes[e] for e in placed], [places[makers[e]] for e in placed])) + sum(largest)
 
 
 def renumbered(numbers: Sequence[int]) -> tuple[list[int], int]:

@@ -75,7 +75,7 @@ def plan_program(
     Raises:
         BudgetError: nothing fits the budget; names the smallest that works.
     """
-    usual = list(seconds) or [0.0 if given else 1.0 for given in program.graph.is_variable]
+    usual = list(seconds) or [0.0 if is_variable else 1.0 for is_variable in program.graph.is_variable]
 
     def cost(rewritten: Program) -> list[float]:
         return [usual[origin] if origin >= 0 else 0.0 for origin in rewritten.graph.origin]
@@ -95,8 +95,8 @@ def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, t
 
     ``gradients`` are results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.
     """
-    program, found = draft.program, draft.assignment
-    requests = [_REQUESTS[kind] for kind in found.kind]
+    program, assignment = draft.program, draft.assignment
+    requests = [_REQUESTS[kind] for kind in assignment.kind]
     for eid, request in gradients.values():
         requests[eid] = request
     return PlannedSteps(
@@ -109,7 +109,7 @@ def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, t
         held=program.held,
         devices=[program.contexts[index] for index in program.device],
         requests=requests,
-        skipped=frozenset(found.skipped),
+        skipped=frozenset(assignment.skipped),
         outputs=outputs,
         gradients={name: eid for name, (eid, _) in gradients.items()},
         memory=draft.memory,
@@ -141,10 +141,10 @@ class Drafts:
     def plain(self, options: PlanOptions) -> Draft:
         """The plan without recomputation and budget; kept, since a budget asks for it again."""
         asked = options.replace(recompute="off", budget=None)
-        found = self._plain.get(asked)
-        if found is None:
-            found = self._plain[asked] = self._ordered(asked)
-        return found
+        draft = self._plain.get(asked)
+        if draft is None:
+            draft = self._plain[asked] = self._ordered(asked)
+        return draft
 
     def _ordered(self, options: PlanOptions) -> Draft:
         program = self._program

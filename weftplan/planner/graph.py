@@ -114,7 +114,7 @@ class Graph:
 
     def variables(self) -> list[int]:
         """Node ids of the variables, in order."""
-        return [nid for nid, given in enumerate(self.is_variable) if given]
+        return [nid for nid, is_variable in enumerate(self.is_variable) if is_variable]
 
     def __repr__(self) -> str:
         return (

@@ -146,8 +146,8 @@ def assign(
     return Assignment(storage, group, kind, inplace, set(), set())
 
 
-def add_in_place(program: Program, found: Assignment) -> Assignment:
-    """``found`` with partial gradient sums turned into additions by the makers of terms.
+def add_in_place(program: Program, plain: Assignment) -> Assignment:
+    """Return ``plain`` with partial gradient sums turned into additions by the makers of terms.
 
     For a node ``out = total + term`` that is a sum, with ``out`` in place of ``total``: the maker of ``term`` adds
     straight to ``total`` and the sum is skipped. Conditions: ``term`` has no other reader and is made after ``total``,
@@ -157,46 +157,46 @@ def add_in_place(program: Program, found: Assignment) -> Assignment:
     graph, row = program.graph, program.graph.row
     sums = [n for n in program.order if graph.works[n].is_sum]
     if not sums:
-        return found
-    found = replace(found, storage=found.storage[:], group=found.group[:], kind=found.kind[:], inplace=found.inplace[:])
-    found.skipped, found.added = set(), set()
+        return plain
+    copies = {"storage": plain.storage[:], "group": plain.group[:], "inplace": plain.inplace[:]}
+    summed = replace(plain, **copies, kind=plain.kind[:], skipped=set(), added=set())
     position = {nid: step for step, nid in enumerate(program.order)}
     entry_node = graph.entry_node
     readers: dict[int, list[int]] = {}
-    interesting = {found.group[row[n]] for n in sums}
+    interesting = {summed.group[row[n]] for n in sums}
     for step, nid in enumerate(program.order):
         for e in program.reads[nid]:
-            if found.group[e] in interesting:
-                readers.setdefault(found.group[e], []).append(step)
+            if summed.group[e] in interesting:
+                readers.setdefault(summed.group[e], []).append(step)
     for nid in sums:
         total, term = graph.inputs[nid]
         out = row[nid]
-        group = found.group[out]
+        group = summed.group[out]
         maker, before = entry_node[term], entry_node[total]
         if (
             group < 0
-            or found.group[total] != group
-            or found.group[term] < 0
-            or found.group[term] == group
+            or summed.group[total] != group
+            or summed.group[term] < 0
+            or summed.group[term] == group
             or maker not in position
             or before not in position
             or program.refs[term] != 1
             or position[before] >= position[maker]
             or program.device[maker] != program.device[nid]
             or graph.works[maker].only_overwrites
-            or maker in found.skipped
-            or term in found.added
+            or maker in summed.skipped
+            or term in summed.added
             or program.dtypes[term] != program.dtypes[total]
             or _any_between(readers.get(group, ()), position[maker], position[nid])
         ):
             continue
-        found.storage[term] = found.storage[out]
-        found.group[term] = group
-        found.inplace[term] = -1
-        found.kind[term] = Kind.ADDTO
-        found.added.add(term)
-        found.skipped.add(nid)
-    return found
+        summed.storage[term] = summed.storage[out]
+        summed.group[term] = group
+        summed.inplace[term] = -1
+        summed.kind[term] = Kind.ADDTO
+        summed.added.add(term)
+        summed.skipped.add(nid)
+    return summed
 
 
 def _any_between(steps: Sequence[int], low: int, high: int) -> bool:

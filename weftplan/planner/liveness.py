@@ -86,9 +86,9 @@ def scheduled(
     followers: dict[int, list[int]] = {nid: [] for nid in nodes}
     waiting = dict.fromkeys(nodes, 0)
     for nid in nodes:
-        for other in needs[nid]:
-            if other in position:
-                followers[other].append(nid)
+        for neighbour in needs[nid]:
+            if neighbour in position:
+                followers[neighbour].append(nid)
                 waiting[nid] += 1
     current: dict[int, int] = {}
     # Items are never removed: one whose value is out of date is passed over when it comes up.
@@ -108,13 +108,13 @@ def scheduled(
             continue
         order.append(nid)
         del current[nid]
-        for other in changed(nid):
-            if other in current:
-                offer(other)
-        for other in followers[nid]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                offer(other)
+        for neighbour in changed(nid):
+            if neighbour in current:
+                offer(neighbour)
+        for neighbour in followers[nid]:
+            waiting[neighbour] -= 1
+            if not waiting[neighbour]:
+                offer(neighbour)
     return order
 
 
@@ -151,14 +151,14 @@ def ancestors(producers: Sequence[Iterable[int]], first: int = 0) -> list[int]:
     >>> [bin(found) for found in ancestors([(), (), (0,), (2, 0)])]
     ['0b1', '0b10', '0b101', '0b1101']
     """
-    found: list[int] = []
+    sets: list[int] = []
     for step in range(first, len(producers)):
         mine = 1 << (step - first) if step < first + MOST_STEPS else 0
         for source in producers[step]:
             if source >= first:
-                mine |= found[source - first]
-        found.append(mine)
-    return found
+                mine |= sets[source - first]
+        sets.append(mine)
+    return sets
 
 
 def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequence[int]]) -> list[bool]:
@@ -170,7 +170,7 @@ def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequen
     >>> last_needs_others([(), (), (0,), (2, 0)], [[0, 3], [1, 3], [1]])
     [True, False, True]
     """
-    found = [True] * len(steps)
+    ordered = [True] * len(steps)
     asked: dict[int, list[tuple[int, int]]] = {}
     for k, row in enumerate(steps):
         for step in row[:-1]:
@@ -180,17 +180,17 @@ def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequen
         first = block * MOST_STEPS
         sets = ancestors(producers[: max(steps[k][-1] for k, _ in questions) + 1], first)
         for k, step in questions:
-            found[k] = found[k] and bool(sets[steps[k][-1] - first] >> (step - first) & 1)
-    return found
+            ordered[k] = ordered[k] and bool(sets[steps[k][-1] - first] >> (step - first) & 1)
+    return ordered
 
 
 def producers(program: Program) -> list[list[int]]:
     """For each step the steps whose results it reads."""
     row = program.graph.row
-    made = [-1] * program.graph.num_entries
-    found: list[list[int]] = []
+    step_of = [-1] * program.graph.num_entries
+    sources: list[list[int]] = []
     for step, nid in enumerate(program.order):
-        found.append([made[e] for e in program.reads[nid] if made[e] >= 0])
+        sources.append([step_of[e] for e in program.reads[nid] if step_of[e] >= 0])
         for e in range(row[nid], row[nid + 1]):
-            made[e] = step
-    return found
+            step_of[e] = step
+    return sources

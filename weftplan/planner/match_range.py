@@ -75,7 +75,7 @@ def colors(program: Program, count: int) -> list[int]:
     if count <= 1:
         return []
     nodes = graph.num_nodes
-    weight = [not given for given in graph.is_variable]
+    weight = [not is_variable for is_variable in graph.is_variable]
     color = [count - 1] * nodes
     makers = [[graph.entry_node[e] for e in ins] for ins in graph.inputs]
     for shade in range(count - 1):

@@ -41,8 +41,8 @@ def choose_order(program: Program, options: PlanOptions) -> list[int]:
 def lower_bound(program: Program, order: list[int], *, options: PlanOptions) -> int:
     """Most bytes alive at once when ``program`` runs in ``order``, with in-place merging and scratch."""
     ordered = program.in_order(order)
-    found = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
-    return Buffers(ordered, found, options=options).lower_bound
+    assignment = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
+    return Buffers(ordered, assignment, options=options).lower_bound
 
 
 class _Dependencies:
@@ -68,13 +68,13 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
     # Readers still to come per entry; an entry that a later part reads is never freed here.
-    made = {e for nid in nodes for e in graph.outputs[nid]}
+    own = {e for nid in nodes for e in graph.outputs[nid]}
     left: dict[int, int] = {}
     for nid in nodes:
         for e in reads[nid]:
             if e not in left:
                 here = sum(1 for r in readers[e] if r in inside)
-                kept = e in forever or (e in made and here < len(readers[e]))
+                kept = e in forever or (e in own and here < len(readers[e]))
                 left[e] = -1 if kept else here
 
     def growth(nid: int) -> int:

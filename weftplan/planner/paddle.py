@@ -91,7 +91,7 @@ class ExactPool(BlockPool):
         return at if at >= 0 and free[at][0] == size else -1
 
 
-def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:
+def order_edges(program: Program, assignment: Assignment) -> list[tuple[int, int]]:
     """Return (earlier node, later node) for edges that reuse of blocks adds to the order by data.
 
     The later node is the first to write a block that others used before; each of them that does not come before it, by
@@ -109,9 +109,9 @@ def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:
         mine = 1 << step
         for source in step_of_entry[step]:
             mine |= needs[source]
-        made = [e for e in range(row[nid], row[nid + 1]) if found.group[e] >= 0]
-        for e in made:
-            group, block = found.group[e], found.storage[e]
+        placed = [e for e in range(row[nid], row[nid + 1]) if assignment.group[e] >= 0]
+        for e in placed:
+            group, block = assignment.group[e], assignment.storage[e]
             before = holder.get(block)
             if before is not None and before != group:
                 for user in reversed(users[before]):
@@ -120,7 +120,7 @@ def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:
                         mine |= needs[user]
             holder[block] = group
         needs.append(mine)
-        for e in {*program.reads[nid], *made}:
-            if found.group[e] >= 0:
-                users.setdefault(found.group[e], []).append(step)
+        for e in {*program.reads[nid], *placed}:
+            if assignment.group[e] >= 0:
+                users.setdefault(assignment.group[e], []).append(step)
     return edges

@@ -70,7 +70,7 @@ class Program:
         graph = self.graph
         makers = graph.entry_node
         variable = graph.is_variable
-        self.order = self.order or [nid for nid, given in enumerate(variable) if not given]
+        self.order = self.order or [nid for nid, is_variable in enumerate(variable) if not is_variable]
         self.num_forward = len(self.order) if self.num_forward < 0 else self.num_forward
         self.device = self.device or [0] * graph.num_nodes
         if not self.external_bytes:
@@ -130,7 +130,7 @@ class Program:
         """
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
         graph = self.graph
-        found: list[Sequence[InplacePair]] = []
+        pairs: list[Sequence[InplacePair]] = []
         for nid, (work, inputs, first) in enumerate(zip(graph.works, graph.inputs, graph.row, strict=False)):
             allowed: tuple[InplacePair, ...] = ()
             must = {pair.output for pair in work.over} if work.over else ()
@@ -146,8 +146,8 @@ class Program:
                     allowed += (pair,)
                 elif dtypes[source].itemsize == dtypes[out].itemsize:
                     allowed += (pair._replace(identity=False),)
-            found.append(allowed)
-        return found
+            pairs.append(allowed)
+        return pairs
 
     @property
     def forward(self) -> list[int]:
@@ -163,9 +163,9 @@ class Program:
         """The same nodes in another order; the program itself if it is the same."""
         if order == self.order:
             return self
-        other = copy(self)
-        other.order = order
-        return other
+        ordered = copy(self)
+        ordered.order = order
+        return ordered
 
 
 def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[int]) -> dict[int, int]:

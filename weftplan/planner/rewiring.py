@@ -103,36 +103,36 @@ class Rewrite:
     def twin(self, nid: int, name: str, *, inputs: list[int]) -> tuple[int, int]:
         """Add a node that runs node ``nid`` a second time, on these inputs; (its number, its first entry)."""
         graph = self._program.graph
-        made = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
-        self._twin_of[made] = nid
-        return made, self._row[made]
+        new = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
+        self._twin_of[new] = nid
+        return new, self._row[new]
 
     def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> tuple[int, int]:
         """Add a node that copies entry ``source`` to a device; (its number, its entry, of the size of ``like``)."""
-        made = self._add(name, work, [source], range(like, like + 1))
-        self._copied_to[made] = context
-        return made, self._row[made]
+        new = self._add(name, work, [source], range(like, like + 1))
+        self._copied_to[new] = context
+        return new, self._row[new]
 
     def _add(self, name: str, work: Work, inputs: list[int], like: range) -> int:
-        made = len(self._works)
+        nid = len(self._works)
         self._names.append(name)
         self._works.append(work)
         self._controls.append([])
         self._row.append(len(self._like))
         self._like.extend(like)
-        self.makers.extend([made] * len(like))
+        self.makers.extend([nid] * len(like))
         self.inputs.append(inputs)
-        return made
+        return nid
 
     def done(self, order: Sequence[int], *, more_forward: int = 0) -> Program:
         """The rewritten program, whose steps are ``order``; its forward part has ``more_forward`` steps more."""
         program, old, like = self._program, self._program.graph, self._like
         row, makers = [*self._row, len(like)], self.makers
         roots = [*(makers[e] for e in old.outputs), *old.effects]
-        kept, number, entry, made = renumbered(
+        kept, number, entry, old_entries = renumbered(
             roots, inputs=self.inputs, controls=self._controls, row=row, makers=makers
         )
-        source = [like[e] for e in made]
+        source = [like[e] for e in old_entries]
         steps = [number[n] for n in order]
         if -1 in steps:
             missing = self._names[order[steps.index(-1)]]

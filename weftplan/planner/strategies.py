@@ -122,8 +122,10 @@ def _variants(program: Program, options: PlanOptions, plain: Assignment) -> list
         if summed.skipped:
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
-    made = [Buffers(program, variants[0], options=options)]
-    return made + [Buffers(program, other, options=options, like=made[0]) for other in variants[1:]]
+    plain_buffers = [Buffers(program, variants[0], options=options)]
+    return plain_buffers + [
+        Buffers(program, variant, options=options, like=plain_buffers[0]) for variant in variants[1:]
+    ]
 
 
 @dataclass(frozen=True, slots=True)

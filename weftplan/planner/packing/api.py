@@ -165,13 +165,13 @@ def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, d
         if not best:
             break
         try:
-            found = pack_outwards(
+            sweep = pack_outwards(
                 problem, floor=room, limit=room, variant=variant, order=order, deadline=deadline, patience=PATIENCE
             )
         except OutOfTime:
             break
-        if found is not None and found[1] < best:
-            offsets, best = found
+        if sweep is not None and sweep[1] < best:
+            offsets, best = sweep
     return offsets
 
 
@@ -232,15 +232,15 @@ class Incumbent:
                     if self.peak <= enough:
                         return True
                     limit = min(self.peak - 1, most)
-                    found = pack_outwards(
+                    sweep = pack_outwards(
                         self.part, floor=self.floor, limit=limit, variant=variant, order=order, deadline=self.deadline
                     )
-                    if found is None and order is not None:
+                    if sweep is None and order is not None:
                         self._none_below = limit
-                    elif found is not None:
+                    elif sweep is not None:
                         self._made = True
-                        self.offsets, self.peak = found[0], peak_of(self.part, found[0])
-                        self._waits = None if order is None else found[1]
+                        self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
+                        self._waits = None if order is None else sweep[1]
         return self.peak <= enough
 
     def wait_less(self) -> None:
@@ -250,11 +250,11 @@ class Incumbent:
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
         known = self.peak <= self._none_below
         for variant in variants_of(self.part)[known:] if least else ():
-            found = pack_outwards(
+            sweep = pack_outwards(
                 self.part, floor=self.floor, limit=self.peak, variant=variant, order=self.order, deadline=self.deadline
             )
-            if found is not None and found[1] < least:
-                self.offsets, self.peak = found[0], peak_of(self.part, found[0])
+            if sweep is not None and sweep[1] < least:
+                self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
                 return
 
     def improve(self, allowance: Allowance) -> None:

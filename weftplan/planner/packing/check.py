@@ -70,5 +70,5 @@ def check_packing(
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:
-    given: Any = values
-    return given.tolist() if hasattr(given, "tolist") else [int(v) for v in given]
+    array: Any = values
+    return array.tolist() if hasattr(array, "tolist") else [int(v) for v in array]

@@ -57,10 +57,10 @@ VARIANTS = (
 def variants_of(problem: Problem, most: int = len(VARIANTS)) -> list[Variant]:
     """Of the first ``most`` variants those that sweep differently: many problems have but one fullest moment."""
     first, last = problem.first_peak.moment, problem.last_peak.moment
-    found: dict[tuple[str, int, bool], Variant] = {}
+    distinct: dict[tuple[str, int, bool], Variant] = {}
     for one in VARIANTS[:most]:
-        found.setdefault((one.stack, last if one.late_peak else first, one.short_high), one)
-    return list(found.values())
+        distinct.setdefault((one.stack, last if one.late_peak else first, one.short_high), one)
+    return list(distinct.values())
 
 
 def pack_outwards(
@@ -194,9 +194,9 @@ class _Space:
             if waits:
                 # Under the floor, the place with the fewest waits: where a buffer died lately, or the end of a hole.
                 for k, low in self._places(mine, size):
-                    found = count(low, low + size, held=held, mine=mine, most=waits)
-                    if found < waits:
-                        best, off, waits = k, low, found
+                    fewer = count(low, low + size, held=held, mine=mine, most=waits)
+                    if fewer < waits:
+                        best, off, waits = k, low, fewer
                         if not waits:
                             break
             self._last.hold(buffer, off, off + size)

@@ -194,15 +194,15 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
         places = by_count[bounds[below + 1] : bounds[below + 2]]
         cuts = places[places.searchsorted(first, side="right") : places.searchsorted(last)].tolist()
         for start, stop in pairwise([first, *cuts, last]):
-            rest, height = start, 0
-            while rest < stop and begin[rest] == begin[start] and end[rest] > begin[stop - 1]:
-                height += nbytes[rest]
-                rest += 1
-            ground = stop if rest == start else rest
+            above, height = start, 0
+            while above < stop and begin[above] == begin[start] and end[above] > begin[stop - 1]:
+                height += nbytes[above]
+                above += 1
+            ground = stop if above == start else above
             whole = ground - start == len(problem)
             leaves.append((base, problem if whole else problem.take(np.sort(order[start:ground]))))
             if ground < stop:
-                todo.append((base + height, rest, stop, below + rest - start))
+                todo.append((base + height, above, stop, below + above - start))
     return leaves
 
 

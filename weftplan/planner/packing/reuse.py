@@ -47,14 +47,14 @@ class LastHolders:
 
     def count(self, low: int, high: int, *, held: Sequence[int], mine: int, most: int) -> int:
         """How many of them have a common bit with ``mine`` in their item of ``held``, counted up to ``most``."""
-        starts, found = self._starts, 0
+        starts, common = self._starts, 0
         first = bisect_right(starts, low) - 1
         for k in self._holders[first : bisect_left(starts, high, first)]:
             if held[k] & mine:
-                found += 1
-                if found == most:
+                common += 1
+                if common == most:
                     break
-        return found
+        return common
 
     def hold(self, buffer: int, low: int, high: int) -> list[int]:
         """Give these addresses to ``buffer``; return their last holders, as `within`."""

@@ -24,10 +24,10 @@ STRIDES = 4
 def block_sets(tape: Tape) -> list[frozenset[int]]:
     """Choices that keep only what crosses from block to block; none when the forward part has no period."""
     kinds = _kinds(tape)
-    found = _period(kinds)
-    if found is None:
+    run = _period(kinds)
+    if run is None:
         return []
-    period, start, length = found
+    period, start, length = run
     cuts = measure(tape)
     across = _across(cuts)
     phase = min(range(period), key=lambda k: (int(across[start + k : start + length : period].sum()), k))

@@ -97,7 +97,7 @@ class _Echo:
 
     def _forward_to_heads(self, start: int, inside: set[int]) -> Iterable[int]:
         """Where paths from ``start`` end: heavy nodes, outputs, and nodes without a follower."""
-        found: dict[int, None] = {}
+        ends: dict[int, None] = {}
         seen = {start}
         stack = [start]
         outputs = set(self.heads)
@@ -105,16 +105,16 @@ class _Echo:
             nid = stack.pop()
             after = self.followers.get(nid, ())
             if not self.may[nid] or nid in outputs or not after:
-                found[nid] = None
+                ends[nid] = None
                 continue
             for follower in after:
                 if follower not in seen and follower not in inside:
                     seen.add(follower)
                     stack.append(follower)
-        if not found:
+        if not ends:
             # Every path runs into the subgraph: the node itself belongs to it.
-            found[start] = None
-        return found
+            ends[start] = None
+        return ends
 
     def _decide(self, subgraph: set[int]) -> None:
         may, stored = self.may, self.stored

@@ -48,7 +48,7 @@ def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
     ``over`` is the need of each step less the target. Bundles that find most of their work done are passed over.
     """
     over = over.copy()
-    found: list[frozenset[int]] = []
+    chosen: list[frozenset[int]] = []
     for bundle in bundles:
         span = over[bundle.begin : bundle.end]
         need = np.maximum(span, 0)
@@ -58,10 +58,10 @@ def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
         ):
             continue
         span -= bundle.nbytes
-        found.append(bundle.nodes)
+        chosen.append(bundle.nodes)
         if int(over.max()) <= 0:
             break
-    return found
+    return chosen
 
 
 class Ladder:
@@ -94,9 +94,11 @@ class Ladder:
                 # The best that the seeds and earlier rungs offer, taken back as far as this target allows. To go on
                 # from there is not always right: the best choice here may be far from the best choice lower down.
                 _, twins = min(fitting)
-                other = self.trim(frozenset(twins), target) if archive.left > 0 else frozenset(twins)
-                if reached is None or (jump and self.archive.price(other).seconds < self.archive.price(chosen).seconds):
-                    chosen, missed = other, 0
+                known_best = self.trim(frozenset(twins), target) if archive.left > 0 else frozenset(twins)
+                if reached is None or (
+                    jump and self.archive.price(known_best).seconds < self.archive.price(chosen).seconds
+                ):
+                    chosen, missed = known_best, 0
             elif reached is None:
                 missed += 1
             if self.archive.price(chosen).seconds > most_seconds:
@@ -243,15 +245,17 @@ class Ladder:
         trace = tape.trace(current)
         spare = target - live
         twin: list[int] = trace.first[count:].tolist()
-        made: list[int] = trace.first[:count].tolist()
+        maker_step: list[int] = trace.first[:count].tolist()
         read: list[int] = tape.last_forward.tolist()
-        found: list[int] = []
+        kept: list[int] = []
         for nid in sorted(current, key=lambda nid: (-tape.seconds[nid], nid)):
             spans = [
-                (max(read[e], made[e]) + 1, twin[e], tape.program.nbytes[e]) for e in tape.outputs[nid] if twin[e] >= 0
+                (max(read[e], maker_step[e]) + 1, twin[e], tape.program.nbytes[e])
+                for e in tape.outputs[nid]
+                if twin[e] >= 0
             ]
             if all(int(spare[begin:end].min(initial=size)) >= size for begin, end, size in spans):
-                found.append(nid)
+                kept.append(nid)
                 for begin, end, size in spans:
                     spare[begin:end] -= size
-        return found
+        return kept

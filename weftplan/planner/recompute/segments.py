@@ -47,14 +47,14 @@ class Cuts:
 
 def measure(tape: Tape) -> Cuts:
     """Weights and crossings of the forward order."""
-    steps, made = len(tape.forward), tape.made
+    steps, entries = len(tape.forward), tape.made
     trace = tape.trace(())
-    step, end, nbytes = tape.made_at[made], tape.last_forward[made], tape.nbytes[made]
-    crosses = (end > step) & (np.array(tape.outside, dtype=np.uint8)[made] == 0)
+    step, end, nbytes = tape.made_at[entries], tape.last_forward[entries], tape.nbytes[entries]
+    crosses = (end > step) & (np.array(tape.outside, dtype=np.uint8)[entries] == 0)
     until = np.arange(steps)
     np.maximum.at(until, step[crosses], end[crosses])
-    held = np.flatnonzero(trace.last[made] >= steps)
-    held = held[np.unique(trace.block[made[held]], return_index=True)[1]]  # the first entry of every block
+    held = np.flatnonzero(trace.last[entries] >= steps)
+    held = held[np.unique(trace.block[entries[held]], return_index=True)[1]]  # the first entry of every block
     weight, crossing = np.zeros((2, steps), dtype=np.int64)
     np.add.at(weight, step[held], nbytes[held])
     np.add.at(crossing, step[crosses], nbytes[crosses])
@@ -78,9 +78,9 @@ def segments(
     """
     steps = len(cuts.nodes)
     mine = cuts.can
-    again = mine & np.isin(cuts.nodes, np.array(list(light), dtype=np.int64))
+    light_steps = mine & np.isin(cuts.nodes, np.array(list(light), dtype=np.int64))
     weight = np.cumsum(np.where(mine, cuts.weight, 0))
-    heavy = np.cumsum(np.where(mine & ~again, cuts.weight, 0))
+    heavy = np.cumsum(np.where(mine & ~light_steps, cuts.weight, 0))
     fixed = np.cumsum(np.where(mine, 0, cuts.weight))
     crossing = np.where(mine, cuts.crossing, 0)
     kept = np.zeros(steps, dtype=bool)
@@ -107,7 +107,7 @@ def segments(
         behind, done = int(weight[cut]), int(heavy[cut])
         begin = cut + 1
     repeated = mine & ~kept
-    repeated[begin:] &= again[begin:]
+    repeated[begin:] &= light_steps[begin:]
     return frozenset(cuts.nodes[repeated].tolist())
 
 

@@ -250,11 +250,11 @@ class Tape:
     def _reads(self, steps: _Steps) -> tuple[IntArray, IntArray]:
         """(step, entry) of all reads."""
         step, entry = self._forward_reads
-        again = steps.mask[step]
+        repeated = steps.mask[step]
         step_back, entry_back = self._backward_reads
         return (
-            np.concatenate([step, steps.step_of_twin[step[again]], steps.at_backward[step_back]]),
-            np.concatenate([entry, self._shifted(steps, entry[again]), self._shifted(steps, entry_back)]),
+            np.concatenate([step, steps.step_of_twin[step[repeated]], steps.at_backward[step_back]]),
+            np.concatenate([entry, self._shifted(steps, entry[repeated]), self._shifted(steps, entry_back)]),
         )
 
     def _held_until(self, steps: _Steps) -> IntArray:
@@ -264,19 +264,19 @@ class Tape:
 
     def _made(self, steps: _Steps) -> IntArray:
         """Per entry: the step that makes it; -1 if it is not made or has no memory."""
-        made = np.full(2 * self.num_entries, -1, dtype=np.int64)
+        maker_step = np.full(2 * self.num_entries, -1, dtype=np.int64)
         at = self.made_at[self.made]
-        made[self.made] = at
-        made[self.made + self.num_entries] = steps.step_of_twin[at]
-        made[self._made_behind] = steps.at_backward[self._behind_at]
-        made[self._without_memory] = -1
-        return made
+        maker_step[self.made] = at
+        maker_step[self.made + self.num_entries] = steps.step_of_twin[at]
+        maker_step[self._made_behind] = steps.at_backward[self._behind_at]
+        maker_step[self._without_memory] = -1
+        return maker_step
 
     def _instances(self, steps: _Steps, tables: tuple[Table, Table]) -> list[IntArray]:
         """(step, input entry, output entry, rank) of the pairs of all nodes that run."""
         ahead, (owner, source, out, rank) = tables
-        again = steps.mask[ahead[0]]
-        owner_of_twin, source_of_twin, out_of_twin, rank_of_twin = (column[again] for column in ahead)
+        repeated = steps.mask[ahead[0]]
+        owner_of_twin, source_of_twin, out_of_twin, rank_of_twin = (column[repeated] for column in ahead)
         twins = (
             steps.step_of_twin[owner_of_twin],
             self._shifted(steps, source_of_twin),

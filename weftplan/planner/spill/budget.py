@@ -63,8 +63,8 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
         except BudgetError as error:
             smallest = min(smallest, error.smallest or smallest)
         else:
-            again = cost(alone.program)
-            if best is None or sum(again[nid] for nid in alone.program.order) - step <= best[1].seconds:
+            alone_seconds = cost(alone.program)
+            if best is None or sum(alone_seconds[nid] for nid in alone.program.order) - step <= best[1].seconds:
                 return alone
     if best is not None:
         draft, choice = best
@@ -77,11 +77,11 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
 
 def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: recompute.Cost) -> list[Choice]:
     """Return choices that send results elsewhere from the graph that repeats the twins of a price."""
-    program, found = start.program, start.assignment
+    program, shared = start.program, start.assignment
     if repeated.twins:
         program = recompute.repeat(program, repeated.twins)
-        found = assignment(program, options)
-    choices = Search(Buffers(program, found, options=options), cost(program)).choices()
+        shared = assignment(program, options)
+    choices = Search(Buffers(program, shared, options=options), cost(program)).choices()
     return _undominated(
         [replace(choice, seconds=repeated.seconds + choice.seconds, twins=repeated.twins) for choice in choices]
     )

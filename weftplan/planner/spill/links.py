@@ -44,7 +44,7 @@ def places(context: Context, options: PlanOptions) -> list[Place]:
     """Return the places for results of ``context`` in the order of trials."""
     known = {home: Link(*how) for device, home, *how in options.links if device == str(context)}
     assumed = {"host": PCIE, "file": FILE, "peer": PEER}
-    found: list[Place] = []
+    listed: list[Place] = []
     files = 0
     for number, home in enumerate(options.homes):
         taken = options.spill_taken[number] if number < len(options.spill_taken) else 0
@@ -52,9 +52,9 @@ def places(context: Context, options: PlanOptions) -> list[Place]:
         for there in home.contexts(context, files=files, peers=options.peer_contexts):
             link = assumed[home.kind]
             # What is known of the memory of the host says nothing of a disk.
-            found.append(Place(there, link if home.kind == "file" else known.get(str(there), link), number, limit))
+            listed.append(Place(there, link if home.kind == "file" else known.get(str(there), link), number, limit))
         files += home.kind == "file"
-    return found if context.device_type in ("cpu", "gpu", "sim") else []
+    return listed if context.device_type in ("cpu", "gpu", "sim") else []
 
 
 @dataclass(frozen=True, slots=True)

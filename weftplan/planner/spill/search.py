@@ -70,7 +70,7 @@ class Search:
         turn, order = self._num_forward, program.order
         row = program.graph.row
         group = buffers.entry_group
-        made: dict[int, int] = {}
+        maker_step: dict[int, int] = {}
         used: dict[int, int] = {}
         wanted: dict[int, int] = {}
         read_later: dict[int, set[int]] = {}
@@ -80,22 +80,22 @@ class Search:
                     continue
                 if step < turn:
                     used[group[e]] = step
-                elif e in made:
+                elif e in maker_step:
                     wanted.setdefault(e, step)
                     read_later.setdefault(group[e], set()).add(e)
             if step < turn:
                 for e in range(row[nid], row[nid + 1]):
                     if group[e] >= 0 and program.device[nid] == device:
-                        made[e] = step
+                        maker_step[e] = step
                         used[group[e]] = step
         shared = (row[nid] + pair.output for nid, work in enumerate(program.graph.works) for pair in work.over)
         held = {group[e] for e in (*program.graph.outputs, *program.held, *shared)}
-        found = []
-        for e, step in made.items():
+        candidates = []
+        for e, step in maker_step.items():
             g = group[e]
             if read_later.get(g) == {e} and g not in held and program.nbytes[e] >= SMALLEST:
-                found.append(Idle(e, g, program.nbytes[e], step, used[g], wanted[e], turn, turn))
-        return found
+                candidates.append(Idle(e, g, program.nbytes[e], step, used[g], wanted[e], turn, turn))
+        return candidates
 
     def choices(self) -> list[Choice]:
         """The curve, beginning with nothing on the host; peaks fall strictly."""

@@ -128,8 +128,8 @@ raise it to that, or use a smaller batch
     def again(*, batch: int | None = None, budget: int | str | None = None) -> MemoryPlan:
         asked = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
         limit = None if budget is None else bytes_of(budget, contexts[0])
-        found = slots.PLAN_ON_SEVERAL.get()(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
-        return replace(found, again=again, notes=(*notes, *found.notes))
+        memory = slots.PLAN_ON_SEVERAL.get()(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
+        return replace(memory, again=again, notes=(*notes, *memory.notes))
 
     return again(budget=budget)
 
@@ -169,10 +169,13 @@ class Question:
         def states(planned: PlannedGraph) -> int:
             return sum(state for _, _, state in trained_sizes(planned, self.shapes, optimizer=self.optimizer).values())
 
-        found = self.within(context, budget, besides=states)
+        planned_graph = self.within(context, budget, besides=states)
         if self.optimizer is None:
-            return found.memory
-        return replace(found.memory, external_bytes={**found.memory.external_bytes, "optimizer_states": states(found)})
+            return planned_graph.memory
+        return replace(
+            planned_graph.memory,
+            external_bytes={**planned_graph.memory.external_bytes, "optimizer_states": states(planned_graph)},
+        )
 
     def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
         """Return the plan of one executor in at most ``budget`` bytes, with the bytes ``besides`` it."""
@@ -282,7 +285,7 @@ def trained_sizes(
         raise PlanError(
             f"optimizer must be a name, an optimizer or a number of arrays per parameter, got {optimizer!r}"
         )
-    found = {}
+    sizes = {}
     for name, e in planned.gradients.items():
         if name in known or planned.grad_req[name] == Req.NULL:
             continue
@@ -292,5 +295,5 @@ def trained_sizes(
         else:
             facts = planned.shapes[e], planned.dtypes[e]
             state = optimizer * nbytes if isinstance(optimizer, int) else optimizer.kept_bytes(*facts)
-        found[name] = (prod(planned.shapes[e]), nbytes, state)
-    return found
+        sizes[name] = (prod(planned.shapes[e]), nbytes, state)
+    return sizes

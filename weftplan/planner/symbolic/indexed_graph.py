@@ -109,11 +109,11 @@ def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Wo
         attrs = node.attrs
         force = _forced(node) if FORCE in attrs or OLD_FORCE in attrs else None
         key = (id(op), id(node.params), force)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
-        works.append(found[0])
-        counts.append(found[1])
+        kind = known.get(key)
+        if kind is None:
+            kind = known[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
+        works.append(kind[0])
+        counts.append(kind[1])
     return works, counts
 
 

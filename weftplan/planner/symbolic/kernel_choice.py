@@ -57,20 +57,20 @@ def operator_choices(
         facts = *ins, shapes[start:end], dtypes[start:end]
         gpu = last.device_id if where == "gpu" else None
         key = (id(op), id(node.params), last.device_type, gpu, *facts[0], *facts[1], *facts[2], *facts[3])
-        found = known.get(key)
-        if found is None:
+        answer = known.get(key)
+        if answer is None:
             ask = partial(_choice, node, facts, last.device_type, where, options)
             if gpu is not None:
                 with planned_for(gpu):
-                    found = known[key] = ask()
+                    answer = known[key] = ask()
             elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured again
-                found = known[key] = ask()
+                answer = known[key] = ask()
             else:
                 more = (options.kernels, offered.get(op.name), *key[2:])
-                found = known[key] = _settled.answer(op, node.params, more, ask)
-        choices[nid] = found[0]
-        if found[1]:
-            needs[nid] = found[1]
+                answer = known[key] = _settled.answer(op, node.params, more, ask)
+        choices[nid] = answer[0]
+        if answer[1]:
+            needs[nid] = answer[1]
     return choices, needs
 
 

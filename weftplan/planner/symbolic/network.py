@@ -68,13 +68,13 @@ class Network:
 
     def check(self) -> None:
         """Raise PlanError unless the numbers agree with one another; debug mode calls it after each pass."""
-        graph, made = self.graph, 0
+        graph, entries = self.graph, 0
         for nid, (inputs, controls) in enumerate(zip(graph.inputs, graph.controls, strict=True)):
             if any(not 0 <= e < graph.row[nid] for e in inputs) or any(not 0 <= dep < nid for dep in controls):
                 raise PlanError(f"node {nid} ({graph.names[nid]!r}) needs something that comes after it")
-            made += graph.row[nid + 1] - graph.row[nid]
-        if len(self.devices) != graph.num_nodes or made != graph.num_entries:
-            raise PlanError(f"{graph.num_nodes} nodes have {len(self.devices)} devices and {made} entries")
+            entries += graph.row[nid + 1] - graph.row[nid]
+        if len(self.devices) != graph.num_nodes or entries != graph.num_entries:
+            raise PlanError(f"{graph.num_nodes} nodes have {len(self.devices)} devices and {entries} entries")
         if len(self.shapes) not in (0, graph.num_entries):
             raise PlanError(f"{graph.num_entries} entries have {len(self.shapes)} shapes")
         if len(self.shapes) != len(self.dtypes) or len(self.gradients) != len(self.wanted):
@@ -177,8 +177,8 @@ class Edit:
 
     def fuse(self, nids: Iterable[int], outputs: Mapping[int, int]) -> None:
         """Let a new node take the place of others; ``outputs``: given entry -> the entry that the new node makes."""
-        for entry, other in outputs.items():
-            self.stand_for(entry, other)
+        for entry, output in outputs.items():
+            self.stand_for(entry, output)
         new = self.makers[next(iter(outputs.values()))]
         for nid in nids:
             self.node_stands_for(nid, new)
@@ -199,9 +199,9 @@ class Edit:
         heads = [final.get(head, head) for head in self.heads]
         row = [*self.row, len(self.makers)]
         # The forward part comes first from its heads: as it is, where nothing in it has changed.
-        given, begun, count = self.network.graph, self.network.num_forward, self.network.num_outputs
-        same = inputs[:begun] == given.inputs[:begun] and controls[:begun] == given.controls[:begun]
-        begun = begun if same and heads[:count] == given.outputs[:count] else 0
+        old, begun, count = self.network.graph, self.network.num_forward, self.network.num_outputs
+        same = inputs[:begun] == old.inputs[:begun] and controls[:begun] == old.controls[:begun]
+        begun = begun if same and heads[:count] == old.outputs[:count] else 0
         roots = map(self.makers.__getitem__, heads)
         kept, number, entry, source = renumbered(
             roots, inputs=inputs, controls=controls, row=row, makers=self.makers, begun=begun

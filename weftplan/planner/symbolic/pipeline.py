@@ -264,7 +264,7 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
         BudgetError: none fits; the message names the smallest budget found that works.
     """
     assert options.budget is not None
-    found: list[tuple[float, int, Draft]] = []
+    fitting: list[tuple[float, int, Draft]] = []
     errors: list[BudgetError] = []
     for place, form in enumerate(forms):
         if form.settings.rematerializes and form._drafts.plain(options).memory.peak <= options.budget:
@@ -274,10 +274,10 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
         except BudgetError as error:
             errors.append(error)
         else:
-            found.append((sum(cost(draft.program)), place, draft))
-    if not found:
+            fitting.append((sum(cost(draft.program)), place, draft))
+    if not fitting:
         raise min(errors, key=lambda error: error.smallest or inf)
-    _, place, draft = min(found, key=lambda one: one[:2])
+    _, place, draft = min(fitting, key=lambda one: one[:2])
     return forms[place], draft
 
 
@@ -298,7 +298,7 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
     choices, workspaces = operator_choices(
         graph, shapes=shapes, dtypes=dtypes, devices=network.devices, options=options
     )
-    steps = [nid for nid, given in enumerate(graph.is_variable) if not given]
+    steps = [nid for nid, is_variable in enumerate(graph.is_variable) if not is_variable]
     first = network.devices[0]
     alike = network.devices.count(first) == len(network.devices)  # without their hashes
     contexts = (first,) if alike else tuple(dict.fromkeys(network.devices))

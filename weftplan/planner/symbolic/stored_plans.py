@@ -9,7 +9,7 @@ equals the graph that was planned, to the last number.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -188,10 +188,10 @@ def _node(*fields: Any) -> Node:
 
 
 def _op(name: str) -> Op:
-    found = registry.find(name)
-    if found is None:
+    op = registry.find(name)
+    if op is None:
         raise NotPlainError(f"operator {name}")
-    return found
+    return op
 
 
 def _array(dtype: str, data: bytes) -> Any:
@@ -211,8 +211,8 @@ def _graph(nodes: list[Node], inputs: list[list[int]], controls: list[list[int]]
     return IndexedGraph(nodes=nodes, works=works, inputs=inputs, controls=controls, counts=counts, heads=heads)
 
 
-_MAKERS: tuple[Callable[..., Any], ...] = (_own, _node, _op, _array, _dtype, _context, _graph)
-_NAMED: dict[str, Any] = {each.__name__: each for each in (*_AS_THEY_ARE, *_MAKERS)}
+_KNOWN: list[Any] = [*_AS_THEY_ARE, _own, _node, _op, _array, _dtype, _context, _graph]
+_NAMED: dict[str, Any] = {known.__name__: known for known in _KNOWN}
 """All that the bytes may refer to."""
 
 

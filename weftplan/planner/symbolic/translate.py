@@ -78,14 +78,14 @@ def _folded(order: Sequence[Node]) -> list[Pass]:
     """Return the foldings that the given graph has gone through before."""
     values = [node for node in order if FOLDED in node.attrs]
     constants, layers = (sum(node.is_variable == wanted for node in values) for wanted in (True, False))
-    found = []
+    passes = []
     if constants:
         changed = f"{counted(constants, 'result')} of parameters alone became parameters"
-        found.append(Pass("constants folded", changed, "convert.fold_constants"))
+        passes.append(Pass("constants folded", changed, "convert.fold_constants"))
     if layers:
         changed = f"{counted(layers, 'node')} became part of the layers before them"
-        found.append(Pass("batch norm folded", changed, "convert.fold_batch_norm"))
-    return found
+        passes.append(Pass("batch norm folded", changed, "convert.fold_batch_norm"))
+    return passes
 
 
 def realised(base: IndexedGraph, graph: Graph) -> IndexedGraph:

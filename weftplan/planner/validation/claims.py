@@ -56,11 +56,11 @@ class Claims:
             raise PlanError(f"the order has {len(order)} steps; expected each of {len(operators)} operator nodes once")
         for step, nid in enumerate(order):
             needs = [graph.entry_node[e] for e in graph.inputs[nid]] + graph.controls[nid]
-            for other in needs:
-                before = position.get(other, -1)
+            for needed in needs:
+                before = position.get(needed, -1)
                 if before >= step:
                     raise PlanError(
-                        f"step {step}: {graph.names[nid]!r} runs before {graph.names[other]!r} "
+                        f"step {step}: {graph.names[nid]!r} runs before {graph.names[needed]!r} "
                         f"(step {before}), which it needs"
                     )
         for eid in self.planned.outputs:

@@ -174,16 +174,16 @@ class _Replay(Claims):
         for e in reads:
             if self.storage_of[e] < 0:
                 continue
-            other, low, high = self._of_entry(e)
-            if other == slab and low < end and start < high:
+            written_slab, low, high = self._of_entry(e)
+            if written_slab == slab and low < end and start < high:
                 slots += 1
                 if e != allowed or (slots > 1 and (low, high) == (start, end)):
                     raise PlanError(
                         f"step {step}: {who} writes {what} over its own input {self.graph.entry_name(e)!r} "
                         f"(slab {slab}, storage {self.storage_of[e]})"
                     )
-        for name, other, low, high in written:
-            if other == slab and low < end and start < high:
+        for name, written_slab, low, high in written:
+            if written_slab == slab and low < end and start < high:
                 raise PlanError(f"step {step}: {who} writes {what} and {name!r} to overlapping bytes of slab {slab}")
 
     def _room_for_sums(self, nid: int, outs: range, scratch: int) -> None:

@@ -111,12 +111,12 @@ def _check_clashes(plan: MemoryPlan) -> None:
             storage, nbytes, owner = int(plan.entry_storage[index]), int(plan.entry_nbytes[index]), family[index]
         start = int(plan.storage_offset[storage])
         slab = int(plan.storage_slab[storage])
-        for _, _, (other, before) in slabs[slab].overlapping(start, start + nbytes):
-            if other != owner and until[other] > step:
+        for _, _, (content, before) in slabs[slab].overlapping(start, start + nbytes):
+            if content != owner and until[content] > step:
                 raise PlanError(
                     f"step {step}: {_title(plan, owner, index)} in storage {storage} is written over "
-                    f"{_title(plan, other, newest.get(other, other))} in storage {before}, which is alive until step "
-                    f"{until[other]} (slab {slab}, bytes {start} to {start + nbytes})"
+                    f"{_title(plan, content, newest.get(content, content))} in storage {before}, which is alive until "
+                    f"step {until[content]} (slab {slab}, bytes {start} to {start + nbytes})"
                 )
         slabs[slab].write(start, start + nbytes, (owner, storage))
         newest[owner] = index

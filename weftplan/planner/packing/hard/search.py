@@ -153,9 +153,9 @@ def improve(problem: Problem, offsets: Int64, *, floor: int, allowance: Allowanc
             step += 1
             if capacity <= refused or capacity >= peak:
                 continue
-            verdict, found = searcher.ask(capacity, dives, allowance=allowance)
-            if found is not None:
-                best, peak = found, peak_of(problem, found)
+            verdict, solution = searcher.ask(capacity, dives, allowance=allowance)
+            if solution is not None:
+                best, peak = solution, peak_of(problem, solution)
                 step = 0
             elif verdict == kernel.REFUTED:
                 # Proved impossible: halve what is left, since one more unit would hardly help.

@@ -84,12 +84,12 @@ def _most_layers(network: Network, nid: int) -> int:
 def _match(network: Network, a: int, b: int) -> bool:
     """Whether two gradients may be one."""
     graph, devices = network.graph, network.devices
-    one, other = graph.nodes[a], graph.nodes[b]
+    one, second = graph.nodes[a], graph.nodes[b]
 
     def inputs(nid: int) -> list[Shape]:
         return [network.shapes[e] for e in graph.inputs[graph.controls[nid][0]]]
 
-    return devices[a] == devices[b] and one.params == other.params and alike(one, other) and inputs(a) == inputs(b)
+    return devices[a] == devices[b] and one.params == second.params and alike(one, second) and inputs(a) == inputs(b)
 
 
 def _weights(network: Network) -> list[_Weight]:
@@ -119,20 +119,20 @@ def _weights(network: Network) -> list[_Weight]:
         )
         if fit and all(uses[e] == 1 for e in chain.terms):
             by_layers.setdefault(layers, {})[outputs.pop()] = chain
-    found = []
+    weights = []
     for layers, by_output in by_layers.items():
-        first, *rest = layers
+        first, *later = layers
         weight, bias = by_output.get(1), by_output.get(2)
-        same = all(graph.inputs[nid][2] == graph.inputs[first][2] and _match(network, first, nid) for nid in rest)
-        onwards = all(a < b for a, b in zip(layers, rest, strict=False))
+        same = all(graph.inputs[nid][2] == graph.inputs[first][2] and _match(network, first, nid) for nid in later)
+        onwards = all(a < b for a, b in zip(layers, later, strict=False))
         limit = _most_layers(network, first) if weight is not None and same and onwards else 0
         if weight is None or limit < 2:
             continue
         biased = row[first + 1] - row[first] > 2
         if bias is None and biased and any(uses[row[nid] + 2] for nid in layers):
             continue
-        found.append(_Weight(layers, [weight] if bias is None else [weight, bias], limit))
-    return found
+        weights.append(_Weight(layers, [weight] if bias is None else [weight, bias], limit))
+    return weights
 
 
 def _batch(edit: Edit, weight: _Weight) -> int:
@@ -174,10 +174,10 @@ def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[
     """Make the node that stands for these layers; ``whole``: it makes their gradients of the data, too."""
     graph, count = edit.network.graph, len(layers)
     first, last = layers[0], layers[-1]
-    given, row = graph.nodes[first].params, graph.row
-    params = known.setdefault((count, whole), {**given, "count": count, "whole": whole})
+    layer_params, row = graph.nodes[first].params, graph.row
+    params = known.setdefault((count, whole), {**layer_params, "count": count, "whole": whole})
     inputs = [graph.inputs[nid][k] for k in (0, 1) for nid in layers]
-    made = edit.add(
+    entry = edit.add(
         SHARED_GRADIENT,
         f"{graph.names[last]}_shared",
         inputs=[*inputs, graph.inputs[first][2]] if whole else inputs,
@@ -188,11 +188,11 @@ def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[
     )
     sums = SHARED_GRADIENT.num_outputs(params) - count * whole
     for k in range(sums):
-        edit.stand_for(row[last] + 1 + k, made + k)
+        edit.stand_for(row[last] + 1 + k, entry + k)
     if whole:
         for k, nid in enumerate(layers):
-            edit.stand_for(row[nid], made + sums + k)
-            edit.node_stands_for(nid, edit.makers[made])
+            edit.stand_for(row[nid], entry + sums + k)
+            edit.node_stands_for(nid, edit.makers[entry])
 
 
 PASS = GraphPass(

@@ -95,10 +95,10 @@ class Block:
         """Entries that the fused gradient reads."""
         inputs = self.graph.inputs
         before, layer, behind = self.forward
-        found = [inputs[self.behind_gradient][0], self.entry(layer), inputs[before][0], inputs[layer][1]]
+        entries = [inputs[self.behind_gradient][0], self.entry(layer), inputs[before][0], inputs[layer][1]]
         for nid in (before, behind):
-            found += [*inputs[nid][1:3], self.entry(nid, 1), self.entry(nid, 2)]
-        return found
+            entries += [*inputs[nid][1:3], self.entry(nid, 1), self.entry(nid, 2)]
+        return entries
 
     @property
     def gradients(self) -> list[int]:
@@ -121,40 +121,40 @@ def fuse_depthwise(network: Network, settings: Settings) -> tuple[Network, str]:
         params = known.setdefault(key, block.params)
         behind, first = nodes[block.behind], nodes[block.before_gradient]
         named = json.dumps([(nodes[nid].name, nodes[nid].attrs) for nid in block.forward])
-        made = edit.add(BLOCK, behind.name, inputs=block.inputs, main=block.layer, params=params, like=block.outputs,
-                        attrs={**shared(behind), MEMBERS: named},
-                        controls=_controls(network.graph, block.forward))  # fmt: skip
-        edit.fuse(block.forward, {e: made + k for k, e in enumerate(block.outputs)})
-        made = edit.add(BLOCK_GRADIENT, first.name, inputs=block.gradient_inputs, main=block.layer_gradient,
-                        params=params, like=block.gradients, attrs=first.attrs,
-                        controls=_controls(network.graph, block.backward))  # fmt: skip
-        edit.fuse(block.backward, {e: made + k for k, e in enumerate(block.gradients)})
+        entry = edit.add(BLOCK, behind.name, inputs=block.inputs, main=block.layer, params=params, like=block.outputs,
+                         attrs={**shared(behind), MEMBERS: named},
+                         controls=_controls(network.graph, block.forward))  # fmt: skip
+        edit.fuse(block.forward, {e: entry + k for k, e in enumerate(block.outputs)})
+        entry = edit.add(BLOCK_GRADIENT, first.name, inputs=block.gradient_inputs, main=block.layer_gradient,
+                         params=params, like=block.gradients, attrs=first.attrs,
+                         controls=_controls(network.graph, block.backward))  # fmt: skip
+        edit.fuse(block.backward, {e: entry + k for k, e in enumerate(block.gradients)})
     return edit.done(), f"joined {counted(len(blocks), 'depthwise convolution')} with the batch norms around"
 
 
 def rematerialize(network: Network, settings: Settings) -> tuple[Network, str]:
     """Let the backward part make the results of fused blocks again."""
     graph, edit = network.graph, Edit(network)
-    made: dict[int, int] = {}
+    results: dict[int, int] = {}
     known: dict[int, dict[str, Any]] = {}
 
-    def again(entry: int) -> int:
+    def rematerialized(entry: int) -> int:
         block = graph.entry_node[entry]
         node = graph.nodes[block]
         if node.op is not BLOCK or entry != graph.row[block]:
             return entry
-        if entry not in made:
-            given = {"fix_gamma": node.params[BEHIND]["fix_gamma"], "relu": node.params[RELU]}
+        if entry not in results:
+            normalize = {"fix_gamma": node.params[BEHIND]["fix_gamma"], "relu": node.params[RELU]}
             reads = [entry + 1, *graph.inputs[block][6:8], entry + 4, entry + 5]
-            params = known.setdefault(id(node.params), given)
-            made[entry] = edit.add(NORMALIZE, f"{node.name}_again", inputs=reads, main=block, params=params,
-                                   attrs=shared(node), like=[entry])  # fmt: skip
-        return made[entry]
+            params = known.setdefault(id(node.params), normalize)
+            results[entry] = edit.add(NORMALIZE, f"{node.name}_again", inputs=reads, main=block, params=params,
+                                      attrs=shared(node), like=[entry])  # fmt: skip
+        return results[entry]
 
     for nid in range(network.num_forward, graph.num_nodes):
         ignored = graph.works[nid].ignored
-        edit.inputs[nid] = [e if slot in ignored else again(e) for slot, e in enumerate(graph.inputs[nid])]
-    return edit.done(), f"made {counted(len(made), 'result')} of blocks again from what their gradients keep"
+        edit.inputs[nid] = [e if slot in ignored else rematerialized(e) for slot, e in enumerate(graph.inputs[nid])]
+    return edit.done(), f"made {counted(len(results), 'result')} of blocks again from what their gradients keep"
 
 
 def _has_kernel(network: Network, block: Block, mode: str) -> bool:
@@ -187,8 +187,8 @@ def _blocks(graph: IndexedGraph) -> list[Block]:
             waiting.setdefault(dep, []).append(nid)
     for e in graph.outputs:
         readers.setdefault(e, []).append((makers[e], HEAD))
-    found = [_around(graph, nid, readers) for nid in layers]
-    return [block for block in found if block is not None and _is_closed(block, readers, waiting)]
+    candidates = [_around(graph, nid, readers) for nid in layers]
+    return [block for block in candidates if block is not None and _is_closed(block, readers, waiting)]
 
 
 def _around(graph: IndexedGraph, gradient: int, readers: Readers) -> Block | None:
@@ -241,8 +241,8 @@ def _is_closed(block: Block, readers: Readers, waiting: dict[int, list[int]]) ->
         return False
     if not any(_reads(graph, *reader) for reader in readers.get(entry(first), ())):
         return False
-    made = (entry(last, 1), entry(last, 2), entry(gradient, 1))
-    if any(place != HEAD for e in made for _, place in readers.get(e, ())):
+    side_results = (entry(last, 1), entry(last, 2), entry(gradient, 1))
+    if any(place != HEAD for e in side_results for _, place in readers.get(e, ())):
         return False
     return all(alike(graph.nodes[gradient], graph.nodes[nid]) for nid in inside if nid != gradient)
 
@@ -263,21 +263,21 @@ def _members(node: Node) -> list[tuple[str, dict[str, str]]]:
 
 def members(node: Node) -> list[str]:
     """Return the names of the forward nodes whose outputs a block does not make, those within them included."""
-    found = _members(node)
-    layers = [attrs[fuse_relu.LAYER] for _, attrs in found if fuse_relu.LAYER in attrs]
-    return [*(name for name, _ in found[:-1]), *layers]
+    forward = _members(node)
+    layers = [attrs[fuse_relu.LAYER] for _, attrs in forward if fuse_relu.LAYER in attrs]
+    return [*(name for name, _ in forward[:-1]), *layers]
 
 
 def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
     """Return the result of the last of the nodes that a block stands for."""
     ops = norm(True), registry.get("Convolution"), norm(node.params[RELU])
-    made = inputs[0]
+    result = inputs[0]
     for op, (name, attrs), of, own in zip(
         ops, _members(node), (BEFORE, LAYER, BEHIND), (inputs[1:5], inputs[5:6], inputs[6:]), strict=True
     ):
-        one = Node(op, name, attrs=attrs, params=node.params[of], inputs=[made, *own], created_at=node.created_at)
-        made = fuse_relu.unfuse(one, one.inputs)[0] if fuse_relu.LAYER in attrs else Entry(one)
-    return [made]
+        one = Node(op, name, attrs=attrs, params=node.params[of], inputs=[result, *own], created_at=node.created_at)
+        result = fuse_relu.unfuse(one, one.inputs)[0] if fuse_relu.LAYER in attrs else Entry(one)
+    return [result]
 
 
 PASS = GraphPass(

@@ -92,7 +92,7 @@ def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int])
         relu = layers.get(norm)
         conv, node, last = graph.nodes[first], graph.nodes[norm], graph.nodes[norm if relu is None else relu]
         inputs = graph.inputs[first]
-        made = edit.add(
+        fused_entry = edit.add(
             fused.NORMALIZED["" if relu is None else fused.RELU],
             last.name,
             inputs=[*inputs[:2], *graph.inputs[norm][1:], *inputs[2:]],
@@ -102,14 +102,14 @@ def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int])
             like=[graph.row[norm]],
         )
         gone = (norm,) if relu is None else (norm, relu)
-        edit.fuse(gone, {graph.row[nid]: made for nid in gone})
+        edit.fuse(gone, {graph.row[nid]: fused_entry for nid in gone})
 
 
 def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
     graph = edit.network.graph
     node, row = graph.nodes[layer], graph.row
     assert node.op is not None
-    made = edit.add(
+    fused_entry = edit.add(
         fused.LAYERS[node.op.name],
         graph.names[relu],
         inputs=graph.inputs[layer],
@@ -119,8 +119,8 @@ def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
         controls=[*graph.controls[layer], *graph.controls[relu]],
         like=range(row[layer], row[layer + 1]),
     )
-    outputs = {row[layer] + k: made + k for k in range(row[layer + 1] - row[layer])}
-    edit.fuse((layer, relu), {**outputs, row[relu]: made})
+    outputs = {row[layer] + k: fused_entry + k for k in range(row[layer + 1] - row[layer])}
+    edit.fuse((layer, relu), {**outputs, row[relu]: fused_entry})
 
 
 def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
@@ -130,7 +130,7 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
     assert norm is not None
     assert node.op is not None
     inputs = graph.inputs[gradient]
-    made = edit.add(
+    fused_entry = edit.add(
         fused.GRADIENTS[node.op.name],
         node.name,
         inputs=[graph.inputs[before][0], *inputs[1:3], graph.inputs[norm][2], *inputs[3:]],
@@ -140,7 +140,7 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
         controls=[*graph.controls[gradient], *graph.controls[before]],
         like=range(row[gradient], row[gradient + 1]),
     )
-    edit.fuse((gradient,), {row[gradient] + k: made + k for k in range(row[gradient + 1] - row[gradient])})
+    edit.fuse((gradient,), {row[gradient] + k: fused_entry + k for k in range(row[gradient + 1] - row[gradient])})
 
 
 def _uses(graph: IndexedGraph, makers: set[int]) -> Counter[int]:
@@ -182,11 +182,11 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
         created_at=node.created_at,
     )
     if normalized:
-        name, given = json.loads(node.attrs[NORMALIZED])
+        name, norm_attrs = json.loads(node.attrs[NORMALIZED])
         layer = Node(
             registry.get("BatchNorm"),
             name,
-            attrs=given,
+            attrs=norm_attrs,
             params=node.params[NORM],
             inputs=[Entry(layer), *inputs[2:6]],
             created_at=node.created_at,

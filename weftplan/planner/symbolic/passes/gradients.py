@@ -213,7 +213,7 @@ class _Pass:
 
         A gradient that is added to its array must not be read by other nodes either: they would see old terms.
         """
-        edit, given = self.edit, self.graph.num_nodes
+        edit, forward_nodes = self.edit, self.graph.num_nodes
         used: set[int] = set()
         read: set[int] = set()
         if accumulated:
@@ -223,7 +223,7 @@ class _Pass:
         for i, (entry, variable) in enumerate(zip(entries, wanted, strict=True)):
             nid = edit.makers[entry]
             maker = edit.nodes[nid].op
-            foreign = maker is None or nid < given
+            foreign = maker is None or nid < forward_nodes
             if variable in accumulated and maker is not None and maker.name == "_CrossDeviceCopy":
                 foreign = True  # it overwrites
             if foreign or entry in used or (variable in accumulated and entry in read):
@@ -233,10 +233,10 @@ class _Pass:
 
     def cast(self, gradient: int, name: str, dtype: np.dtype[Any]) -> int:
         """The gradient of argument ``name`` in another dtype."""
-        given = self.edit.nodes[self.edit.makers[gradient]].attrs
+        gradient_attrs = self.edit.nodes[self.edit.makers[gradient]].attrs
         entry = self.make("Cast", f"{name}_grad_{dtype.name}", [gradient], {"dtype": dtype.name})[0]
         node = self.edit.nodes[self.edit.makers[entry]]
-        node.attrs.update({key: given[key] for key in INHERITED if key in given})
+        node.attrs.update({key: gradient_attrs[key] for key in INHERITED if key in gradient_attrs})
         return entry
 
     def make(
