@@ -1,12 +1,12 @@
 """Autotuning: the fastest implementation for a call, measured once and cached on disk.
 
-This is what MXNET_CUDNN_AUTOTUNE_DEFAULT and ``cudnn_tune`` of a convolution ask for. Implementations run in turn on
-arrays of the call's shapes, and the least time of each counts. What was measured is kept by operator, parameters,
-shapes, dtypes, processor and versions: in this process, and in a file that later processes read, so that they choose
-alike. Where no file can be kept each process measures for itself.
+``MXNET_CUDNN_AUTOTUNE_DEFAULT`` and ``cudnn_tune`` of a convolution switch it on. Implementations run alternately on
+arrays of the call's shapes, and the shortest time of each counts. Times are cached by operator, parameters, shapes,
+dtypes, processor and versions: in this process, and in a file that later processes read, so that they choose alike. If
+no file can be written, each process measures for itself.
 
-Measuring takes memory for the arrays of one call, for a moment, beside every plan. Any thread may ask; the first one
-measures while others wait.
+Measuring allocates the arrays of one call for a moment; no plan counts them. Any thread may ask; the first measures
+while the others wait.
 
 The planner chooses an implementation in ``planner/symbolic/kernel_choice.py`` and asks this module only if the user
 wants measured choices.
@@ -45,7 +45,7 @@ def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, g
 
     Args:
         tune: one of :data:`OFF`, :data:`LIMITED` and :data:`FASTEST`; the node's own ``cudnn_tune`` comes first.
-        given: what the heuristic has chosen.
+        given: the heuristic's choice.
     """
     tune = BY_NAME.get(params.get("cudnn_tune") or "", tune)
     if tune == OFF:
@@ -93,7 +93,7 @@ def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
 
 
 def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, float] | None:
-    """What a file holds; None where it is not what this would have written."""
+    """Return the times in a cache file; None if the file has another form than this module writes."""
     if content is None:
         return None
     try:

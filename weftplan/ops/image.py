@@ -1,7 +1,7 @@
 """``mx.sym.image``: images as tensors, normalized, cropped, flipped.
 
-Images before ``to_tensor`` are (height, width, channels), behind it (channels, height, width); both may have a batch in
-front.
+Images before ``to_tensor`` are (height, width, channels), after it (channels, height, width); both may have a leading
+batch axis.
 """
 
 from __future__ import annotations
