@@ -11,7 +11,7 @@ Kernel contract
 ---------------
 Authors write functions of single arrays (:mod:`weftplan.ops.core.forms`); callers see
 ``kernel(ctx, params, inputs, outputs)``. It writes every ``outputs[k]`` that is not None. Any subset of the outputs may
-be None: a plan drops outputs that no reader needs, and recomputation can make that any of them. The others keep their
+be None: a plan drops outputs that no reader needs, and recomputation can drop any output. The others keep their
 bits, and states change as if all were wanted (only a step of an optimizer leaves the states of an unwanted weight
 alone). A kernel that computes one output from another asks :meth:`OpContext.memory_of` for the memory of the latter.
 The caller omits a call that changes nothing (:meth:`Op.has_work`), so the output of a kernel with one output and no
@@ -20,7 +20,7 @@ Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same me
 declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
 gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
 (never ``np.empty`` of activation size): :attr:`Op.workspace` is the upper bound of what a kernel may take.
-A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state but the sizes of pieces
+A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state but the tile sizes
 (:mod:`weftplan.ops.core.tiling`), which its caller sets for the device, for the kernel and for its workspace alike.
 Callers run kernels under ``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) give what IEEE 754 says,
 silently, as in MXNet.

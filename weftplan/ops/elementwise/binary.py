@@ -82,7 +82,7 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 @workspace_kernel
 def _mod(ctx: Workspace, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
-    """Remainder with the divisor's sign; 0 where the divisor is 0."""
+    """Compute the remainder with the divisor's sign; 0 for a divisor of 0."""
     xp = ctx.xp
     if lhs.shape == rhs.shape:
         for a, b, y, zero in blocks(ctx, (lhs, rhs, out), (BOOL,)):

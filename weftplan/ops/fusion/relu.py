@@ -21,7 +21,7 @@ from weftplan.ops.nn import batch_norm, convolution  # noqa: F401 - they registe
 
 _T = TypeVar("_T")
 RELU = "+relu"
-"""What the name of a joined operator adds to the layer's."""
+"""Suffix of a fused operator's name."""
 
 
 def layer_of(name: str) -> str:
@@ -66,7 +66,7 @@ def _apart(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
 
 
 def norm_of(relu: str) -> Op:
-    """A batch norm, with :data:`RELU` the one with a relu behind it."""
+    """Return a batch norm, or with :data:`RELU` a batch norm fused with a relu."""
     return LAYERS["BatchNorm"] if relu else registry.get("BatchNorm")
 
 
@@ -77,7 +77,7 @@ def _normalized(relu: str) -> Op:
         own, given = _apart(inputs)
         outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
         conv.forward(ctx, params, own, outputs)
-        # In the same scratch: the one is done with it before the other begins.
+        # Both use the same scratch, one after the other.
         again = partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *given], [outputs[0], None, None])
         ctx.repeated(again)()
 
@@ -120,13 +120,13 @@ def _normalized(relu: str) -> Op:
 
 
 LAYERS = {name: _layer(name) for name in ("BatchNorm", "Convolution")}
-"""By the operator of the layer: the same with a relu behind it."""
+"""Fused layer and relu, by the layer's operator."""
 NORMALIZED = {relu: _normalized(relu) for relu in ("", RELU)}
-"""A convolution with a batch norm behind it, without and with a relu behind that. Its inputs are the convolution's data
-and weight, the batch norm's four vectors, and the convolution's bias where it has one."""
+"""A convolution fused with a batch norm, without and with a relu. Its inputs are the convolution's data and weight, the
+batch norm's four vectors, and the convolution's bias if it has one."""
 GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
-"""By the operator of a layer's gradient: the same behind the gradient of a relu, whose output it does not read; its
-inputs are the layer's gradient's, and beta behind gamma."""
+"""Fused gradients of relu and layer, by the operator of the layer's gradient. A fused gradient does not read the relu's
+output; its inputs are those of the layer's gradient, with beta after gamma."""
 for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
     registry.register_planner_op(_made)
 

@@ -1,8 +1,9 @@
 """Gradients of several FullyConnected layers that share a weight: one product for the weight.
 
-Rows of few samples make many small products whose results have to be added. Side by side, the rows of several layers
-give that sum in one product, which is large enough for two cores. Nodes of this operator are made by
-:mod:`weftplan.planner.symbolic.passes.batch_weight_gradients` alone, so nobody finds it by its name but the planner.
+Small batches make many small products whose results have to be added. Concatenating the rows of several layers gives
+that sum in one product, which is large enough for two cores. Only
+:mod:`weftplan.planner.symbolic.passes.batch_weight_gradients` adds nodes of this operator, so users cannot find it by
+name.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 ``indices`` of shape (m, *places) holds m coordinates for each place; the remaining axes of the tensor come along.
 Indices may have any dtype; their fraction is dropped. No gradient flows to them.
 
-MXNet 1.9.1 differs where it is wrong: its gradient of gather_nd with negative indices goes to other elements than were
-read, scatter_nd writes beyond the tensor when an index does, and batch_take has no gradient.
+MXNet 1.9.1 has three faults that are not repeated: its gradient of gather_nd with negative indices goes to other
+elements than were read, scatter_nd writes beyond the tensor for an index out of range, and batch_take has no gradient.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ derive(
 
 
 def _product_shape(name: str, base: str, ranks: Sequence[int], options: Mapping[str, Any]) -> Any:
-    """The base's rule for tensors of these ranks; other ones are refused."""
+    """Apply the base's rule to tensors of these ranks; refuse other ranks."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         for shape in ins:

@@ -1,9 +1,9 @@
 """random_pdf_*: densities of samples, or their logarithms, with gradients for samples and parameters.
 
 Each element of the parameters belongs to a block of samples, as ``_sample_*`` draws them: the shape of the parameters
-is that of the samples without its last dimensions. Of a Dirichlet distribution the last dimension of both is the
-vector. As in MXNet 1.9.1 nobody checks that a sample is possible (a uniform density does not look at it), and samples
-of distributions of whole numbers have no gradient.
+is that of the samples without its last dimensions. For a Dirichlet distribution the last dimension of both is the
+vector. As in MXNet 1.9.1, samples outside the support are not detected (a uniform density ignores the sample), and
+samples of discrete distributions have no gradient.
 
 Everything is computed in float64, a few thousand elements at a time, so that no temporary grows with the samples; sums
 run in one fixed order.

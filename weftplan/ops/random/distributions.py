@@ -36,7 +36,7 @@ _AT_ONCE = 4096
 """Elements drawn at a time."""
 
 Draw = Callable[..., Any]
-"""``draw(generator, xp, count, *parameters)``: so many numbers; parameters are numbers or arrays of ``count``."""
+"""``draw(generator, xp, count, *parameters)``: ``count`` numbers; parameters are numbers or arrays of ``count``."""
 
 
 def _uniform(g: Any, xp: ModuleType, n: int, low: RawArray, high: RawArray) -> Any:
@@ -100,7 +100,7 @@ _KINDS = {
 
 
 def _check(name: str, kind: _Kind, values: Sequence[RawArray]) -> None:
-    """Raise ParameterError for what makes no distribution."""
+    """Raise ParameterError for parameters that define no distribution."""
     for key, value in zip(kind.bounds, values, strict=True):
         words, fits = _BOUNDS[kind.bounds[key]]
         if not bool(np.all(np.asarray(fits(value).get() if hasattr(value, "get") else fits(value)))):

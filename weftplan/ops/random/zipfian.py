@@ -1,7 +1,7 @@
 """_sample_unique_zipfian: classes drawn without replacement from a Zipfian distribution.
 
-One draw is the whole part of exp(u · log(range_max + 1)) - 1, u uniform on [0, 1); what has come before is drawn again.
-That is decided on the host, a few thousand draws at a time.
+One draw is the integer part of exp(u · log(range_max + 1)) - 1, u uniform on [0, 1); duplicates are rejected. This runs
+on the host, a few thousand draws at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _draw(generator: Any, count: int, range_max: int) -> tuple[Any, int]:
-    """(``count`` different classes in the order in which they came, draws that it took)."""
+    """Return ``count`` distinct classes in order of their draws, and the number of draws."""
     found, tries = np.empty(0, np.int64), 0
     while True:
         u = generator.random(_AT_ONCE)

@@ -31,7 +31,7 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def _scratch(params: Params, data: Any, out: Any) -> Room:
-    """The places, and one outer slice with the axis at its end where it is not there."""
+    """Return the scratch: positions, and one outer slice with the axis last if it is not last already."""
     outer, size, inner = _arg_plan(data.shape, params["axis"])
     slab = (inner, size) if inner != 1 else (0,)
     return [((outer * inner,), INDEX), (slab, data.dtype)]

@@ -74,7 +74,7 @@ def _orders(
             xp.copyto(part, rows[where])
             if ascending:
                 yield where, xp.argsort(part, axis=1, kind="stable")
-            else:  # from behind, so that equal elements keep their order
+            else:  # reversed, so that equal elements keep their order
                 yield where, part.shape[1] - 1 - xp.argsort(part[:, ::-1], axis=1, kind="stable")[:, ::-1]
 
 
@@ -119,7 +119,7 @@ def _gives_values(params: Params) -> bool:
 
 
 def _positions_dtype(params: Params) -> DType:
-    """Of positions that only the gradient needs: exact ones."""
+    """Return the dtype of positions that only the gradient reads: an exact integer."""
     return INDEX if params["ret_typ"] == "value" else params["dtype"]
 
 
@@ -177,7 +177,7 @@ def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray) -> None
 
 @kernel
 def _backward_order(xp: ModuleType, p: Params, g: RawArray, positions: RawArray, out: RawArray) -> None:
-    """The incoming gradient, at the positions where the values came from."""
+    """Scatter the incoming gradient to the original positions of the values."""
     extents = _extents(out.shape, p["axis"])
     out.fill(0)
     target, g, positions = (_as_rows(array, extents) for array in (out, g, positions))

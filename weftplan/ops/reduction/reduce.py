@@ -94,7 +94,7 @@ def _reduction(function: str) -> KernelWithBare:
 
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-"""What NumPy's functions reduce with."""
+"""Ufuncs of NumPy's reductions."""
 
 
 _sum = _reduction("sum")

@@ -219,7 +219,7 @@ backward("repeat", _backward_repeat, ("ograd",), params=_REPEAT)
 
 
 def _tile_dims(source: Shape, reps: Shape) -> tuple[list[int], list[int]]:
-    """``source`` and ``reps`` padded with leading ones to one rank."""
+    """Pad ``source`` and ``reps`` with leading 1s to one rank."""
     rank = max(len(source), len(reps))
     return [1] * (rank - len(source)) + list(source), [1] * (rank - len(reps)) + list(reps)
 

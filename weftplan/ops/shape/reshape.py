@@ -285,7 +285,7 @@ class CastKernel:
             _convert(ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The conversion bound to the views of every block, or the whole call where there are very many."""
+        """Return the conversion bound to the views of every block, or the whole call if there are very many blocks."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
 

@@ -179,7 +179,7 @@ def _assign(xp: Any, p: Params, *arrays: Any) -> None:
 
 @kernel
 def _assign_backward(xp: Any, p: Params, g: Any, *outputs: Any) -> None:
-    """The region's gradient goes to what was assigned, the rest to the input."""
+    """Route the region's gradient to the assigned value, and the remainder to the input."""
     region = _slice_region(p, g.shape, ())
     if len(outputs) == 2 and outputs[1] is not None:
         xp.copyto(outputs[1], g[region])
