@@ -74,7 +74,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 class _Region(NamedTuple):
-    """One region: its cells in rows, and where they are before they move."""
+    """One region: its cells in rows, and their positions before the offsets are added."""
 
     number: int
     image: int
@@ -103,7 +103,7 @@ def _regions(params: Params, rois: Any, data: Shape) -> Iterator[_Region]:
 
 
 class _Geometry:
-    """What all regions share: for each cell, row by row, its group and its part."""
+    """Geometry shared by all regions: the group and the part of each cell, in row-major order."""
 
     def __init__(self, params: Params, data: Shape, trans: RawArray) -> None:
         self.cells, self.parts = params["pooled_size"], _parts(params)

@@ -25,7 +25,7 @@ from weftplan.ops.detection.multibox import VARIANCES, check_variances
 from weftplan.support.array_types import RawArray
 
 _LEAST = 1e-6
-"""A box takes an anchor only where they overlap by more."""
+"""Least overlap (exclusive) at which a box takes an anchor."""
 
 _PARAMS = (
     Param("overlap_threshold", p_float, 0.5, "an anchor takes a box that it overlaps by more"),

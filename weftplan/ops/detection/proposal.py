@@ -95,7 +95,7 @@ def _most(params: Params, count: int) -> int:
 
 
 def _scratch(params: Params, scores: Any, *others: Any) -> Room:
-    """Boxes and scores of every anchor, and what suppression needs for the best of them."""
+    """Return the scratch: boxes and scores of every anchor, and the arrays of suppression for the best of them."""
     shape, dtype = scores.shape, scores.dtype
     count = shape[1] // 2 * shape[2] * shape[3]
     most = _most(params, count)
@@ -120,7 +120,7 @@ def _proposal(
         _propose(xp, p, scores[item], moves[item], info[item].tolist(), boxes, values)
         order = xp.argsort(-values, kind="stable")[: len(best)]
         xp.take(boxes, order, axis=0, out=best, mode="clip")
-        xp.add(best[:, 2:], 1, out=best[:, 2:])  # corners are pixels: the far ones are counted in
+        xp.add(best[:, 2:], 1, out=best[:, 2:])  # corners are pixels: the far corner is included
         areas(xp, best, sizes, row)
         suppress(xp, best, sizes, None, p["threshold"], kept, row, scratch, inclusive=False)
         left = order[kept][:wanted]
@@ -142,7 +142,7 @@ def _propose(
     boxes: RawArray,
     values: RawArray,
 ) -> None:
-    """Write the boxes of one image and their scores, ordered by row, column and anchor; -1 for what does not count."""
+    """Write the boxes of one image and their scores, ordered by row, column and anchor; -1 marks ignored boxes."""
     anchors = anchors_of(params)
     count, (height, width) = len(anchors), scores.shape[1:]
     stride = params["feature_stride"]

@@ -1,9 +1,9 @@
 """ROIAlign: averages of interpolated values over grid cells of regions of interest (He et al., 2017).
 
-A region is (image, x1, y1, x2, y2) in units of which ``spatial_scale`` makes pixels. Cells hold an equal grid of
-points, whose values are interpolated bilinearly, and 0 beyond one pixel outside of the image. Points of a cell are a
-product of rows and columns, and so are their weights: the cells of a region are R · image · Cᵀ with a matrix for the
-rows and one for the columns; the gradient is the transposed product, added region by region in one fixed order.
+A region is (image, x1, y1, x2, y2); ``spatial_scale`` converts its units to pixels. Cells hold an equal grid of points,
+whose values are interpolated bilinearly, and 0 beyond one pixel outside of the image. Points of a cell are a product of
+rows and columns, and so are their weights: the cells of a region are R · image · Cᵀ, with the matrices R for rows and C
+for columns. The gradient is the transposed product, added region by region in one fixed order.
 """
 
 from __future__ import annotations

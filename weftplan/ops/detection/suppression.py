@@ -1,8 +1,7 @@
 """box_nms and bipartite_matching: non-maximum suppression and matching of scored boxes.
 
-Both go through their candidates from the best score to the worst, the first of equal ones first, and a choice depends
-on those before it; so one step after the other is decided on the host, and only the comparison of a box with all the
-others is one array operation.
+Both go through their candidates from the best score to the worst, in stable order. Each choice depends on those before
+it, so the host decides step by step, and only the comparison of a box with all others is one array operation.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _nms_scratch(params: Params, data: RawArray, *outputs: RawArray) -> Room:
 
 @kernel(scratch=_nms_scratch)
 def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawArray, *rooms: RawArray) -> None:
-    """Output 1: the place in data of each row of the output, -1 where it is filled up."""
+    """Suppress boxes; output 1 holds the data's row for each row of the output, -1 for padding."""
     given, boxes, sizes, row, classes, kept, places, *scratch = rooms
     count, width = data.shape[-2:]
     source = data.reshape(-1, count, width)

@@ -147,9 +147,9 @@ def lu_scratch(batch: int, rows: int) -> int:
 
 
 def lu(xp: ModuleType, a: RawArray, pivots: RawArray, scratch: RawArray) -> None:
-    """``a`` becomes its factors L (unit, below) and U, of the matrix with rows swapped as ``pivots`` (batch, n) says.
+    """Replace ``a`` by its factors L (unit, below) and U, with rows swapped after ``pivots`` (batch, n).
 
-    Step k exchanged rows k and ``pivots[:, k]`` (at least k), where the largest element of the column was.
+    Step k exchanges row k with row ``pivots[:, k]`` (at least k), which holds the largest element of the column.
     """
     count, n = a.shape[:2]
     for k in range(n):

@@ -41,7 +41,7 @@ _HEADS = (Param("heads", _heads, doc="number of attention heads"),)
 
 
 def _part(x: Any, heads: int, parts: int, part: int) -> Any:
-    """Part ``part`` of ``parts`` interleaved ones of (steps, batch, …), as a view (batch, heads, steps, units)."""
+    """Return part ``part`` of ``parts`` interleaved parts of (steps, batch, …) as a view (batch, heads, steps, units)."""
     steps, batch, width = x.shape
     units = width // (heads * parts)
     return x.reshape(steps, batch, heads, parts, units)[:, :, :, part].transpose(1, 2, 0, 3)
@@ -67,7 +67,7 @@ def _sequence(shape: Shape | None, name: str, what: str) -> Shape:
 
 
 def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, int]:
-    """(batch, batch · heads), each from what is known of the other."""
+    """Return (batch, batch · heads); an unknown value is inferred from the other."""
     if attention[0] % heads:
         raise ShapeError(f"{name}: attention {attention} should begin with a multiple of heads={heads}")
     batch = merge_dim(batch, attention[0] // heads, f"{name}: batch of the sequence, and of attention {attention}")

@@ -47,7 +47,7 @@ def window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
 
 
 def window_counts(params: Params, image: Shape, name: str) -> Shape:
-    """Windows along each axis; 0 where the size of the image is unknown."""
+    """Return the number of windows along each axis; 0 for an unknown size of the image."""
     found = []
     for size, k, s, d, p in zip(image, *window(params, name), strict=True):
         room = size + 2 * p - (d * (k - 1) + 1)

@@ -257,7 +257,7 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
 
 
 def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
-    """:func:`adjoint` of one part, with ``weight`` of the dtype in which it is computed."""
+    """Compute :func:`adjoint` of one part; ``weight`` has the accumulator dtype."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
     kernel = None if dgrad is None else _matrices(geo, weight).swapaxes(1, 2)
@@ -268,7 +268,7 @@ def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, 
         matrix = columns.reshape(geo.groups, geo.taps // geo.groups, -1)
         part = _turned(geo, buffers, ograd, (first, last, top, bottom))
         if wgrad is not None:
-            # The copy of the image is overwritten by the data gradient below, so it is made anew for every tile.
+            # The data gradient below overwrites the copy of the image, so every tile copies it again.
             image = _fill(buffers, data, first, last) if dgrad is not None or top == 0 else image
             _lay_out(ctx, geo, image, top, columns)
             _multiply(xp, part, matrix.swapaxes(1, 2), term if count else sums)
@@ -309,7 +309,7 @@ def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, 
 
 
 def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
-    """Where the weight's gradient is summed, and the buffer of one tile's term."""
+    """Return the accumulator of the weight's gradient, and the buffer of one tile's term."""
     if wgrad is None:
         return None, None
     shape = (geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)

@@ -45,7 +45,7 @@ def _radius(params: Params) -> int:
 
 
 def _side(params: Params, extent: int) -> int:
-    """Squares along one side of a map of ``extent`` pixels; 0 where that is unknown."""
+    """Return the number of squares along one side of a map of ``extent`` pixels; 0 if it is unknown."""
     if extent == 0:
         return 0
     border = params["max_displacement"] + params["kernel_size"] // 2

@@ -40,7 +40,7 @@ _PARAMS = (
 
 
 def inputs_of(params: Params) -> tuple[str, ...]:
-    """Names of the inputs; lengths are there where they are used."""
+    """Return the names of the inputs; lengths are inputs only if they are used."""
     lengths = (("use_data_lengths", "data_lengths"), ("use_label_lengths", "label_lengths"))
     return ("data", "label", *(name for flag, name in lengths if params[flag]))
 
@@ -76,14 +76,14 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 class _Plan(NamedTuple):
-    """What both passes know of the labels, in scratch."""
+    """Arrays derived from the labels that both passes read, in scratch."""
 
     places: Any
     """(batch, places) int64: the channel of each place."""
     cells: Any
     """(batch, places) int64: the same, counted over all samples."""
     skips: Any
-    """(batch, places) bool: the place may follow the one two before it."""
+    """(batch, places) bool: whether place i may follow place i - 2."""
     steps: Any
     """(batch, 1) int64: steps of each sample."""
     ends: Any

@@ -81,7 +81,7 @@ def cut(space: Any, *shape: int) -> Any:
 
 
 class Columns:
-    """The buffers of one call, and what both directions do with them."""
+    """The buffers of one call, and the steps that both directions share."""
 
     def __init__(self, ctx: Workspace, sizes: Sizes, weight: Any, *, back: bool) -> None:
         self.xp, self.sizes = ctx.xp, sizes
@@ -100,7 +100,7 @@ class Columns:
         return self._weight.reshape(sizes.groups, sizes.filters // sizes.groups, -1)
 
     def image(self, data: Any) -> Any:
-        """One image (channels, height, width), widened where that is needed."""
+        """Return one image (channels, height, width), converted to the wider dtype if needed."""
         if self.sizes.acc == self.sizes.dtype:
             return data
         wide = self._image.reshape(data.shape)

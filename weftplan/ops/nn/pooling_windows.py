@@ -71,7 +71,7 @@ def lowest(dtype: Any) -> Any:
 
 
 def divisors(xp: ModuleType, grid: Grid, dtype: DTypeLike) -> Any:
-    """1 / count of each window: a number where all are alike, else a small array over the grid."""
+    """Return 1 / count of each window: a number if all counts are equal, else a small array over the grid."""
     if all(len(set(spans)) == 1 for spans in grid.counts):
         return 1.0 / math.prod(spans[0] for spans in grid.counts)
     counts = functools.reduce(np.multiply.outer, (np.array(spans, np.float64) for spans in grid.counts))

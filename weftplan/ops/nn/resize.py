@@ -138,7 +138,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def _resized_shape(name: str, data: Shape | None, out: Shape | None, size: tuple[int, int]) -> tuple[Shape, Shape]:
-    """Data and output (batch, channels, height, width), the output of ``size`` where that is not 0."""
+    """Infer data and output (batch, channels, height, width); a nonzero ``size`` is the output's."""
     image = merge_shape((0, 0, 0, 0), data, f"{name}: data (batch, channels, height, width)")
     made = merge_shape((0, 0, *size), out, f"{name}: output of this size, and given")
     assert image is not None
@@ -160,7 +160,7 @@ _RESIZE = (
 
 
 def _side(params: Params, old: int, side: str) -> int:
-    """One side of the output; 0 where that of data is needed and unknown."""
+    """Return one side of the output; 0 if it depends on the data's unknown side."""
     mode, scale = params["mode"], params[f"scale_{side}"]
     if scale is not None and not 0 < scale < math.inf:
         raise ParameterError(f"BilinearResize2D: scale_{side}={scale}: expected a positive number")

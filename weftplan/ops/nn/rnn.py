@@ -1,8 +1,8 @@
 """RNN: multi-layer recurrent networks in one or both directions (lstm, gru, rnn_relu, rnn_tanh).
 
-Forward keeps the gates of every step in a hidden output, ``reserve``, and what dropout kept between layers in another,
-``mask``; outside training nobody wants them, and the gates of a few steps at a time lie in workspace. Sequence lengths
-mean what cuDNN says: outputs are zero where a sequence is over, and the backward direction starts at its last step
+Forward keeps the gates of every step in a hidden output, ``reserve``, and dropout's masks between layers in another,
+``mask``. Outside training both are unwanted, and workspace holds the gates of a few steps at a time. Sequence lengths
+have cuDNN's meaning: outputs are zero after the end of a sequence, and the backward direction starts at its last step
 (MXNet 1.9.1 does so on GPUs; on a CPU it ignores them). A projection can be differentiated here, not in MXNet on a CPU.
 """
 
@@ -173,7 +173,7 @@ def _active(ctx: Workspace, plan: Layout, lengths: object) -> Any:
 
 
 def _side(wide: Any, direction: int, units: int) -> Any:
-    """The part of (steps, batch, directions · units) that one direction writes."""
+    """Return the part of (steps, batch, directions · units) that a direction writes."""
     return wide[:, :, direction * units : (direction + 1) * units]
 
 

@@ -57,7 +57,7 @@ class Layout:
         self.lengths: bool = params["use_sequence_length"]
         self.projected = params["projection_size"] is not None
         self.wide: Shape = (self.steps, self.batch, self.directions * self.units)
-        """Shape of what a layer hands to the next."""
+        """Shape of a layer's output."""
 
     def fan_in(self, layer: int) -> int:
         """Columns of the input weights of ``layer``."""
@@ -107,7 +107,7 @@ class Layout:
         return self.layers * self.directions * each + (self.layers - 1) * math.prod(self.wide)
 
     def between(self, reserve: Any) -> list[Any]:
-        """Views of what each layer but the last hands on, of shape :attr:`wide`, before dropout."""
+        """Return views of the outputs, before dropout, of all layers but the last; each has shape :attr:`wide`."""
         size = math.prod(self.wide)
         return [reserve[k * size : (k + 1) * size].reshape(self.wide) for k in range(self.layers - 1)]
 

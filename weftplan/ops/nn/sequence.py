@@ -53,7 +53,7 @@ def _check(name: str, params: Params, data: Shape) -> int:
 
 
 def _lengths(name: str, ins: Shapes, data: Shape | None, batch: int) -> tuple[Shape | None, Shape | None]:
-    """(data, lengths) where the extent of the batch is known of either."""
+    """Infer (data, lengths); the batch's extent of either completes the other."""
     if len(ins) == 1:
         return data, None
     lengths = ins[1]

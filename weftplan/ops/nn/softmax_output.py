@@ -1,10 +1,10 @@
 """SoftmaxOutput: softmax with the gradient of cross entropy, regardless of the incoming gradient.
 
 Three layouts of data, as (outer, classes, inner): ``multi_output``: classes on axis 1; ``preserve_shape``: on the last
-axis; neither: all axes but the first together, of which the labels' first ``outer`` numbers are used. Labels of the
-data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise.
-A label that is no class gives the gradient of no class being right. As in MXNet 1.9.1, ``smooth_alpha`` does nothing
-with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient (there, by the output).
+axis; neither: all axes but the first are flattened, and the labels' first ``outer`` numbers are used. Labels of the
+data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise. A
+label outside the classes gives the gradient for which no class is right. As in MXNet 1.9.1, ``smooth_alpha`` does
+nothing with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient (there, by the output).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
 
 
 def _scaled(xp: Any, out: Any, scale: float) -> None:
-    """``out *= scale``, on a host on several cores where that pays."""
+    """Compute ``out *= scale``, on several cores of a host if that pays."""
     parts = min(MOST, out.size // FEW)
     if xp is not np or parts < 2:
         xp.multiply(out, scale, out=out)
@@ -167,7 +167,7 @@ def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, ou
     if rest:
         xp.subtract(output, rest, out=out)
     else:
-        xp.copyto(out, output)  # nothing where they are the same memory
+        xp.copyto(out, output)  # no copy if they share memory
     flat = out.reshape(-1)
     columns = out.reshape(outer, classes, inner)
     for first, part in _label_blocks(label, size, index):

@@ -1,8 +1,8 @@
 """UpSampling: enlargement by an integer factor, by repetition or a learnt (bilinear) filter.
 
-``nearest`` takes any number of inputs, all enlarged to ``scale`` times the extents of the first one, and joins their
-channels or adds them up. ``bilinear`` is a Deconvolution with one filter for each channel, whose weight is initialised
-to linear interpolation.
+``nearest`` takes any number of inputs, enlarges each to ``scale`` times the extents of the first input, and
+concatenates their channels or adds them. ``bilinear`` is a Deconvolution with one filter per channel, whose weight is
+initialised to linear interpolation.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from weftplan.support.core_sharing import split_in_rooms
 
 _SIGNS = np.array([1, 1, 1, -1], F32)
 _BACK = KERNEL * np.kron(_SIGNS, _SIGNS)[:, None]
-"""What makes of the sums at 16 places the 9 elements of a kernel."""
+"""The matrix that maps the sums at 16 places to the 9 elements of a kernel."""
 
 
 def sum_up(ctx: Workspace, p: Pass, data: Any, ograd: Any, wgrad: Any) -> None:
