@@ -38,7 +38,7 @@ def pool(architecture: str | None, api: str = "openblas"):
     ],
 )
 def test_what_is_below_the_processor(architecture: str | None, features: dict[str, bool], offered: str | None):
-    """The warning names the BLAS's architecture and the processor's; a library that uses all instructions gives none."""
+    """The warning names the architectures of BLAS and processor; a library that uses all instructions gives none."""
     found = blas_speed.warnings([pool(architecture)], features, {})
     if offered is None:
         assert found == []

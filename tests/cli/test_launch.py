@@ -109,7 +109,7 @@ def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_that_nobody_launched_says_so():
-    """`dist_sync` without `weftplan launch` trains; the first line says that it is alone, and names the command to use."""
+    """`dist_sync` without `weftplan launch` trains; the first line says that it is alone, and names the command."""
     need_mpi()
     if importlib.util.find_spec("sklearn") is None:
         pytest.skip("needs scikit-learn")

@@ -203,7 +203,7 @@ def test_files():
 
 
 def test_what_is_refused():
-    """A missing op_type, unknown settings and a class that is no property are refused; a bad shape names the operator."""
+    """No op_type, unknown settings and a class that is no property are refused; a bad shape names the operator."""
     x = mx.sym.Variable("x")
     with pytest.raises(ParameterError, match="needs op_type"):
         mx.sym.Custom(x)

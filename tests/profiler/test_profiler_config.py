@@ -143,7 +143,7 @@ def test_dump_goes_on_when_not_finished(threaded, tmp_path: Path):
 
 
 def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path):
-    """Its push time is unknown: it counts as pushed at its start, and the counter of waiting operations never drops below 0."""
+    """Its push time is unknown: it counts as pushed at its start, and the counter of waits never drops below 0."""
     begun, gate = threading.Event(), threading.Event()
     threaded.push(lambda: (begun.set(), gate.wait(60)), name="before")
     for _ in range(3):

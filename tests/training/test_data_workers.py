@@ -252,8 +252,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("early", [False, True])
 def test_the_owner_is_killed(tidy, early):
-    """Kill the owner with its resource tracker, in the middle or before its memory is unlinked: its workers exit, and the
-    next process that creates a segment removes the leftovers."""
+    """Kill the owner with its resource tracker, in the middle or before its memory is unlinked: its workers exit, and
+    the next process that creates a segment removes the leftovers."""
     script = OWNER.format(early=early)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -93,7 +93,7 @@ def test_placed_batches_serve_others():
 
 
 def slow_copies():
-    """A fresh simulated device with its clock at 0, on which copying a batch takes about as long as the kernels of a step."""
+    """Return a fresh simulated device, with its clock at 0; copying a batch takes about as long as a step's kernels."""
     index = next(FRESH)
     return configure(index, cost=CostModel(launch=1e-5, latency=2e-4, bandwidth=1e12))
 

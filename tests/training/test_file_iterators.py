@@ -30,7 +30,7 @@ def row(i):
 
 
 def test_tables_of_numbers(tmp_path):
-    """The last batch borrows samples from the next epoch, which then starts after them; round_batch=False starts over."""
+    """The last batch borrows samples from the next epoch, which starts after them; round_batch=False starts over."""
     it = mx.io.CSVIter(**tables(tmp_path))
     first = [([row(0), row(1)], [0, 1], 0), ([row(2), row(3)], [2, 3], 0), ([row(4), row(0)], [4, 0], 1)]
     assert epoch(it) == first

@@ -41,7 +41,7 @@ _HEADS = (Param("heads", _heads, doc="number of attention heads"),)
 
 
 def _part(x: Any, heads: int, parts: int, part: int) -> Any:
-    """Return part ``part`` of ``parts`` interleaved parts of (steps, batch, …) as a view (batch, heads, steps, units)."""
+    """Return part ``part`` of ``parts`` interleaved in (steps, batch, …) as a view (batch, heads, steps, units)."""
     steps, batch, width = x.shape
     units = width // (heads * parts)
     return x.reshape(steps, batch, heads, parts, units)[:, :, :, part].transpose(1, 2, 0, 3)
