@@ -63,7 +63,8 @@ class ForwardPass:
         reverse: bool,
         active: Any,
     ) -> None:
-        """Run all steps; ``out`` (steps, batch, units) or None gets every state, :attr:`state` and :attr:`cell` the last.
+        """Run all steps. ``out`` (steps, batch, units) or None gets every state, :attr:`state` and :attr:`cell` the
+        last.
 
         ``active`` (steps, batch, 1) says which samples still run at each step, or is None: all of them.
         """
