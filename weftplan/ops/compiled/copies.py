@@ -28,7 +28,7 @@ def pointer(function: Function, words: str, names: Sequence[str], name: str) -> 
 
 
 class _Source:
-    """What is copied: elements of a function's type, or halves, of which each takes half the bytes of a float."""
+    """The source of a copy: elements of a function's type, or float16 elements, which take half the bytes."""
 
     def __init__(self, f: Function, *, halves: bool) -> None:
         self.f = f
@@ -46,8 +46,8 @@ class _Source:
 def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
     """``pad(from, to, how, planes, lead_height)``: copies of planes, or bands of rows of them, with zeros around them.
 
-    Rows are written one after the other with whole vectors, each overwriting what the one before wrote too far: the
-    copy needs room for one vector behind it. ``halves``: the planes are of float16, their copies of float32.
+    Rows are written in sequence with whole vectors; each row overwrites the previous row's excess, so the copy needs
+    room for one vector after its end. ``halves``: the planes are float16, their copies float32.
     """
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "planes"), ("i64", "lead_height"))
     f = Function("pad", arguments, scalar, lanes, local=True)

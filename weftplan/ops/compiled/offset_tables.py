@@ -39,9 +39,9 @@ INNER = 64
 
 @dataclass(slots=True)
 class KernelArguments:
-    """Words of one pass or call, with what they point to, which lives as long as these do.
+    """Words of one pass or call, with the tables that they point to, which live as long.
 
-    Threads that ask for the same tables at once may each make some, of which only one lot is remembered.
+    Threads that ask for the same tables at once may each build them; one copy is cached.
     """
 
     names: Sequence[str]
@@ -73,7 +73,7 @@ class KernelArguments:
         self.ready(entry)()
 
     def ready(self, entry: Callable[[int], None]) -> Callable[[], None]:
-        """What runs a compiled function on these words again and again; it keeps them and their tables alive."""
+        """Return a repeatable call of a compiled function on these words; it keeps them and their tables alive."""
         place = address(self.words)
 
         def call(keeps: KernelArguments = self) -> None:
@@ -177,8 +177,8 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
 def _gather(
     s: Sizes, bands: Bands, together: int, products: list[Words], pack: Words, source: Triple, values: dict[str, int]
 ) -> tuple[Words, list[Words]]:
-    """Words of :data:`GATHER`: what both directions share, and ``values``; ``products`` those of a band, then of the
-    last one, of ``together`` images."""
+    """Return the words of :data:`GATHER`: those that both directions share, and ``values``. ``products`` are the
+    products of a band, then of the last band, of ``together`` images."""
     pad = _pad_words(s, source, bands.extents, bands.lead)
     for words in products:  # the tables have the rows of several images
         words[PRODUCT.index("rows")] //= together
@@ -306,7 +306,7 @@ def narrow(x: int, y: int, count: int) -> KernelArguments:
 
 
 After = tuple[Any, Any]
-"""(scale, shift): what each channel of a result is multiplied by, and what is added to it then."""
+"""(scale, shift): each channel of a result is multiplied by its scale, then its shift is added."""
 
 
 def places_of(after: After | None) -> dict[str, int]:

@@ -38,7 +38,7 @@ WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image",
 
 
 class _Places:
-    """Steps through places = rows times columns, whose offsets are sums of two tables; stops at the last one.
+    """Steps through places (rows times columns), whose offsets are sums of two tables; stops at the last place.
 
     Addresses in x and offsets in y of the current tile are left in two small arrays on the stack.
     """
@@ -170,7 +170,7 @@ class _Tile:
         self.scale, self.shift = (f.at(name, f.mul(channel, f.size)) for name in ("%scale", "%shift"))
 
     def compute(self, places_left: Value, count: int) -> None:
-        """The next ``count`` places, of which ``places_left`` are wanted if those are fewer."""
+        """Compute the next ``count`` places, or only ``places_left`` if those are fewer."""
         f = self.f
         sources, targets = self.walk.take("%x", count)
         sums = self._sum(sources)
@@ -237,7 +237,7 @@ class _Tile:
                     yield panel, start, lane, turned[lane], some
 
     def _sum(self, sources: list[str]) -> list[list[str]]:
-        """Where the sums are, by place and panel (the compiler makes registers of them)."""
+        """Return the stack slots of the sums, by place and panel (the compiler turns them into registers)."""
         f = self.f
         n, panels = f.lanes, self.panels
         sums = [[f.local(f.vector) for _ in range(panels)] for _ in sources]

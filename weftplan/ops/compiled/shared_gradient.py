@@ -1,7 +1,7 @@
 """Compiled implementation of the gradients of several FullyConnected layers with one weight.
 
-The rows of all layers are laid one behind the other, and then are those of one layer, whose products
-``fully_connected.py`` computes. Any worker may call them: all they write is given.
+The rows of all layers are concatenated to the rows of a single layer, whose products ``fully_connected.py`` computes.
+Any worker may call them: they write only to their arguments.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ LEAST = 1 << 14
 LEAST_CLASSES = 64
 """Classes that fill the vectors that are summed side by side."""
 LITTLE, FEW = 1 << 15, 1 << 19
-"""Elements of a part: of one for a core that is awake, and of one for which it is worth to wake a core."""
+"""Least elements of a part for an awake core, and of a part that is worth waking a core."""
 _BESIDE = 4
 """Vectors that are summed side by side."""
 _MAGIC = 1.5 * 2**23
@@ -99,7 +99,7 @@ def _function() -> Function:
     room = [f.local(f.vector) for _ in range(_BESIDE)]
 
     def each(row: str, what: Callable[[str, str, str | None], None]) -> None:
-        """Every line of a row with the place where its result is gathered, and the mask of the last one."""
+        """Visit every line of a row, with the slot of its partial result, and the mask of the last line."""
         with f.loop(0, most, wide) as at:
             for k, place in enumerate(room):
                 what(f.at(f.at(row, at), k * LINE), place, None)
@@ -161,7 +161,7 @@ def _function() -> Function:
 
 
 def call(x: Any, y: Any, rows: int, classes: int, target: Target | None = None) -> Call:
-    """What makes every row of ``y`` the softmax of that of ``x``, which may be ``y``."""
+    """Return a call that writes the softmax of every row of ``x`` to ``y``, which may be ``x``."""
     words = np.array([address(x), address(y), 0, rows, classes, classes * 4], np.int64)
     size = rows * classes
     parts = count(size, LITTLE, rows)

@@ -75,7 +75,7 @@ def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Any:
 
 
 def _buffers(room: Any, need: Scratch) -> tuple[Any, Any, Any]:
-    """The buffers of a dense pass, packed, padded and widened; None where it needs none."""
+    """Return the buffers of a dense pass, packed, padded and widened; None for buffers that it does not need."""
     begin = aligned(need.packed)
     end = begin + aligned(need.padded)
     return (
@@ -201,7 +201,7 @@ def _forward(
 def _normalized(
     ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
 ) -> Call:
-    """A convolution and the batch norm behind it: in one pass where the statistics are given."""
+    """Compute a convolution followed by a batch norm, in one pass if the statistics are known."""
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
@@ -221,8 +221,8 @@ def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], 
 
 
 def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, statistics: Arrays, *, relu: bool) -> Call:
-    """``convolve``, and then the batch norm in place, computed by who would compute it as a node of its own."""
-    # In the same scratch: the one is done with it before the other begins.
+    """Call ``convolve``, then the batch norm in place, by the implementation that a separate node would use."""
+    # Both use the same scratch, one after the other.
     again = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
     given, made = [out, *statistics], [out, None, None]
     if not batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
@@ -243,7 +243,7 @@ def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu:
 
 
 def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
-    """NumPy's convolution and the batch norm behind it."""
+    """Compute NumPy's convolution followed by the batch norm."""
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
@@ -303,8 +303,8 @@ def _provide(
     op: str, make: Maker, geometry: Callable[[Params, Specs, Specs], Geometry], data: int,
     scratch: Callable[[Sizes], Sequence[Scratch]], fast: tuple[Maker, Callable[[Sizes], int]] | None = None,
 ) -> None:  # fmt: skip
-    """Offer what ``make`` says for ``op``, whose input number ``data`` has the dtype that counts; where Winograd's way
-    is faster, what ``fast`` says, with so many bytes of scratch."""
+    """Register the kernel that ``make`` returns for ``op``; the dtype of input ``data`` decides. If Winograd's products
+    are faster, ``fast`` returns the kernel and its scratch bytes."""
     relu = joined.RELU * op.endswith(joined.RELU)
 
     def needed(nbytes: int, params: Params, inputs: Specs, outputs: Specs) -> int:

@@ -1,8 +1,8 @@
 """Compiled loops that sum several arrays or copy one to several in a single pass over memory.
 
-An element's additions are those of the order that is asked for, so bits are NumPy's. Results too large for the caches
-are written past them, which saves the memory one read of what is overwritten anyway. Any thread may call; nothing is
-kept but the functions. A kernel is compiled for one number of arrays, when that is first needed.
+An element's additions follow the requested order, so bits are NumPy's. Results too large for the caches are written
+past them, which saves one read of the overwritten memory. Any thread may call; only functions are cached. A kernel is
+compiled for one number of arrays, on first use.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = Callable[[int, int], None]
-"""Called with the first element and the one behind the last."""
+"""Called with the first and the end element."""
 
 
 def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work | None:
-    """What makes ``out[first:last]`` the sum of the sources; None where there is no compiled kernel for it.
+    """Return a function that writes the sum of the sources to ``out[first:last]``; None if there is no compiled kernel.
 
     Args:
         sources: contiguous arrays of one dimension, one size and one dtype.
-        out: another one, or ``sources[0]`` itself, and no other source.
+        out: another such array, or ``sources[0]`` itself, but no other source.
         grouped: ``x0 + (((x1 + x2) + x3) + x4) + …``, four in each bracket; else from left to right.
     """
     scalar = _SCALARS.get(out.dtype)
