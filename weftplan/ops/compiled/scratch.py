@@ -101,8 +101,8 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: i
     A part takes ``together`` images at a time, and has ``copies`` bytes for padded copies. There are two parts, or as
     many as those bytes allow.
 
-    Parts of the images share the packed weights, which one thread packs first; parts of the channels pack their own,
-    and each of them copies and reads all images.
+    Parts of the images share the packed weights: a single thread packs them first. Parts of the channels pack their
+    own weights, and each part copies and reads all images.
     """
     wanted = count(_work(s), FEW, _most_parts(s, copies))
     images = min(wanted, -(-s.batch // together))

@@ -137,7 +137,7 @@ def _pack(bits: int) -> Function:
 
 
 def _looks_up(target: Target) -> int:
-    """Return the bits of a register in which the processor can look up one of four numbers per lane; 0 if it cannot."""
+    """Return the bits of a register that can look up one of four numbers per lane; 0 if the processor has none."""
     return target.bits if target.bits in _LOOK_UP and target.register else 0
 
 

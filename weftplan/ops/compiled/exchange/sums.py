@@ -61,11 +61,11 @@ def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work
 
 
 def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
-    """What copies ``source[first:last]`` to every target; None where there is no compiled kernel for it.
+    """Return a function that copies ``source[first:last]`` to every target; None if there is no compiled kernel.
 
     Args:
         source: a contiguous array of one dimension.
-        targets: arrays like it, none of which shares memory with it or another one.
+        targets: similar arrays; none shares memory with the source or another target.
     """
     if source.dtype not in _SCALARS or not 1 <= len(targets) <= MOST or isinstance(host(), str):
         return None
@@ -115,16 +115,16 @@ class Pieces:
 
 
 def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Pieces | None:
-    """What makes, piece by piece, every target the sum of its terms from left to right; None where there is no compiled
-    kernel for it.
+    """Return a call that writes, piece by piece, the sum of its terms, from left to right, to every target; None if
+    there is no compiled kernel for it.
 
-    One call moves many pieces: where they are small, calls for each of them take longer than they do themselves.
+    One call moves many pieces, since separate calls for small pieces take longer than moving them.
 
     Args:
         pieces: of each (bytes, address of each term, address of each target), the same number of targets in all. A
             target is one of the terms itself or shares no memory with them. The arrays must live as long as the result
             is called.
-        terms: how many; with one of them it is a copy.
+        terms: number of terms; one term is a copy.
     """
     scalar = _SCALARS.get(dtype)
     if scalar is None or not pieces or isinstance(host(), str):
@@ -185,7 +185,7 @@ def pieces_function(
 ) -> Function:
     """The first word is the number of pieces, each of which has (bytes, addresses…).
 
-    ``past``: what the first target gets goes past the caches; it begins anywhere.
+    ``past``: the first target is written past the caches; it may have any alignment.
     """
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8), local=local)
     width = 1 + terms + targets
@@ -226,14 +226,14 @@ def _spread(scalar: str, count: int, *, past: bool) -> Function:
 
 
 def _lines(f: Function, first: Value, last: str) -> tuple[str, str]:
-    """Where the last whole line of a range of bytes ends, and how many elements are left behind it."""
+    """Return the end of the last whole line of a range of bytes, and the number of elements after it."""
     length = f.sub(last, first)
     whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
     return str(whole), f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
 
 
 def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
-    """A function of (first byte, byte behind the last, addresses…)."""
+    """Return a function of (first byte, end byte, addresses…)."""
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     return f, f.word("%words", 0), f.word("%words", 1)
 
@@ -247,8 +247,8 @@ def _each_line(
     *,
     past: bool,
 ) -> None:
-    """Store ``value`` of every line to all ``outs``, with ``past`` to the first one past the caches; the rest of a line
-    goes through a mask."""
+    """Store ``value`` of every line to all ``outs``, with ``past`` to the first past the caches; a partial line is
+    masked."""
     whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
         found = value(lambda pointer: f.load(f.at(pointer, offset)))

@@ -24,11 +24,11 @@ from weftplan.ops.nn.pooling import grid_of, window
 from weftplan.ops.nn.pooling_windows import divisors, lowest
 
 FEW = 1 << 17
-"""Elements of one part, in which planes are handed to idle cores."""
+"""Elements of one part of the planes for an idle core."""
 
 
 class _Triple(NamedTuple):
-    """Extents, kernel, step and padding of three axes, of which those that are not there have one element."""
+    """Extents, kernel, step and padding of three axes; missing axes have one element."""
 
     image: Shape
     grid: Shape
@@ -77,7 +77,7 @@ def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, 
 def _compute(
     ctx: OpContext, params: Params, name: str, start: float, padding: float, *, scales: Any = None, **arrays: Any
 ) -> Call:  # fmt: skip
-    """What calls ``name``; ``arrays`` are x, y and for a gradient dy and dx, ``scales`` those of sums."""
+    """Return a call of ``name``; ``arrays`` are x, y and for a gradient dy and dx, ``scales`` the factors of sums."""
     data, out = arrays["x"], arrays["y"]
     of = _triple(params, data.shape[2:], out.shape[2:])
     planes = data.shape[0] * data.shape[1]

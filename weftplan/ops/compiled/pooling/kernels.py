@@ -17,14 +17,14 @@ VECTOR_BYTES = 32
 WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "scales", "depth", "height", "width", "out_depth", "out_height",
          "out_width", "kernel_depth", "kernel_height", "kernel_width", "step_depth", "step_height", "step",
          "pad_depth", "pad_height", "pad_width", "pitch", "first", "last", "scale_row")  # fmt: skip
-"""``constants``: the padding, and what a maximum or a sum begins with. ``scales``: for each window of a plane, what its
-sum is multiplied by, rows ``scale_row`` bytes apart, 0 where they are alike. ``pitch``: bytes of a row of the buffer.
+"""``constants``: the padding, and the initial value of a maximum or a sum. ``scales``: for each window of a plane, the
+factor of its sum; rows are ``scale_row`` bytes apart, 0 if all are equal. ``pitch``: bytes of a row of the buffer.
 ``first`` and ``last`` are planes; all extents are elements."""
 _POINTERS = 7
 
 
 class _Pooling:
-    """What both directions share: planes, rows of windows, and the buffer."""
+    """The common part of both directions: planes, rows of windows, and the buffer."""
 
     def __init__(self, name: str, scalar: str, step: int) -> None:
         self.f = f = Function(name, (("ptr", "words"),), scalar, VECTOR_BYTES // (4 if scalar == "float" else 8))
@@ -57,7 +57,7 @@ class _Pooling:
             d = f.sub(f.add(f.mul(depth, of["step_depth"]), a), of["pad_depth"])
             h = f.sub(f.add(f.mul(height, of["step_height"]), b), of["pad_height"])
             target = f.at(begin, f.mul(f.add(f.mul(a, of["kernel_height"]), b), of["pitch"]))
-            # Compared without sign, what lies before the image is far behind it.
+            # As unsigned numbers, positions before the image are far after its end.
             inside = f.value(f"and i1 {f.compare('ult', d, of['depth'])}, {f.compare('ult', h, of['height'])}")
             with f.when(inside):
                 row = f.at(source, f.mul(f.add(f.mul(d, of["height"]), h), self.row_bytes))
@@ -69,7 +69,7 @@ class _Pooling:
                 f.store(self.padding, f.at(target, i))
 
     def each_vector(self, body: Callable[[Value, str | None], None], *, turned: bool = False) -> None:
-        """``body(first window, mask)`` for the vectors of a row of windows, of which the last may be masked."""
+        """Emit ``body(first window, mask)`` for the vectors of a row of windows; the last may be masked."""
         f, count = self.f, self.of["out_width"]
         whole = self.whole(count)
         rest = f.sub(count, whole)
@@ -86,7 +86,7 @@ class _Pooling:
             tail()
 
     def elements(self, place: str) -> str:
-        """The elements at ``place`` that one step lies between."""
+        """Load the elements from ``place`` on that are a step apart."""
         f = self.f
         if self.static_step == 1:
             return f.load(place)
@@ -128,7 +128,7 @@ def sums(scalar: str, step: int) -> Function:
 
 
 def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> None:
-    """``y`` = ``joined`` of what is there so far and the next element, over all elements of each window."""
+    """Reduce each window into ``y``: ``joined`` combines the partial result and the next element."""
     f, of = p.f, p.of
     start = f.broadcast(f.at(of["constants"], f.size))
     out_row = f.mul(of["out_width"], f.size)
@@ -179,7 +179,7 @@ def backward(scalar: str, step: int) -> Function:
             p.fill(source, depth, height)
             row = f.add(f.mul(f.add(f.mul(plane, of["out_depth"]), depth), of["out_height"]), height)
             outs, grads = (f.at(of[name], f.mul(row, out_row)) for name in ("y", "dy"))
-            # Where the first window of the row begins, which may be in the padding.
+            # Start of the row's first window, which may be in the padding.
             begins = f.mul(f.sub(f.mul(depth, of["step_depth"]), of["pad_depth"]), of["height"])
             begins = f.add(begins, f.sub(f.mul(height, of["step_height"]), of["pad_height"]))
             corner = f.sub(f.mul(begins, of["width"]), of["pad_width"])
@@ -233,10 +233,10 @@ def backward(scalar: str, step: int) -> Function:
 
 
 def backward_of_pairs(scalar: str) -> Function:
-    """``dx`` as :func:`backward` has it, for windows without padding that lie side by side and are two elements wide.
+    """``dx`` as in :func:`backward`, for adjacent windows without padding that are two elements wide.
 
-    No two windows share an element, so each is written once, and from the image itself: a window's gradient goes to the
-    first element that equals its maximum, and there is nothing left for those behind it.
+    No two windows share an element, so each is written once, directly from the image: a window's gradient goes to the
+    first element that equals its maximum, and later elements get 0.
     """
     p = _Pooling("backward_of_pairs", scalar, 2)
     f, of = p.f, p.of
