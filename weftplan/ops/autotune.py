@@ -51,11 +51,11 @@ def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, g
     if tune == OFF:
         return given
     choices = [numpy_of(op)]
-    other = provided().get(op.name)
-    while other is not None:
-        if not other.refusal(params, inputs, outputs):
-            choices.append(other)
-        other = other.otherwise
+    candidate = provided().get(op.name)
+    while candidate is not None:
+        if not candidate.refusal(params, inputs, outputs):
+            choices.append(candidate)
+        candidate = candidate.otherwise
     if len(choices) == 1:
         return given
     if tune == LIMITED and "workspace" in params:
@@ -73,15 +73,15 @@ def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: lis
     """Seconds of one call of each implementation, measured now or earlier."""
     name = _key(op, params, inputs, outputs)
     with _lock:
-        found = _known.get(name)
-        if found is None:
+        seconds = _known.get(name)
+        if seconds is None:
             place = jit.place()
-            found = _read(user_cache.load(place, name), choices)
-            if found is None:
-                found = _measured(op, params, inputs, outputs, choices=choices)
-                user_cache.keep(place, name, json.dumps(found).encode())
-            _known[name] = found
-    return found
+            seconds = _read(user_cache.load(place, name), choices)
+            if seconds is None:
+                seconds = _measured(op, params, inputs, outputs, choices=choices)
+                user_cache.keep(place, name, json.dumps(seconds).encode())
+            _known[name] = seconds
+    return seconds
 
 
 def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
@@ -97,8 +97,8 @@ def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, flo
     if content is None:
         return None
     try:
-        found = json.loads(content)
-        seconds = {one.name: float(found[one.name]) for one in choices}
+        stored = json.loads(content)
+        seconds = {one.name: float(stored[one.name]) for one in choices}
     except (ValueError, TypeError, KeyError):
         return None
     return seconds if all(0 < value < math.inf for value in seconds.values()) else None

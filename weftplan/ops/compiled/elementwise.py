@@ -124,9 +124,9 @@ def _operation(f: Function, name: str, operands: Sequence[str]) -> str:
         return f.function("fabs" if name == "absolute" else "sqrt", a)
     if name == "sign":
         zero = "zeroinitializer"
-        found = _chosen(f, "oeq", a, zero, zero, a)
-        found = _chosen(f, "olt", a, zero, f.constant("-1.0"), found)
-        return _chosen(f, "ogt", a, zero, f.constant("1.0"), found)
+        sign = _chosen(f, "oeq", a, zero, zero, a)
+        sign = _chosen(f, "olt", a, zero, f.constant("-1.0"), sign)
+        return _chosen(f, "ogt", a, zero, f.constant("1.0"), sign)
     b = operands[1]
     if name == "at_least":
         return _chosen(f, "olt", a, b, b, a)

@@ -76,9 +76,9 @@ class Matrices:
 
 def refusal(inputs: Specs) -> str:
     """Return why layers of these arrays are not computed here; empty if they are."""
-    found = host()
-    if isinstance(found, str):
-        return found
+    target = host()
+    if isinstance(target, str):
+        return target
     dtype = inputs[0].dtype
     if dtype not in (np.float32, np.float64):
         return f"compiled kernels are written for float32 and float64, not {dtype}"
@@ -95,8 +95,8 @@ def slower(m: Matrices) -> str:
 
 
 def _by_blas(m: Matrices) -> bool:
-    found = host()
-    return isinstance(found, Target) and found.bits < 512 and m.hidden > FAR
+    target = host()
+    return isinstance(target, Target) and target.bits < 512 and m.hidden > FAR
 
 
 def data_gradient(m: Matrices, ograd: Any, weight: Any, dgrad: Any, room: Any) -> Call:

@@ -192,24 +192,24 @@ class Function:
         """Load a vector of float32 from as many float16; lanes whose mask is off are zero and not read."""
         kind, name = self._halves, f"@llvm.masked.load.v{self.lanes}f16.p0"
         if mask is None:
-            found = self.value(f"load {kind}, ptr {pointer}, align 2")
+            halves = self.value(f"load {kind}, ptr {pointer}, align 2")
         else:
             masks = f"<{self.lanes} x i1>"
             self.declare(f"declare {kind} {name}(ptr, i32, {masks}, {kind})")
-            found = self.value(f"call {kind} {name}(ptr {pointer}, i32 2, {masks} {mask}, {kind} zeroinitializer)")
-        return self.value(f"fpext {kind} {found} to {self.vector}")
+            halves = self.value(f"call {kind} {name}(ptr {pointer}, i32 2, {masks} {mask}, {kind} zeroinitializer)")
+        return self.value(f"fpext {kind} {halves} to {self.vector}")
 
     def store_halves(self, value: str, pointer: str, count: int) -> None:
         """The first ``count`` elements of a vector of float32, rounded to float16."""
-        found = self.value(f"fptrunc {self.vector} {value} to {self._halves}")
+        halves = self.value(f"fptrunc {self.vector} {value} to {self._halves}")
         kind = self._halves
         if count < self.lanes:
             kind = f"<{count} x half>"
             which = ", ".join(f"i32 {lane}" for lane in range(count))
-            found = self.value(
-                f"shufflevector {self._halves} {found}, {self._halves} poison, <{count} x i32> <{which}>"
+            halves = self.value(
+                f"shufflevector {self._halves} {halves}, {self._halves} poison, <{count} x i32> <{which}>"
             )
-        self.emit(f"store {kind} {found}, ptr {pointer}, align 2")
+        self.emit(f"store {kind} {halves}, ptr {pointer}, align 2")
 
     def put_half(self, value: str, pointer: str) -> None:
         """Store an element of float32, rounded to float16."""
@@ -370,15 +370,15 @@ class Function:
 
     def call(self, function: Function, *values: Value) -> None:
         """Call another function of the module."""
-        given = ", ".join(f"{kind} {value}" for (kind, _), value in zip(function.arguments, values, strict=True))
-        self.emit(f"call void @{function.name}({given})")
+        arguments = ", ".join(f"{kind} {value}" for (kind, _), value in zip(function.arguments, values, strict=True))
+        self.emit(f"call void @{function.name}({arguments})")
 
     def text(self) -> str:
         """The whole definition."""
         arguments = ", ".join(f"{kind} %{name}" for kind, name in self.arguments)
         kind = "internal " if self._local else ""
-        given, end = ("void", "void") if self.result is None else ("ptr", f"ptr {self.result}")
-        head = f"define {kind}{given} @{self.name}({arguments}) #0 {{\nentry:\n"
+        result, end = ("void", "void") if self.result is None else ("ptr", f"ptr {self.result}")
+        head = f"define {kind}{result} @{self.name}({arguments}) #0 {{\nentry:\n"
         return head + "\n".join([*self._entry, *self._lines]) + f"\n  ret {end}\n}}\n"
 
     def _label(self, name: str) -> None:

@@ -64,10 +64,10 @@ def library(
         target: machine to compile for (default: this machine).
     """
     if target is None:
-        found = host()
-        if isinstance(found, str):
-            raise MXNetError(f"compiled kernels are not available: {found}")
-        target = found
+        machine = host()
+        if isinstance(machine, str):
+            raise MXNetError(f"compiled kernels are not available: {machine}")
+        target = machine
     label = f"{name}-{target.bits}"
     ready = _libraries.get(label)
     if ready is not None:
@@ -87,14 +87,14 @@ def _object(text: str, target: Target) -> bytes:
     """The object of a module, from the cache or compiled."""
     where = place()
     name = user_cache.key(target.compiler, target.cpu, target.features, text)
-    found = user_cache.load(where, name)
-    if found is not None:
+    cached = user_cache.load(where, name)
+    if cached is not None:
         statistics.loaded += 1
-        return found
-    made = compiled(text, target)
+        return cached
+    built = compiled(text, target)
     statistics.compiled += 1
-    user_cache.keep(where, name, made)
-    return made
+    user_cache.keep(where, name, built)
+    return built
 
 
 @functools.cache
@@ -123,8 +123,8 @@ def compiled(text: str, target: Target) -> bytes:
     for function in module.functions:
         if not function.is_declaration:
             passes.run(function, builder)
-    made: bytes = machine.emit_object(module)
-    return made
+    content: bytes = machine.emit_object(module)
+    return content
 
 
 @functools.cache

@@ -117,8 +117,8 @@ def _divisor(count: int, most: int) -> int:
 
 def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
     values = {"planes_step": math.prod(from_) * s.stored}
-    for name, given in (("", from_), ("to_", to)):
-        values |= dict(zip((f"{name}depth", f"{name}height", f"{name}width"), given, strict=True))
+    for name, extents in (("", from_), ("to_", to)):
+        values |= dict(zip((f"{name}depth", f"{name}height", f"{name}width"), extents, strict=True))
     values |= {"lead_depth": lead[0], "lead_width": lead[2]}
     return _words(PAD, values)
 
@@ -159,19 +159,19 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
              n * whole + (d * s.grid[1] + h) * s.grid[2])
             for n, d, h in every(range(s.side_by_side), range(s.grid[0]), range(first, first + count))
         ]  # fmt: skip
-        words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels, stored)
+        words, tables = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels, stored)
         products.append(words)
-        held += made
+        held += tables
     pack = _words(PACK, {"rows": s.filters, "row_step": reduced * stored, "length": reduced, "transposes": 1,
                          "panel_step": reduced * panel})  # fmt: skip
-    words, made = _gather(s, bands, s.side_by_side, products, pack, s.image, {
+    words, tables = _gather(s, bands, s.side_by_side, products, pack, s.image, {
         "x_image": s.groups * s.channels * math.prod(s.image) * stored,
         "y_image": whole * stored, "x_group": s.channels * plane * size,
         "w_group": s.filters * reduced * stored, "packed_group": -(-s.filters // lanes) * reduced * panel,
         "y_group": s.filters * s.pixels * stored, "bias_group": s.filters * size,
         "planes": s.groups * s.channels, "outer": 1, "y_step": bands.rows * s.grid[2] * stored,
     })  # fmt: skip
-    return KernelArguments(GATHER, words, [*held, *made])
+    return KernelArguments(GATHER, words, [*held, *tables])
 
 
 def _gather(
@@ -246,19 +246,21 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
                  n * whole + (first0 + a * s.stride[0]) * image_steps[0] + (first1 + b * s.stride[1]) * image_steps[1])
                 for n, a, b in every(range(together), range(count0), range(rows))
             ]  # fmt: skip
-            words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.channels, image, stored)
+            words, tables = _product(
+                s, outer, inner, places, columns, panel, reduced * panel, s.channels, image, stored
+            )
             listed.append(words)
-            held += made
+            held += tables
     pack = _words(PACK, {"rows": s.channels, "row_step": taps * stored, "step": (s.whole or s.channels) * taps * stored,
                          "length": taps, "transposes": int(taps > 1), "panel_step": reduced * panel})  # fmt: skip
-    words, made = _gather(s, bands, together, [*products[0], *products[1]], pack, s.grid, {
+    words, tables = _gather(s, bands, together, [*products[0], *products[1]], pack, s.grid, {
         "x_image": s.groups * s.filters * s.pixels * stored, "y_image": whole * stored,
         "x_group": s.filters * plane * size, "w_group": s.filters * s.channels * taps * stored,
         "packed_group": -(-s.channels // lanes) * reduced * panel, "y_group": s.channels * image * stored,
         "planes": s.groups * s.filters, "outer": s.filters, "clears": int(clears),
         "y_step": bands.rows * s.stride[1] * image_steps[1] * stored,
     })  # fmt: skip
-    return KernelArguments(GATHER, words, [*held, *made])
+    return KernelArguments(GATHER, words, [*held, *tables])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -41,15 +41,15 @@ def in_parts(
     step = -(-units // parts) * unit
     rooms = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
 
-    made: dict[tuple[int, int], KernelArguments] = {}
+    words: dict[tuple[int, int], KernelArguments] = {}
 
     def words_of(number: int, room: int) -> KernelArguments:
-        found = made.get((number, room))
-        if found is None:
+        cached = words.get((number, room))
+        if cached is None:
             own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
             ends = {f"first{kind}": number * step, f"last{kind}": min((number + 1) * step, size)}
-            found = made[number, room] = arguments.filled(**ends, **own)
-        return found
+            cached = words[number, room] = arguments.filled(**ends, **own)
+        return cached
 
     def part(number: int, room: int) -> None:
         words_of(number, room).call(entry)

@@ -109,7 +109,7 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, ha
     n, most = f.lanes, places[0]
     total = f.mul("%rows", tile.walk.columns)
     # All tiles are large but the last, which is the smallest that suffices.
-    rest = f.value(f"urem i64 {total}, {most}")
+    remainder = f.value(f"urem i64 {total}, {most}")
     done = f.local("i64")
 
     def panels_from(first: Value, end: Value, panels: int) -> None:
@@ -120,8 +120,8 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, ha
             for position, count in enumerate(places):
                 until: Value = total
                 if position + 1 < len(places):
-                    small = f.compare("sle", rest, places[position + 1])
-                    until = f.choose(small, f.sub(total, rest), total)
+                    small = f.compare("sle", remainder, places[position + 1])
+                    until = f.choose(small, f.sub(total, remainder), total)
                 with f.loop(f.word(done), until, count) as place:
                     tile.compute(f.sub(total, place), count)
                     f.keep(f.add(place, count), done)
@@ -178,7 +178,7 @@ class _Tile:
         with f.when(self.scaled):
             for panel in range(panels):
                 offset, mask = panel * n * f.size, f.mask_below(f.sub(self.left, panel * n))
-                scale, shift = (f.load_masked(f.at(given, offset), mask) for given in (self.scale, self.shift))
+                scale, shift = (f.load_masked(f.at(factors, offset), mask) for factors in (self.scale, self.shift))
                 for of_place in sums:
                     f.store(f.fma(f.load(of_place[panel]), scale, shift), of_place[panel])
         size = f.size // 2 if self.halves else f.size
@@ -286,7 +286,7 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
             length,
         )
     copies = f.compare("ne", get["copies"], 0)
-    biased, scaled = (f.value(f"icmp ne ptr {given}, null") for given in (bias, scale))
+    biased, scaled = (f.value(f"icmp ne ptr {optional}, null") for optional in (bias, scale))
     with f.loop(get["first"], get["last"], get["together"]) as image:
         count = f.smaller(f.sub(get["last"], image), get["together"])
         direct = f.at(x, f.mul(image, get["x_image"]))

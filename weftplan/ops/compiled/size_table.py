@@ -228,17 +228,17 @@ def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
         step: distance in the source between the reads of adjacent positions.
     """
     first, count, taps = phase
-    found: list[Phase] = []
+    runs: list[Phase] = []
     start = 0
     mine: tuple[tuple[int, int], ...] = ()
     for position in range(count + 1):
         inside = tuple(tap for tap in taps if 0 <= tap[1] + position * step < extent)
         if position and (position == count or inside != mine):
             moved = tuple((tap, read + start * step) for tap, read in mine)
-            found.append((first + start * apart, position - start, moved))
+            runs.append((first + start * apart, position - start, moved))
             start = position
         mine = inside
-    return found
+    return runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ def dtype_of(value: Any) -> DType:
             raise TypeError(_INSTALL) from None
     if isinstance(value, str) and value.lstrip("<>=|").startswith("a"):
         raise TypeError(f"data type {value!r} not understood")  # NumPy's deprecated name of bytes
-    found: DType = np.dtype(value)
-    return found
+    dtype: DType = np.dtype(value)
+    return dtype
 
 
 def is_float(dtype: DType) -> bool:

@@ -84,8 +84,10 @@ def with_views(function: Callable[..., object], room: Room) -> Callable[..., obj
         return lambda *arrays: function(*arrays, *(np.empty(shape, dtype) for shape, dtype in room))
 
     def call(*arrays: Any) -> None:
-        given = arrays[-1]
-        function(*arrays[:-1], *[given[start:stop].view(kind).reshape(shape) for start, stop, kind, shape in ranges])
+        workspace = arrays[-1]
+        function(
+            *arrays[:-1], *[workspace[start:stop].view(kind).reshape(shape) for start, stop, kind, shape in ranges]
+        )
 
     return call
 

@@ -81,23 +81,23 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
             for every call that it is expected to speed up.
         on: device type of the arrays: ``host``, ``gpu``, or another type, which has only NumPy's kernels.
     """
-    other = provided(on).get(op.name)
-    if other is None:
+    candidate = provided(on).get(op.name)
+    if candidate is None:
         return (
             Choice(numpy_of(op), "not in host memory", several=True) if op.name in provided() else Choice(numpy_of(op))
         )
     if mode == "numpy":
         return Choice(numpy_of(op), "chosen by the user", several=True)
     reasons: list[str] = []
-    while other is not None:
-        reason = other.refusal(params, inputs, outputs)
+    while candidate is not None:
+        reason = candidate.refusal(params, inputs, outputs)
         if not reason and mode == "auto":
-            reason = other.slower(params, inputs, outputs)
+            reason = candidate.slower(params, inputs, outputs)
         if not reason:
-            return Choice(other, "; ".join(reasons), several=True)
-        if not other.special:
+            return Choice(candidate, "; ".join(reasons), several=True)
+        if not candidate.special:
             reasons.append(reason)
-        other = other.otherwise
+        candidate = candidate.otherwise
     return Choice(numpy_of(op), "; ".join(reasons), several=True)
 
 

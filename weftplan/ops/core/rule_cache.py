@@ -39,9 +39,9 @@ class Settled(Generic[R]):
             return ask()
         if kept is not None and kept[0] is op:
             return kept[1]
-        made = ask()
+        result = ask()
         if not op.single:
             while len(self._found) >= MOST:
                 self._found.pop(next(iter(self._found), key), None)
-            self._found[key] = op, made
-        return made
+            self._found[key] = op, result
+        return result

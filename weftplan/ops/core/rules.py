@@ -223,7 +223,7 @@ def grad(
 
     def rule(builder: GradientBuilder) -> list[EntryRef | None]:
         chosen = params(builder.params) if callable(params) else params
-        made = builder.node(
+        gradients = builder.node(
             op,
             [
                 builder.ograd(k) if kind == "g" else builder.input(k) if kind == "x" else builder.output(k)
@@ -232,9 +232,9 @@ def grad(
             chosen,
         )
         if into is None:
-            return [*made, *[None] * (builder.num_inputs - len(made))]
+            return [*gradients, *[None] * (builder.num_inputs - len(gradients))]
         result: list[EntryRef | None] = [None] * builder.num_inputs
-        for entry, position in zip(made, into, strict=True):
+        for entry, position in zip(gradients, into, strict=True):
             result[position] = entry
         return result
 

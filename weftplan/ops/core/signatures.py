@@ -119,8 +119,10 @@ def _open(hint: str) -> str:
 
 def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = False) -> str:
     """One line of a stub file: the definition of the function, or of the method, whose array is the first input."""
-    found = signature(op, array, extra)
-    return written(name, found.replace(parameters=_of_method(found) if method else list(found.parameters.values())))
+    parameters = signature(op, array, extra)
+    return written(
+        name, parameters.replace(parameters=_of_method(parameters) if method else list(parameters.parameters.values()))
+    )
 
 
 def written(name: str, found: inspect.Signature) -> str:

@@ -71,10 +71,10 @@ def region_dtypes(name: str) -> DTypeRule:
     """A rule: data, regions, further inputs and the output have one dtype."""
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        found = outs[0]
+        merged = outs[0]
         for dtype in ins:
-            found = merge_dtype(found, dtype, f"{name}: inputs and output")
-        return [found] * len(ins), [found]
+            merged = merge_dtype(merged, dtype, f"{name}: inputs and output")
+        return [merged] * len(ins), [merged]
 
     return infer
 

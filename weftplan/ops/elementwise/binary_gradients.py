@@ -142,8 +142,8 @@ class _BackwardKernel:
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:
             return whole
-        made = _equal_blocks(self.sides, ctx, inputs, outputs)
-        return replayed(partial(_both_sides, self.sides, ctx.xp), made) or whole
+        steps = _equal_blocks(self.sides, ctx, inputs, outputs)
+        return replayed(partial(_both_sides, self.sides, ctx.xp), steps) or whole
 
 
 def backward_kernel(sides: Sides) -> Kernel:

@@ -290,8 +290,8 @@ def _far(w: float) -> float:
     """erfinv(x) / w where 1 - x = exp(-w²), by Newton's method on the logarithm of erfc."""
     y = w
     for _ in range(60):
-        rest = math.erfc(y)
-        y += (math.log(rest) + w * w) * rest * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
+        tail = math.erfc(y)
+        y += (math.log(tail) + w * w) * tail * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
     return y / w
 
 

@@ -113,8 +113,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     scale, shift = (ctx.take(first[1].shape, data.dtype) for _ in range(2))
     specs = [_spec(first[1] if array is None else array) for array in inputs]
     room = _room(ctx, _backward_room(params, specs))
-    given = _of_norm(relu, ograd, inner, second)
-    _run(ctx, norm_gradient(relu), params[BEHIND], given, [igrad, second_ggrad, second_bgrad], room=room)
+    norm_inputs = _of_norm(relu, ograd, inner, second)
+    _run(ctx, norm_gradient(relu), params[BEHIND], norm_inputs, [igrad, second_ggrad, second_bgrad], room=room)
     fixed = params[BEFORE]["fix_gamma"]
     normalized(ctx.xp, data, first, between, scale, shift, fixed=fixed, relu=True)
     _run(ctx, _CONVOLUTION_GRADIENT, params[LAYER], [igrad, between, weight], [dgrad, wgrad], room=room)
@@ -132,8 +132,8 @@ def _fixed(*of: tuple[str, int]) -> Any:
 
 
 def _ignored_backward(params: Params) -> tuple[int, ...]:
-    found: tuple[int, ...] = _fixed((BEFORE, 4), (BEHIND, 8))(params)
-    return found if params[RELU] else (*found, 9)
+    ignored: tuple[int, ...] = _fixed((BEFORE, 4), (BEHIND, 8))(params)
+    return ignored if params[RELU] else (*ignored, 9)
 
 
 def _refuse(value: RawArray) -> NoReturn:

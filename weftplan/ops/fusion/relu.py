@@ -74,32 +74,38 @@ def _normalized(relu: str) -> Op:
     conv, norm, behind = registry.get("Convolution"), registry.get("BatchNorm"), norm_of(relu)
 
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        own, given = _apart(inputs)
+        own, norm_inputs = _apart(inputs)
         outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
         conv.forward(ctx, params, own, outputs)
         # Both use the same scratch, one after the other.
-        again = partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *given], [outputs[0], None, None])
-        ctx.repeated(again)()
+        normalize = partial(
+            behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], None, None]
+        )
+        ctx.repeated(normalize)()
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        own, given = _apart(inputs)
-        vectors = [given[0], given[0]]
+        own, norm_inputs = _apart(inputs)
+        vectors = [norm_inputs[0], norm_inputs[0]]
         return max(
             conv.workspace_bytes(params, own, outputs),
-            behind.workspace_bytes(params[batch_norm.NORM], [outputs[0], *given], [outputs[0], *vectors]),
+            behind.workspace_bytes(params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], *vectors]),
         )
 
     def shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        own, given = _apart(ins)
-        found, made = conv.infer_shape(params, own, outs)
-        vectors, results = norm.infer_shape(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
-        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+        own, norm_inputs = _apart(ins)
+        conv_ins, conv_outs = conv.infer_shape(params, own, outs)
+        vectors, results = norm.infer_shape(
+            params[batch_norm.NORM], [conv_outs[0], *norm_inputs], [conv_outs[0], None, None]
+        )
+        return [*conv_ins[:2], *vectors[1:], *conv_ins[2:]], [results[0]]
 
     def dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        own, given = _apart(ins)
-        found, made = conv.infer_dtype(params, own, outs)
-        vectors, results = norm.infer_dtype(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
-        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+        own, norm_inputs = _apart(ins)
+        conv_ins, conv_outs = conv.infer_dtype(params, own, outs)
+        vectors, results = norm.infer_dtype(
+            params[batch_norm.NORM], [conv_outs[0], *norm_inputs], [conv_outs[0], None, None]
+        )
+        return [*conv_ins[:2], *vectors[1:], *conv_ins[2:]], [results[0]]
 
     def names(params: Params) -> tuple[str, ...]:
         first = conv.input_names(params)

@@ -260,13 +260,13 @@ def _backward_of(
         """Return the relu's gradient of a block; it overwrites ``block``."""
         if beta is None:
             return ograd[where]
-        wide, found, let = (split.cut(one, where) for one in (block, masked, mask))
+        wide, passed, let = (split.cut(one, where) for one in (block, masked, mask))
         xp.multiply(data[where], scale[where[1], None], out=wide)
-        xp.add(wide, shift[where[1], None], out=found, casting="same_kind")
-        xp.less_equal(found, 0, out=let)
+        xp.add(wide, shift[where[1], None], out=passed, casting="same_kind")
+        xp.less_equal(passed, 0, out=let)
         xp.logical_not(let, out=let)  # what comes in must not vanish at NaN
-        xp.multiply(ograd[where], let, out=found)
-        return found
+        xp.multiply(ograd[where], let, out=passed)
+        return passed
 
     total = sums if bgrad is None else bgrad
     for where in split:

@@ -90,12 +90,12 @@ def _matrices(geo: Geometry, weight: Any) -> Any:
 
 def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None], *, weight: bool) -> None:
     """``work`` on all parts of a pass, each in scratch of its own."""
-    found = parts(geo, weight=weight)
-    if len(found) == 1:
-        work(ctx, found[0])
+    pieces = parts(geo, weight=weight)
+    if len(pieces) == 1:
+        work(ctx, pieces[0])
         return
-    rooms = ctx.take((len(found), room_nbytes(found, weight=weight)), np.uint8)
-    split_in_rooms(lambda part, room: work(Workspace(ctx.xp, rooms[room]), found[part]), len(found))
+    rooms = ctx.take((len(pieces), room_nbytes(pieces, weight=weight)), np.uint8)
+    split_in_rooms(lambda part, room: work(Workspace(ctx.xp, rooms[room]), pieces[part]), len(pieces))
 
 
 def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool = False) -> Any:

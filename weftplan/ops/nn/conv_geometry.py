@@ -149,8 +149,8 @@ class Geometry:
         return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
 
     def _rooms_nbytes(self, *, weight: bool) -> int:
-        found = parts(self, weight=weight)
-        return len(found) * room_nbytes(found, weight=weight)
+        pieces = parts(self, weight=weight)
+        return len(pieces) * room_nbytes(pieces, weight=weight)
 
     @property
     def turns(self) -> bool:
@@ -163,17 +163,17 @@ class Geometry:
 def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
     """Return the forward pass, or the pass ``back`` to the data, by Winograd's products; None unless they are faster
     and need little scratch."""
-    found = _winograd(geo, back=back)
-    return found if found is not None and winograd_sizes.fits(found, geo._rooms_nbytes(weight=False)) else None
+    pass_ = _winograd(geo, back=back)
+    return pass_ if pass_ is not None and winograd_sizes.fits(pass_, geo._rooms_nbytes(weight=False)) else None
 
 
 @functools.lru_cache(maxsize=4096)
 def winograd_of_weight(geo: Geometry) -> winograd_sizes.Pass | None:
     """Return the forward pass whose windows the weight's gradient sums by Winograd's products; None unless that is
     faster and needs little scratch."""
-    found = _winograd(geo, back=False)
-    found = None if found is None else replace(found, most_tiles=winograd_sizes.TILES_IN_TRAINING)
-    return found if found is not None and winograd_sizes.weight_fits(found, geo._rooms_nbytes(weight=True)) else None
+    pass_ = _winograd(geo, back=False)
+    pass_ = None if pass_ is None else replace(pass_, most_tiles=winograd_sizes.TILES_IN_TRAINING)
+    return pass_ if pass_ is not None and winograd_sizes.weight_fits(pass_, geo._rooms_nbytes(weight=True)) else None
 
 
 def _winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
@@ -240,12 +240,12 @@ def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
             Part(_inner(geo, channels=_size(some)), (every, some), (every, every), (every, some))
             for some in ranges(geo.channels, count)
         )
-    found = []
+    pieces = []
     for some in ranges(geo.groups, count):
         channels, filters = (slice(some.start * size, some.stop * size) for size in per_group)
         inner = _inner(geo, groups=_size(some), channels=_size(channels), filters=_size(filters))
-        found.append(Part(inner, (every, channels), (every, filters), (filters, every)))
-    return tuple(found)
+        pieces.append(Part(inner, (every, channels), (every, filters), (filters, every)))
+    return tuple(pieces)
 
 
 def room_nbytes(found: tuple[Part, ...], *, weight: bool) -> int:
@@ -295,12 +295,12 @@ def tiled(
     batch, channels, *extents = image
     padded = tuple(extent + 2 * p for extent, p in zip(extents, pad, strict=True))
     wide = all(s == 1 for s in stride) and math.prod(kernel) > 1 and filters // groups <= WIDE_FILTERS
-    rest = padded[1:] if wide else grid[1:]
+    inner = padded[1:] if wide else grid[1:]
     slack = 0
     if wide:
         steps = [math.prod(padded[axis + 1 :]) for axis in range(len(padded))]
         slack = sum((k - 1) * d * step for k, d, step in list(zip(kernel, dilate, steps, strict=True))[1:])
-    row = max(1, (channels * math.prod(kernel) + filters) * math.prod(rest) * acc.itemsize)
+    row = max(1, (channels * math.prod(kernel) + filters) * math.prod(inner) * acc.itemsize)
     rows = max(1, min(workspace << 20, tile_bytes) // row)
     return Geometry(
         batch=batch,
@@ -317,7 +317,7 @@ def tiled(
         acc=acc,
         padded=padded,
         wide=wide,
-        rest=rest,
+        rest=inner,
         slack=slack,
         images_per_tile=max(1, min(batch, rows // max(1, grid[0]))),
         rows_per_tile=max(1, min(rows, grid[0])),

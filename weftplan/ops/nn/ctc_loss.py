@@ -102,17 +102,17 @@ def _plan(ctx: Workspace, params: Params, data: Shape, label: Any, lengths: Sequ
     steps, batch, channels = data
     count = label.shape[1]
     plan = _Plan(*(ctx.take(*spec) for spec in _plan_scratch(batch, count)))
-    given = dict(zip(inputs_of(params)[2:], lengths, strict=True))
+    by_name = dict(zip(inputs_of(params)[2:], lengths, strict=True))
     first = params["blank_label"] == "first"
     plan.places.fill(0 if first else channels - 1)
     labels = plan.places[:, 1::2]
     xp.copyto(labels, label, casting="unsafe")
-    if "data_lengths" in given:
-        xp.copyto(plan.steps[:, 0], given["data_lengths"], casting="unsafe")
+    if "data_lengths" in by_name:
+        xp.copyto(plan.steps[:, 0], by_name["data_lengths"], casting="unsafe")
     else:
         plan.steps.fill(steps)
-    if "label_lengths" in given:
-        xp.copyto(plan.ends, given["label_lengths"], casting="unsafe")
+    if "label_lengths" in by_name:
+        xp.copyto(plan.ends, by_name["label_lengths"], casting="unsafe")
     else:  # the padding, and all that follows it, does not count
         counted = plan.skips[:, 1::2]
         xp.not_equal(labels, 0 if first else -1, out=counted)

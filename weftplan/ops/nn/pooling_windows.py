@@ -135,14 +135,14 @@ def spread_max(
 ) -> None:
     """Give each window's gradient to its first maximum; ``left`` holds what has not been given yet."""
     for windows, elements in grid.taps:
-        hit, given, rest = mask[windows], term[windows], left[windows]
+        hit, share, unclaimed = mask[windows], term[windows], left[windows]
         xp.equal(data[elements], output[windows], out=hit)
-        xp.multiply(rest, hit, out=given)
-        xp.subtract(rest, given, out=rest)
+        xp.multiply(unclaimed, hit, out=share)
+        xp.subtract(unclaimed, share, out=unclaimed)
         if grid.disjoint:
-            target[elements] = given
+            target[elements] = share
         else:
-            xp.add(target[elements], given, out=target[elements])
+            xp.add(target[elements], share, out=target[elements])
 
 
 def spread_power(

@@ -66,12 +66,12 @@ def _cells(start: int, end: int, cells: int, extent: int, kind: Any) -> list[tup
     The division runs in the data's float dtype, as in MXNet 1.9.1, since rounding decides about borders.
     """
     size = kind(max(end - start + 1, 1)) / kind(cells)
-    found = []
+    ranges = []
     for cell in range(cells):
         first = math.floor(kind(cell) * size) + start
         last = math.ceil(kind(cell + 1) * size) + start
-        found.append((min(max(first, 0), extent), min(max(last, 0), extent)))
-    return found
+        ranges.append((min(max(first, 0), extent), min(max(last, 0), extent)))
+    return ranges
 
 
 def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tuple[int, int, int, int, slice, slice]]:

@@ -73,9 +73,9 @@ def _label_shapes(params: Params, data: Shape) -> list[Shape]:
     """Shapes that labels may have, the default first; ``data`` may have unknown dimensions."""
     if not params["multi_output"]:
         return [data[:-1], data[:1], data]
-    rest = data[2:]
-    flat = 0 if 0 in rest else math.prod(rest)
-    return [(data[0], flat), (data[0], *rest), (data[0], 1, *rest), data]
+    inner = data[2:]
+    flat = 0 if 0 in inner else math.prod(inner)
+    return [(data[0], flat), (data[0], *inner), (data[0], 1, *inner), data]
 
 
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -162,10 +162,10 @@ def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, ou
     index = ctx.take((min(label.size, _LABELS),), INDEX)
     place = ctx.take((min(label.size, _LABELS),), INDEX)
     alpha = 0.0 if params["multi_output"] else params["smooth_alpha"]
-    rest = alpha / (classes - 1) if alpha and classes > 1 else 0.0
+    smoothed = alpha / (classes - 1) if alpha and classes > 1 else 0.0
     ignore = int(params["ignore_label"])
-    if rest:
-        xp.subtract(output, rest, out=out)
+    if smoothed:
+        xp.subtract(output, smoothed, out=out)
     else:
         xp.copyto(out, output)  # no copy if they share memory
     flat = out.reshape(-1)
@@ -181,7 +181,7 @@ def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, ou
             position = xp.arange(first, first + part.size)
             xp.multiply(where, inner, out=where)
             xp.add(where, position // inner * (classes * inner) + position % inner, out=where)
-        flat[where] -= hit * out.dtype.type(1.0 - alpha - rest)
+        flat[where] -= hit * out.dtype.type(1.0 - alpha - smoothed)
         if params["use_ignore"]:
             ignored = first + xp.flatnonzero(part == ignore)
             columns[ignored // inner, :, ignored % inner] = 0

@@ -46,17 +46,17 @@ def convolve(ctx: Workspace, p: Pass, source: Any, weight: Any, bias: Any, out: 
         multiply(np, _TURNED if p.back else KERNEL, weight.reshape(-1, 9).T, kept)
         kept = kept.reshape(PLACES, *weight.shape[:2])
         kept = kept.swapaxes(1, 2) if p.back else kept
-    found = parts(p)
-    room = max(p.room_nbytes(part.filters.stop - part.filters.start) for part in found)
-    rooms = ctx.take((len(found), room), np.uint8)
+    pieces = parts(p)
+    room = max(p.room_nbytes(part.filters.stop - part.filters.start) for part in pieces)
+    rooms = ctx.take((len(pieces), room), np.uint8)
 
     def work(number: int, room: int) -> None:
-        part = found[number]
+        part = pieces[number]
         block = _Block(Workspace(ctx.xp, rooms[room]), p, part, weight, kept)
         some = None if bias is None else bias[part.filters].reshape(-1, 1, 1)
         block.run(source[part.images], some, out[part.images, part.filters])
 
-    split_in_rooms(work, len(found))
+    split_in_rooms(work, len(pieces))
 
 
 class Windows:

@@ -156,9 +156,9 @@ class Pass:
     @property
     def nbytes(self) -> int:
         """Scratch of the pass."""
-        found = parts(self)
-        return self.kept_nbytes + len(found) * max(
-            self.room_nbytes(part.filters.stop - part.filters.start) for part in found
+        pieces = parts(self)
+        return self.kept_nbytes + len(pieces) * max(
+            self.room_nbytes(part.filters.stop - part.filters.start) for part in pieces
         )
 
     @property

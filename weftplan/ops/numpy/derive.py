@@ -93,7 +93,7 @@ def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) ->
     def first(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda values, *rest: function(translate(values), *rest)
 
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         name: first(value)
         for name in (
             "infer_shape",
@@ -113,5 +113,5 @@ def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) ->
         params=params,
         forward=ChosenKernel(lambda values: (op.forward, translate(values))),
         gradient=gradient,
-        **found,
+        **changes,
     )

@@ -138,8 +138,8 @@ def _forward(density: _Density) -> Callable[..., None]:
         samples, out = inputs[0].reshape(rows, -1), out.reshape(rows, -1)
         values = [value.reshape(rows, 1) for value in inputs[1:]]
         for row, column in _tiles(*samples.shape):
-            found = density.log(xp, _wide(samples[row, column]), *(_wide(value[row]) for value in values))
-            out[row, column] = found if p["is_log"] else xp.exp(found)
+            densities = density.log(xp, _wide(samples[row, column]), *(_wide(value[row]) for value in values))
+            out[row, column] = densities if p["is_log"] else xp.exp(densities)
 
     return compute
 
@@ -238,8 +238,8 @@ def _dirichlet(xp: ModuleType, p: Params, sample: RawArray, parameter: RawArray,
     samples, alpha = _dirichlet_parts(sample, parameter)
     out = out.reshape(samples.shape[:2])
     for row, column in _dirichlet_tiles(samples.shape):
-        found = _dirichlet_log(xp, _wide(samples[row, column]), _wide(alpha[row]))
-        out[row, column] = found if p["is_log"] else xp.exp(found)
+        densities = _dirichlet_log(xp, _wide(samples[row, column]), _wide(alpha[row]))
+        out[row, column] = densities if p["is_log"] else xp.exp(densities)
 
 
 @kernel(scratch=lambda p, ograd, sample, parameter, *outputs: _sums([parameter]))

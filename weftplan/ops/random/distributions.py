@@ -288,12 +288,12 @@ def _classes_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     if ins[0] is None:
         return ins, outs
     out = (*ins[0][:-1], *(params["shape"] or ())) or (1,)
-    return ins, [merge_shape(found, out, "output of _sample_multinomial") for found in outs]
+    return ins, [merge_shape(classes, out, "output of _sample_multinomial") for classes in outs]
 
 
 def _classes_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    found = [merge_dtype(outs[0], params["dtype"], "output and dtype")]
-    return ins, found if len(outs) == 1 else [*found, ins[0]]
+    dtypes = [merge_dtype(outs[0], params["dtype"], "output and dtype")]
+    return ins, dtypes if len(outs) == 1 else [*dtypes, ins[0]]
 
 
 @context_kernel

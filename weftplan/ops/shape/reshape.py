@@ -52,10 +52,10 @@ def _solve_one(partial: Shape, size: int, what: str) -> Shape:
     """``partial`` with its only unknown dimension chosen to make ``size`` elements (unchanged with more than one)."""
     if partial.count(0) != 1:
         return partial
-    rest = math.prod(dim for dim in partial if dim)
-    if size % rest:
+    known = math.prod(dim for dim in partial if dim)
+    if size % known:
         raise ShapeError(f"{what}: {size} elements do not fit a tensor of shape {partial}")
-    return tuple(dim or size // rest for dim in partial)
+    return tuple(dim or size // known for dim in partial)
 
 
 def _reshape_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:

@@ -122,21 +122,21 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
-    given = not ctx.is_train or params["use_global_stats"]
+    fixed_statistics = not ctx.is_train or params["use_global_stats"]
     moves = moves_statistics(ctx, params)
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
     nbytes = plane * data.itemsize
     words = {
         "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
         "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
-        "images": images, "channels": channels, "plane": plane, "given": int(given), "relu": int(relu),
+        "images": images, "channels": channels, "plane": plane, "given": int(fixed_statistics), "relu": int(relu),
         "constants": address(constants),
         **fetching(EARLY, _address(outputs[0]), channels * nbytes, nbytes, nbytes),
         **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
     }  # fmt: skip
 
     def before() -> None:
-        if given:
+        if fixed_statistics:
             mean[...] = moving_mean
             var[...] = moving_var
 
@@ -212,9 +212,9 @@ def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
 
 def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
     """Why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do."""
-    found = host()
-    if isinstance(found, str):
-        return found
+    target = host()
+    if isinstance(target, str):
+        return target
     if data.dtype not in (np.float32, np.float64) or vector != data.dtype:
         return f"compiled kernels are written for float32 and float64, not {data.dtype}"
     return "planes of few elements" if _extents(params, data.shape)[2] < LEAST_PLANE else ""

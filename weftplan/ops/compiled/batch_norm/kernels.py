@@ -53,10 +53,10 @@ class _Channel:
         self.wide = f.lanes * f.size
         self.four = f.mul(f.value(f"sdiv i64 {self.plane}, {CHAINS * self.wide}"), CHAINS * self.wide)
         self.whole = f.mul(f.value(f"sdiv i64 {self.plane}, {self.wide}"), self.wide)
-        rest = f.value(f"sdiv exact i64 {f.sub(self.plane, self.whole)}, {f.size}")
-        self.mask = f.mask_below(rest)
-        self.rest = rest
-        self.has_rest = f.compare("ne", rest, 0)
+        remainder = f.value(f"sdiv exact i64 {f.sub(self.plane, self.whole)}, {f.size}")
+        self.mask = f.mask_below(remainder)
+        self.rest = remainder
+        self.has_rest = f.compare("ne", remainder, 0)
         self.result = ""
 
     def each(
@@ -152,11 +152,11 @@ def _scalars(f: Function) -> Callable[[str, str, str], str]:
 
 def _or_one(f: Function, pointer: str, offset: Value) -> str:
     """The element there, 1 for a null pointer."""
-    found = f.local(f.scalar)
-    f.put_scalar("1.0", found)
+    value = f.local(f.scalar)
+    f.put_scalar("1.0", value)
     with f.when(f.value(f"icmp ne ptr {pointer}, null")):
-        f.put_scalar(f.scalar_at(f.at(pointer, offset)), found)
-    return f.scalar_at(found)
+        f.put_scalar(f.scalar_at(f.at(pointer, offset)), value)
+    return f.scalar_at(value)
 
 
 def scale_and_shift(f: Function, of: Mapping[str, str], place: Value, mean: str, inverse: str) -> tuple[str, str]:

@@ -54,9 +54,9 @@ def entries(dtype: DType, target: Target) -> dict[str, Entry]:
 
 
 def _target(target: Target | None) -> Target:
-    found = host() if target is None else target
-    assert isinstance(found, Target)
-    return found
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
+    return machine
 
 
 _Slice = tuple[Sizes, int]
@@ -108,7 +108,7 @@ def _gather(
             calls.append(in_parts(entry, computes, s.batch, cut.images, unit=together, moves={"padded": padded}))
         return holding(one_after_other(*calls), *arrays.values())
     each = -(-len(slices) // cut.channels)
-    made: dict[tuple[int, int], Call] = {}
+    by_slice: dict[tuple[int, int], Call] = {}
 
     def prepared(number: int, room: int) -> Call:
         calls = []
@@ -120,9 +120,9 @@ def _gather(
         return one_after_other(*calls)
 
     def work(number: int, room: int) -> None:
-        call = made.get((number, room))
+        call = by_slice.get((number, room))
         if call is None:
-            call = made[number, room] = prepared(number, room)
+            call = by_slice[number, room] = prepared(number, room)
         call()
 
     return holding(partial(split_in_rooms, work, -(-len(slices) // each)), *arrays.values())
@@ -180,8 +180,8 @@ def weight_gradient(
 ) -> Call:  # fmt: skip
     """Return a call that computes ``wgrad``, the gradient with respect to the weight."""
     target = _target(target)
-    found = entries(data.dtype, target)
-    entry = found["weights"]
+    kernels = entries(data.dtype, target)
+    entry = kernels["weights"]
     slices = _slices(s, weight_rows(s), forward=True)
     need = weight_scratch(s)
     packs, copies = need.packed // len(slices), need.padded // len(slices)
@@ -195,10 +195,10 @@ def weight_gradient(
         # Of no group anything is computed. Rows overwrite what those before them wrote too far, so one thread copies.
         copy = offset_tables.weight(s, target.lanes(s.itemsize)).filled(x=x, padded=image, groups=0).ready(entry)
         x, copies, once = image, 0, {"copies": 0}
-    made: dict[tuple[int, int], Call] = {}
+    calls: dict[tuple[int, int], Call] = {}
 
     def work(number: int, room: int) -> None:
-        call = made.get((number, room))
+        call = calls.get((number, room))
         if call is None:
             part, first = slices[number]
             plan = offset_tables.weight(part, target.lanes(s.itemsize))
@@ -211,8 +211,8 @@ def weight_gradient(
                 rounds = offset_tables.narrow(
                     here, address(wgrad) + first * row * s.stored, part.groups * part.filters * row
                 )
-                call = one_after_other(call, rounds.ready(found["narrow"]))
-            made[number, room] = call
+                call = one_after_other(call, rounds.ready(kernels["narrow"]))
+            calls[number, room] = call
         call()
 
     compute = partial(split_in_rooms, work, len(slices))

@@ -43,13 +43,13 @@ _T = TypeVar("_T")
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
     """Why these kernels cannot compute it; empty when they can."""
-    found = host()
-    if isinstance(found, str):
-        return found
+    target = host()
+    if isinstance(target, str):
+        return target
     if spec.dtype not in (np.float16, np.float32, np.float64):
         return f"compiled kernels are written for float16, float32 and float64, not {spec.dtype}"
-    if spec.dtype == np.float16 and not found.halves:
-        return f"the processor ({found.cpu}) has no instructions for float16"
+    if spec.dtype == np.float16 and not target.halves:
+        return f"the processor ({target.cpu}) has no instructions for float16"
     return ""
 
 
@@ -207,8 +207,8 @@ def _normalized(
         return nothing
     outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
     out = outputs[0]
-    given = not ctx.is_train or norm["use_global_stats"]
-    if not given or batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
+    fixed_statistics = not ctx.is_train or norm["use_global_stats"]
+    if not fixed_statistics or batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
         return _and_norm(_forward(ctx, params, own, outputs, fast=fast), ctx, norm, out, statistics, relu=relu)
     scale, shift = (ctx.take((out.shape[1],), out.dtype) for _ in range(2))
     scaling = batch_norm.scaling(norm, statistics, scale, shift)
@@ -223,21 +223,21 @@ def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], 
 def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, statistics: Arrays, *, relu: bool) -> Call:
     """Call ``convolve``, then the batch norm in place, by the implementation that a separate node would use."""
     # Both use the same scratch, one after the other.
-    again = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
-    given, made = [out, *statistics], [out, None, None]
+    norm_ctx = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
+    norm_inputs, norm_outputs = [out, *statistics], [out, None, None]
     if not batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
-        return one_after_other(convolve, batch_norm.normalization(again, norm, given, made, relu=relu))
+        return one_after_other(convolve, batch_norm.normalization(norm_ctx, norm, norm_inputs, norm_outputs, relu=relu))
     kernel = joined.norm_of(joined.RELU * relu).forward
-    return one_after_other(convolve, again.repeated(bound(kernel, again, norm, given, made)))
+    return one_after_other(convolve, norm_ctx.repeated(bound(kernel, norm_ctx, norm, norm_inputs, norm_outputs)))
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
     """Scratch of a convolution that has ``nbytes``, and a batch norm."""
-    norm, _, given = _apart(params, inputs)
+    norm, _, statistics = _apart(params, inputs)
     out = outputs[0]
-    if batch_norm.refusal(norm, out, given[1].dtype):
-        made = [out, given[1], given[1]]
-        return max(nbytes, joined.norm_of(relu).workspace_bytes(norm, [out, *given], made))
+    if batch_norm.refusal(norm, out, statistics[1].dtype):
+        specs = [out, statistics[1], statistics[1]]
+        return max(nbytes, joined.norm_of(relu).workspace_bytes(norm, [out, *statistics], specs))
     vector = take_bytes(((out.shape[1],), out.dtype))
     return max(nbytes + 2 * vector, 3 * vector)
 

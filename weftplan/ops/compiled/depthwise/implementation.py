@@ -105,8 +105,8 @@ class _Planes:
         if self.before is None:
             return value
         f = self.f
-        found = f.floored(f.fma(value, *self.before))
-        return found if mask is None else f.chosen(mask, found, "zeroinitializer")
+        normalized = f.floored(f.fma(value, *self.before))
+        return normalized if mask is None else f.chosen(mask, normalized, "zeroinitializer")
 
 
 def _words(f: Function, names: Sequence[str]) -> dict[str, str]:
@@ -159,8 +159,8 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     by_four = f.value(f"and i64 {get['rows']}, {-ROWS}")
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
-    given = {name: pointer(f, "%how", PASS, name) for name in ("bias", "scale", "shift")}
-    biased, scaled = (f.value(f"icmp ne ptr {given[name]}, null") for name in ("bias", "scale"))
+    optional = {name: pointer(f, "%how", PASS, name) for name in ("bias", "scale", "shift")}
+    biased, scaled = (f.value(f"icmp ne ptr {optional[name]}, null") for name in ("bias", "scale"))
     behind = f.compare("ne", word(f, "%how", PASS, "relu"), 0)
     least = f.splat(f.value(f"select i1 {behind}, {scalar} 0.0, {scalar} 0xFFF0000000000000"))
     zero, one_, less = (f.local(scalar) for _ in range(3))
@@ -168,7 +168,7 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
         f.put_scalar(number, place)
 
     def chosen(condition: str, name: str, channel: str, otherwise: str) -> str:
-        there = f.at(given[name], f.mul(channel, size))
+        there = f.at(optional[name], f.mul(channel, size))
         return f.broadcast(f.value(f"select i1 {condition}, ptr {there}, ptr {otherwise}"))
 
     weights_at = [f.word(table, 2 * tap + 1) for tap in range(NINE)] if by else []
@@ -294,9 +294,9 @@ def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
     whole = f.value(f"and i64 {get['columns']}, {-n}")
-    rest = f.sub(get["columns"], whole)
-    mask = f.mask_below(rest)
-    has_rest = f.compare("ne", rest, 0)
+    remainder = f.sub(get["columns"], whole)
+    mask = f.mask_below(remainder)
+    has_rest = f.compare("ne", remainder, 0)
     done = f.local("i64")
     room = pointer(f, "%how", PASS, "sums")
     planes = _Planes(f, get, after_norm=after_norm)

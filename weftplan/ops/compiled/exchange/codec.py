@@ -108,20 +108,22 @@ def _pack(bits: int) -> Function:
     with f.loop(first, last, STEP) as index:
         offset = f.mul(index, 4)
         place = f.at(residual, offset)
-        rest = f.binary("fadd", f.load(place), f.load(f.at(gradient, offset)))
+        residue = f.binary("fadd", f.load(place), f.load(f.at(gradient, offset)))
         if bits == 2:
-            above = f.value(f"fcmp oge {f.vector} {rest}, {up}")
-            below = f.value(f"fcmp ole {f.vector} {rest}, {down}")
+            above = f.value(f"fcmp oge {f.vector} {residue}, {up}")
+            below = f.value(f"fcmp ole {f.vector} {residue}, {down}")
             for flags, sent, nothing in ((above, up, "0.0"), (below, down, "-0.0")):  # zeros as NumPy's products have
                 taken = f.value(f"select {_FLAGS} {flags}, {f.vector} {sent}, {f.vector} {_same(f, nothing)}")
-                rest = f.binary("fsub", rest, taken)
+                residue = f.binary("fsub", residue, taken)
             codes = coded(above, 3, coded(below, 2, "zeroinitializer"))
         else:
-            above = f.value(f"fcmp ogt {f.vector} {rest}, {up}")
-            given = f.value(f"select {_FLAGS} {above}, {f.vector} {_same(f, '-1.0')}, {f.vector} {_same(f, '1.0')}")
-            rest = f.binary("fadd", rest, given)
+            above = f.value(f"fcmp ogt {f.vector} {residue}, {up}")
+            correction = f.value(
+                f"select {_FLAGS} {above}, {f.vector} {_same(f, '-1.0')}, {f.vector} {_same(f, '1.0')}"
+            )
+            residue = f.binary("fadd", residue, correction)
             codes = coded(above, 1, "zeroinitializer")
-        f.store(rest, place)
+        f.store(residue, place)
         # The lanes of a byte lie in one word, whose highest byte the multiplication makes their sum.
         small = f.value(f"trunc {_INTS} {codes} to <{STEP} x i8>")
         share = 8 // bits
@@ -130,9 +132,9 @@ def _pack(bits: int) -> Function:
         ones = int("01" * share, 16)
         summed = f.value(f"mul <{count} x {word}> {words}, {_numbers([ones] * count, word)}")
         high = f.value(f"lshr <{count} x {word}> {summed}, {_numbers([8 * share - 8] * count, word)}")
-        found = f.value(f"trunc <{count} x {word}> {high} to <{count} x i8>")
+        packed_bytes = f.value(f"trunc <{count} x {word}> {high} to <{count} x i8>")
         target = f.at(packed, f.value(f"lshr exact i64 {index}, {3 if bits == 1 else 2}"))
-        f.emit(f"store <{count} x i8> {found}, ptr {target}, align 1")
+        f.emit(f"store <{count} x i8> {packed_bytes}, ptr {target}, align 1")
     return f
 
 

@@ -89,12 +89,12 @@ class MeetingSum:
         scalar, name = add.scalar, "-".join(f"{step.terms}-{step.targets}" for step in steps.values())
 
         def functions(_: object) -> list[Function]:
-            made = [
+            parts = [
                 pieces_function(f"{step}{kind}", scalar, pieces.terms, pieces.targets, local=True, past=bool(kind))
                 for step, pieces in steps.items()
                 for kind in ("", "_past")[: 1 if take is None or step == "take" else 2]
             ]
-            return [_meeting(scalar, {function.name: function for function in made}), *made]
+            return [_meeting(scalar, {function.name: function for function in parts}), *parts]
 
         self._entry = library(f"meeting-{name}-{scalar}", functions, ("meeting",))["meeting"]
         self._keeps: tuple[object, ...] = show, add, take
@@ -272,8 +272,8 @@ def _all_here(f: Function, number: str, head: int) -> str:
     """Whether all others have sent message ``number``, and it begins like the own one."""
     good, others = f.local("i64"), f.word("%words", _COUNT)
     f.keep(0, good)
-    with f.loop(0, others) as other:
-        slot = _slot(f, f.pointer(f.at("%words", 8 * _OTHERS), other), number)
+    with f.loop(0, others) as process:
+        slot = _slot(f, f.pointer(f.at("%words", 8 * _OTHERS), process), number)
         with f.loop(0, _LOOKS) as look:
             seen = f.value(f"load atomic i64, ptr {slot} acquire, align 8")
             f.leave(f.compare("eq", seen, number))

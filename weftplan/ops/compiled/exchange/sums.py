@@ -168,14 +168,14 @@ def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
 
 def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Callable[[str], str]], str]:
     def total(load: Callable[[str], str]) -> str:
-        found, rest = load(sources[0]), sources[1:]
+        partial, rest = load(sources[0]), sources[1:]
         for start in range(0, len(rest), bracketed):
             share, *more = rest[start : start + bracketed]
             bracket = load(share)
             for term in more:
                 bracket = f.binary("fadd", bracket, load(term))
-            found = f.binary("fadd", found, bracket)
-        return found
+            partial = f.binary("fadd", partial, bracket)
+        return partial
 
     return total
 
@@ -215,9 +215,9 @@ def _spread(scalar: str, count: int, *, past: bool) -> Function:
         f.fence()
     else:
         with f.loop(first, whole, LINE) as offset:
-            found = f.load(f.at(source, offset))
+            line = f.load(f.at(source, offset))
             for target in targets:
-                f.store(found, f.at(target, offset))
+                f.store(line, f.at(target, offset))
     with f.when(f.compare("sgt", left, 0)):
         mask = f.mask_below(left)
         for target in targets:
@@ -251,9 +251,9 @@ def _each_line(
     masked."""
     whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
-        found = value(lambda pointer: f.load(f.at(pointer, offset)))
+        line = value(lambda pointer: f.load(f.at(pointer, offset)))
         for out in outs:
-            (f.store_past if past and out == outs[0] else f.store)(found, f.at(out, offset))
+            (f.store_past if past and out == outs[0] else f.store)(line, f.at(out, offset))
     _masked(f, whole, left, value, outs)
     if past:
         f.fence()
@@ -265,6 +265,6 @@ def _masked(
     """Store ``value`` of less than a line to all ``outs``."""
     with f.when(f.compare("sgt", count, 0)):
         mask = f.mask_below(count)
-        found = value(lambda pointer: f.load_masked(f.at(pointer, offset), mask))
+        line = value(lambda pointer: f.load_masked(f.at(pointer, offset), mask))
         for out in outs:
-            f.store_masked(found, f.at(out, offset), mask)
+            f.store_masked(line, f.at(out, offset), mask)

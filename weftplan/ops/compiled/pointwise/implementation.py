@@ -183,13 +183,13 @@ def call(
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Pass.nbytes`; ``relu`` applies the relu."""
-    found = host() if target is None else target
-    assert isinstance(found, Target)
-    here = _arguments(p, found.bits).filled(
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
+    here = _arguments(p, machine.bits).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
         room=address(room) if p.near else 0, w_room=address(room) + p.near if p.gathers else 0, **places_of(after),
     )  # fmt: skip
-    parts, function = p.parts, entry(x.dtype, found)
+    parts, function = p.parts, entry(x.dtype, machine)
     moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null
     light = scratch.light(p.work, parts)
     if p.by_pixels(parts):

@@ -52,9 +52,9 @@ class _Block:
         behind = f.compare("ne", get["relu"], 0)
         self.changed = f.value(f"or i1 {self.scaled}, {behind}")
         self.least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
-        given = f.value(f"icmp ne ptr {get['room']}, null")
+        has_room = f.value(f"icmp ne ptr {get['room']}, null")
         near = f.local(f.vector, (NEAR + 1) * VECTORS)
-        self.room = f.value(f"select i1 {given}, ptr {get['room']}, ptr {near}")
+        self.room = f.value(f"select i1 {has_room}, ptr {get['room']}, ptr {near}")
 
     def compute(
         self,
@@ -133,8 +133,8 @@ class _Block:
             f.store(f.constant("1.0"), factor)
             f.store(f.constant("-0.0"), shift)  # x * 1 - 0 is x, also where x is -0
             with f.when(self.scaled):
-                for given, name in ((factor, "scale"), (shift, "shift")):
-                    f.store(f.broadcast(f.at(get[name], f.mul(number, size))), given)
+                for pointer, name in ((factor, "scale"), (shift, "shift")):
+                    f.store(f.broadcast(f.at(get[name], f.mul(number, size))), pointer)
 
             def changed(value: str) -> str:
                 return f.floored(f.fma(value, f.load(factor), f.load(shift)), self.least)

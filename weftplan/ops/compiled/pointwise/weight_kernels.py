@@ -39,8 +39,8 @@ def _turn(
     n, size = f.lanes, f.size
     step = vectors * n * size
     whole = f.value(f"and i64 {length}, {-n}")
-    rest = f.sub(length, whole)
-    mask = f.mask_below(rest)
+    remainder = f.sub(length, whole)
+    mask = f.mask_below(remainder)
     most = f.sub(left, 1)
     with f.loop(0, images) as image:
         source = f.at(x, f.mul(image, get["x_image"]))
@@ -56,7 +56,7 @@ def _turn(
             with f.loop(0, whole, n) as pixel:
                 moved = f.mul(pixel, size)
                 put(f.transposed([f.load(f.at(plane, moved)) for plane in planes]), pixel)
-            with f.when(f.compare("sgt", rest, 0)):
+            with f.when(f.compare("sgt", remainder, 0)):
                 moved = f.mul(whole, size)
                 put(f.transposed([f.load_masked(f.at(plane, moved), mask) for plane in planes]), whole)
 
@@ -82,12 +82,12 @@ def _block(
     with f.loop(0, images) as image:
         room = f.at(near, f.mul(f.mul(image, length), vectors * n * size))
         moved_image = f.mul(image, get["dy_image"])
-        given = [f.at(plane, moved_image) for plane in planes]
+        sources = [f.at(plane, moved_image) for plane in planes]
         with f.loop(0, length) as pixel:
             here = f.at(room, f.mul(pixel, vectors * n * size))
             values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
             moved = f.mul(pixel, size)
-            for row, plane in zip(sums, given, strict=True):
+            for row, plane in zip(sums, sources, strict=True):
                 factor = f.broadcast(f.at(plane, moved))
                 for one, value in zip(row, values, strict=True):
                     f.store(f.fma(factor, value, f.load(one)), one)

@@ -101,10 +101,10 @@ def call(
 
     For a single image these are matrices: ``dw`` is ``dy`` times the transpose of ``x``, and ``bias`` to each row.
     """
-    found = host() if target is None else target
-    assert isinstance(found, Target)
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
     here = _arguments(p).filled(x=address(x), dy=address(dy), dw=address(dw), bias=0 if bias is None else address(bias))
-    function, parts = entry(x.dtype, found), p.parts
+    function, parts = entry(x.dtype, machine), p.parts
     light = scratch.light(p.work, parts)
     if p.channels >= parts * UNIT:
         work = in_parts(function, here, p.channels, parts, unit=UNIT, light=light)

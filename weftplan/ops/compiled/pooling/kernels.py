@@ -50,8 +50,8 @@ class _Pooling:
         """Copy the rows of the plane at ``source`` that windows beginning in this row read."""
         f, of = self.f, self.of
         whole = f.mul(self.whole(of["width"]), f.size)
-        rest = f.sub(of["width"], self.whole(of["width"]))
-        mask = f.mask_below(rest)
+        remainder = f.sub(of["width"], self.whole(of["width"]))
+        mask = f.mask_below(remainder)
         begin = f.at(of["buffer"], f.mul(of["pad_width"], f.size))
         with f.loop(0, of["kernel_depth"]) as a, f.loop(0, of["kernel_height"]) as b:
             d = f.sub(f.add(f.mul(depth, of["step_depth"]), a), of["pad_depth"])
@@ -63,7 +63,7 @@ class _Pooling:
                 row = f.at(source, f.mul(f.add(f.mul(d, of["height"]), h), self.row_bytes))
                 with f.loop(0, whole, self.wide) as i:
                     f.store(f.load(f.at(row, i)), f.at(target, i))
-                with f.when(f.compare("ne", rest, 0)):
+                with f.when(f.compare("ne", remainder, 0)):
                     f.store_masked(f.load_masked(f.at(row, whole), mask), f.at(target, whole), mask)
             with f.when(f.value(f"xor i1 {inside}, true")), f.loop(0, self.row_bytes, self.wide) as i:
                 f.store(self.padding, f.at(target, i))
@@ -72,11 +72,11 @@ class _Pooling:
         """Emit ``body(first window, mask)`` for the vectors of a row of windows; the last may be masked."""
         f, count = self.f, self.of["out_width"]
         whole = self.whole(count)
-        rest = f.sub(count, whole)
+        remainder = f.sub(count, whole)
 
         def tail() -> None:
-            with f.when(f.compare("ne", rest, 0)):
-                body(whole, f.mask_below(rest))
+            with f.when(f.compare("ne", remainder, 0)):
+                body(whole, f.mask_below(remainder))
 
         if turned:
             tail()
@@ -148,14 +148,14 @@ def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> 
                 with f.loop(0, p.rows) as r, f.loop(0, of["kernel_width"]) as t:
                     b = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
                     f.store(joined(f.load(so_far), b), so_far)
-                place, found = f.at(target, f.mul(first, f.size)), f.load(so_far)
+                place, total = f.at(target, f.mul(first, f.size)), f.load(so_far)
                 if scaled:
                     there = f.at(scales, f.mul(first, f.size))
-                    found = f.binary("fmul", found, f.load(there) if mask is None else f.load_masked(there, mask))
+                    total = f.binary("fmul", total, f.load(there) if mask is None else f.load_masked(there, mask))
                 if mask is None:
-                    f.store(found, place)
+                    f.store(total, place)
                 else:
-                    f.store_masked(found, place, mask)
+                    f.store_masked(total, place, mask)
 
             p.each_vector(windows)
 
@@ -218,10 +218,10 @@ def backward(scalar: str, step: int) -> Function:
                     old = f.value(f"load {numbers}, ptr {where}, align 64")
                     new = f.value(f"select <{f.lanes} x i1> {equal}, {numbers} {every}, {numbers} {old}")
                     f.emit(f"store {numbers} {new}, ptr {where}, align 64")
-                found = f.value(f"load {numbers}, ptr {where}, align 64")
+                gradient = f.value(f"load {numbers}, ptr {where}, align 64")
                 origin = f.add(corner, f.mul(first, p.step))
                 for lane in reversed(range(f.lanes)):
-                    tap = f.value(f"sext i32 {f.value(f'extractelement {numbers} {found}, i64 {lane}')} to i64")
+                    tap = f.value(f"sext i32 {f.value(f'extractelement {numbers} {gradient}, i64 {lane}')} to i64")
                     with f.when(f.compare("sge", tap, 0)):
                         moved = f.mul(f.add(f.add(origin, f.mul(p.step, lane)), tap), f.size)
                         to = f.at(target, moved)
@@ -266,8 +266,8 @@ def backward_of_pairs(scalar: str) -> Function:
                 begin = f.add(corner, f.mul(offset, 2))
                 masks: tuple[str, str] | None = None
                 if mask is not None:
-                    rest = f.mul(f.sub(of["out_width"], first), 2)
-                    masks = f.mask_below(rest), f.mask_below(f.sub(rest, n))
+                    unclaimed = f.mul(f.sub(of["out_width"], first), 2)
+                    masks = f.mask_below(unclaimed), f.mask_below(f.sub(unclaimed, n))
 
                 def load(pointer: str, given: str | None) -> str:
                     return f.load(pointer) if given is None else f.load_masked(pointer, given)
@@ -284,9 +284,9 @@ def backward_of_pairs(scalar: str) -> Function:
                     for lanes in (even, odd):
                         one = f.shuffle(pair[0], pair[1], lanes)
                         hit = f.value(f"fcmp oeq {f.vector} {one}, {greatest}")
-                        rest = f.load(left)
-                        given.append(f.chosen(hit, rest, "zeroinitializer"))
-                        f.store(f.chosen(hit, "zeroinitializer", rest), left)
+                        unclaimed = f.load(left)
+                        given.append(f.chosen(hit, unclaimed, "zeroinitializer"))
+                        f.store(f.chosen(hit, "zeroinitializer", unclaimed), left)
                     for side in range(2):
                         to = f.at(f.at(target, place), side * p.wide)
                         value = f.shuffle(given[0], given[1], woven[side * n : (side + 1) * n])

@@ -163,8 +163,8 @@ class Layout:
     @property
     def own(self) -> int:
         """Bytes that each part has."""
-        rest = aligned(PLACES * self.v) + aligned(PLACES * self.m) if self.whole else aligned(PLACES * self.u)
-        return self.line + rest
+        buffers = aligned(PLACES * self.v) + aligned(PLACES * self.m) if self.whole else aligned(PLACES * self.u)
+        return self.line + buffers
 
     @property
     def nbytes(self) -> int:
@@ -237,9 +237,9 @@ def call(
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Layout.nbytes`; ``relu`` applies the relu."""
-    found = host() if target is None else target
-    assert isinstance(found, Target)
-    entry = functions(found)
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
+    entry = functions(machine)
     at = layout(p)
     begin = address(room)
     line = begin + at.shared

@@ -192,8 +192,8 @@ def filters(scalar: str, lanes: int) -> Function:
             sources = [f.at(row, moved) for row in rows]
             taps: list[str] = []
             for start in range(0, 8, taken):
-                found = [f.load_first(f.at(source, start * size), taken) for source in sources]
-                taps += f.transposed(found)[:taken]
+                vectors = [f.load_first(f.at(source, start * size), taken) for source in sources]
+                taps += f.transposed(vectors)[:taken]
             last = "poison"
             for lane, source in enumerate(sources):
                 one = f.scalar_at(f.at(source, 8 * size))
@@ -219,19 +219,19 @@ def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Valu
     A block of one vector takes as long as a block of two, so it is only used alone.
     """
     every = f.value(f"udiv i64 {f.add(count, f.lanes - 1)}, {f.lanes}")
-    rest = f.value(f"urem i64 {every}, {most}")
+    remainder = f.value(f"urem i64 {every}, {most}")
     single = f.compare("eq", every, 1)
-    alone = f.value(f"and i1 {f.compare('eq', rest, 1)}, {f.value(f'xor i1 {single}, true')}")
-    end = f.sub(every, f.choose(alone, most + 1, rest))
-    found = [(most, f.mul(end, f.lanes))]
+    alone = f.value(f"and i1 {f.compare('eq', remainder, 1)}, {f.value(f'xor i1 {single}, true')}")
+    end = f.sub(every, f.choose(alone, most + 1, remainder))
+    blocks = [(most, f.mul(end, f.lanes))]
     for vectors in range(most - 1, 1, -1):  # after the largest blocks, of one kind or two: less than twice as many
         left = f.sub(every, end)
         takes = f.compare("sge", left, vectors)
         if vectors > 2:  # not if a single vector would remain
             takes = f.value(f"and i1 {takes}, {f.compare('ne', left, vectors + 1)}")
         end = f.add(end, f.choose(takes, vectors, 0)) if vectors > 2 else f.choose(single, 0, every)
-        found.append((vectors, f.mul(end, f.lanes)))
-    return [*found, (1, f.mul(every, f.lanes))]
+        blocks.append((vectors, f.mul(end, f.lanes)))
+    return [*blocks, (1, f.mul(every, f.lanes))]
 
 
 def multiply(scalar: str, lanes: int, most: int) -> Function:
@@ -326,8 +326,8 @@ def results(scalar: str, lanes: int) -> Function:
                 with f.when(f.compare("ne", bit, 0)):
                     kind = f"<{piece} x {f.scalar}>"
                     moved = f.mul(done, size)
-                    found = f.value(f"load {kind}, ptr {f.at(slot, moved)}, align {size}")
-                    f.emit(f"store {kind} {found}, ptr {f.at(to, moved)}, align {size}")
+                    pixels = f.value(f"load {kind}, ptr {f.at(slot, moved)}, align {size}")
+                    f.emit(f"store {kind} {pixels}, ptr {f.at(to, moved)}, align {size}")
                 done = f.add(done, bit)
                 piece //= 2
 

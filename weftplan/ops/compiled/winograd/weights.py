@@ -124,8 +124,8 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
 
 def call(p: Pass, x: Any, dy: object, dw: object, room: Any, target: Target | None = None) -> Call:
     """Return a call that computes ``dw``, in scratch of :attr:`Layout.nbytes`; ``p`` is the forward pass."""
-    found = host() if target is None else target
-    assert isinstance(found, Target)
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
     at = layout(p)
     line = address(room)
     v = line + aligned(at.line)
@@ -134,5 +134,5 @@ def call(p: Pass, x: Any, dy: object, dw: object, room: Any, target: Target | No
         x=address(x), dy=address(dy), dw=address(dw), line=line, v=v, e=e, m=e + PLACES * at.e_place
     )
     moves = dict.fromkeys(("line", "v", "e", "m"), at.own)
-    parts = in_parts(functions(found)["weights"], here, p.channels, at.parts, unit=LANES, moves=moves)
+    parts = in_parts(functions(machine)["weights"], here, p.channels, at.parts, unit=LANES, moves=moves)
     return holding(parts, x, dy, dw, room)
