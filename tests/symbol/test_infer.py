@@ -75,7 +75,7 @@ def test_explicit_shape_beats_the_attribute() -> None:
 
 
 def test_the_attribute_fills_what_is_left_open() -> None:
-    """An unknown dimension of a given shape is that of ``__shape__``; where the two clash the given one stands."""
+    """``__shape__`` fills the unknown dimensions of an explicit shape; on a conflict the explicit shape wins."""
     x = sym.Variable("x", shape=(2, 3)) + 1
     assert x.infer_shape(x=(0, 3))[0] == [(2, 3)]
     assert x.infer_shape_partial(x=(0, 4))[0] == [(0, 4)]
@@ -165,7 +165,7 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_added_nodes_get_the_sizes_that_a_solver_finds() -> None:
-    """What passes say of the nodes that they add is what two inferences say of the whole graph."""
+    """Passes give the nodes that they add the sizes that two inferences of the whole graph give."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc")
     net = sym.sum(sym.exp(x) * x + sym.Activation(x, act_type="relu"))
     given = {"data": (5, 4)}
