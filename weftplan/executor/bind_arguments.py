@@ -42,6 +42,21 @@ def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     return read_grad_req(grad_req, names, BindError)
 
 
+def _in_order(values: Any, names: Sequence[str], what: str) -> list[Any]:
+    """Return the items of a list or a dictionary in the order of names, None for those that a dictionary lacks.
+
+    Raises:
+        BindError: it is neither, or a list has the wrong length.
+    """
+    if isinstance(values, Mapping):
+        return [values.get(name) for name in names]
+    if not isinstance(values, (list, tuple)):
+        raise BindError(f"bind: {what} must be a list or a dictionary, got {type(values).__name__}")
+    if len(values) != len(names):
+        raise BindError(f"bind: {what} has {len(values)} arrays, needed are {len(names)}: {listed(names)}")
+    return list(values)
+
+
 def collect(values: Any, names: Sequence[str], what: str) -> list[NDArray]:
     """Return arrays, which come as a list or a dictionary, one for every name.
 
@@ -49,17 +64,10 @@ def collect(values: Any, names: Sequence[str], what: str) -> list[NDArray]:
         BindError: arrays are missing, or the list is too long.
         DTypeError: something is no NDArray.
     """
-    if isinstance(values, Mapping):
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise BindError(f"bind: {what} lacks {listed(missing)}; needed are {listed(names)}")
-        arrays = [values[name] for name in names]
-    elif isinstance(values, (list, tuple)):
-        if len(values) != len(names):
-            raise BindError(f"bind: {what} has {len(values)} arrays, needed are {len(names)}: {listed(names)}")
-        arrays = list(values)
-    else:
-        raise BindError(f"bind: {what} must be a list or a dictionary, got {type(values).__name__}")
+    missing = [name for name in names if name not in values] if isinstance(values, Mapping) else []
+    if missing:
+        raise BindError(f"bind: {what} lacks {listed(missing)}; needed are {listed(names)}")
+    arrays = _in_order(values, names, what)
     for name, array in zip(names, arrays, strict=True):
         if not isinstance(array, NDArray):
             raise DTypeError(
@@ -83,18 +91,9 @@ def collect_gradients(
         DTypeError, ShapeError: a gradient is no array, or has not its argument's shape.
     """
     names = list(reqs)
-    grads: list[Any]
-    if args_grad is None:
-        grads = [None] * len(names)
-    elif isinstance(args_grad, Mapping):
+    if isinstance(args_grad, Mapping):
         _warn_unknown("args_grad", args_grad, names)
-        grads = [args_grad.get(name) for name in names]
-    elif not isinstance(args_grad, (list, tuple)):
-        raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(args_grad).__name__}")
-    elif len(args_grad) != len(names):
-        raise BindError(f"bind: args_grad has {len(args_grad)} items, needed are {len(names)}: {listed(names)}")
-    else:
-        grads = list(args_grad)
+    grads = _in_order({} if args_grad is None else args_grad, names, "args_grad")
     wanted = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), grads, strict=True)}
     dtypes: dict[str, Any] = {}
     for name, array, grad in zip(names, args, grads, strict=True):

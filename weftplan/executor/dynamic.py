@@ -137,17 +137,11 @@ class DynamicExecutor(Executor):
         if not inside or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
         super()._prepare()
-        self._memory.used = {
-            step.nid: _looked_at(self._memory, step)
-            for segment in (*self._forward_segments, *self._backward_segments)
-            for step in segment.steps
-        }
-        self._memory.random = frozenset(
-            step.nid
-            for segment in (*self._forward_segments, *self._backward_segments)
-            for step in segment.steps
-            if step.node.op is not None and step.node.op.random
-        )
+        steps = [
+            step for part in (self._forward_segments, self._backward_segments) for one in part for step in one.steps
+        ]
+        self._memory.used = {step.nid: _looked_at(self._memory, step) for step in steps}
+        self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
         self._memory.local = self._collector.settle(
             self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=inside
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from weftplan import engine
@@ -71,20 +72,10 @@ class Executor:
         """Arrays that simple_bind filled with zeros, and whose shapes were inferred: parameters, not inputs."""
         self._unset: list[str] = []
         """Those of them that the last copy_params_from left as they were made."""
-        self._arg_dict: dict[str, NDArray] | None = None
-        self._grad_dict: dict[str, NDArray | None] | None = None
-        self._aux_dict: dict[str, NDArray] | None = None
         graph = planned.graph
-        named = (
-            (planned.arguments, self.arg_names, self.arg_arrays),
-            (planned.aux, self.aux_names, self.aux_arrays),
-        )
-        external = {
-            graph.row[nodes[name]]: array
-            for nodes, names, arrays in named
-            for name, array in zip(names, arrays, strict=True)
-            if nodes.get(name, -1) >= 0
-        }
+        variables = (*planned.arguments.values(), *planned.aux.values())
+        arrays = zip(variables, (*args, *aux), strict=True)
+        external = {graph.row[nid]: array for nid, array in arrays if nid >= 0}
         grad_of = dict(zip(self.arg_names, self.grad_arrays, strict=True))
         external.update((eid, g) for name, eid in planned.gradients.items() if (g := grad_of.get(name)) is not None)
         self._head_grads: list[NDArray | None] = [None] * len(planned.head_grads)
@@ -156,25 +147,16 @@ class Executor:
         def ready(step: Step) -> int:
             return sum(gradients.get(id(var), 0) for var in step.writes)
 
-        self._forward_segments = make_segments(
-            self._forward_steps,
-            limit=self._limits[0],
+        cut = partial(
+            make_segments,
             bulk=self._bulk,
             ends_after=leave,
             begins_at=enter,
             graphs=self._memory.graphs,
             branches=branches,
         )
-        self._backward_segments = make_segments(
-            self._backward_steps,
-            limit=self._limits[1],
-            bulk=self._bulk,
-            ends_after=leave,
-            ready=ready,
-            begins_at=enter,
-            graphs=self._memory.graphs,
-            branches=branches,
-        )
+        self._forward_segments = cut(self._forward_steps, limit=self._limits[0])
+        self._backward_segments = cut(self._backward_steps, limit=self._limits[1], ready=ready)
         self._fences_itself = self._overlaps and may_fence(self._forward_segments, self._memory.pool.var)
         if self._fences_itself:
             self._forward_segments[0].write_too(self._fence_vars)
@@ -349,26 +331,20 @@ class Executor:
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def arg_dict(self) -> dict[str, NDArray]:
         """Arguments by name; raises BindError when two have the same name."""
-        if self._arg_dict is None:
-            self._arg_dict = by_name(self.arg_names, self.arg_arrays)
-        return self._arg_dict
+        return by_name(self.arg_names, self.arg_arrays)
 
-    @property
+    @cached_property
     def grad_dict(self) -> dict[str, Any]:
         """Gradients by argument name (None where not wanted)."""
-        if self._grad_dict is None:
-            self._grad_dict = by_name(self.arg_names, self.grad_arrays)
-        return self._grad_dict
+        return by_name(self.arg_names, self.grad_arrays)
 
-    @property
+    @cached_property
     def aux_dict(self) -> dict[str, NDArray]:
         """Auxiliary states by name."""
-        if self._aux_dict is None:
-            self._aux_dict = by_name(self.aux_names, self.aux_arrays)
-        return self._aux_dict
+        return by_name(self.aux_names, self.aux_arrays)
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
