@@ -22,12 +22,11 @@ def debug_str(planned: PlannedGraph) -> str:
 
     def read(nid: int) -> list[str]:
         """Return the texts of a node's inputs."""
-        return [
-            f"{named(eid)} version={graph.version(nid, slot)}"
-            if graph.is_variable[graph.entry_node[eid]]
-            else named(eid)
+        versions = [
+            f" version={graph.version(nid, slot)}" if graph.is_variable[graph.entry_node[eid]] else ""
             for slot, eid in enumerate(graph.inputs[nid])
         ]
+        return [named(eid) + version for eid, version in zip(graph.inputs[nid], versions, strict=True)]
 
     heads = dict.fromkeys([*planned.outputs, *planned.gradients.values()])
     lines = ["Symbol Outputs:", *(f"\toutput[{i}]={named(eid)}" for i, eid in enumerate(heads))]
