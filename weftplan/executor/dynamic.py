@@ -137,9 +137,7 @@ class DynamicExecutor(Executor):
         if not inside or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
         super()._prepare()
-        steps = [
-            step for part in (self._forward_segments, self._backward_segments) for one in part for step in one.steps
-        ]
+        steps = (*self._forward_steps, *self._backward_steps)
         self._memory.used = {step.nid: _looked_at(self._memory, step) for step in steps}
         self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
         self._memory.local = self._collector.settle(
