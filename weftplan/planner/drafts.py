@@ -82,23 +82,16 @@ def plan_program(
 
     draft = Drafts(program).plan(PlanOptions() if options is None else options, cost=cost)
     graph, written = draft.program.graph, draft.program.gradients
-    gradients = {
-        graph.entry_name(e): (e, Req.ADD if e in draft.program.added else Req.WRITE)
-        for e in graph.outputs
-        if e in written
-    }
+    gradients = {graph.entry_name(e): e for e in graph.outputs if e in written}
     return planned_steps(draft, [e for e in graph.outputs if e not in written], gradients=gradients)
 
 
-def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, tuple[int, Req]]) -> PlannedSteps:
-    """Return a draft as steps; the caller reads ``outputs``.
-
-    ``gradients`` are results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.
-    """
+def planned_steps(draft: Draft, outputs: list[int], *, gradients: dict[str, int]) -> PlannedSteps:
+    """Return a draft as steps; the caller reads ``outputs`` and gets ``gradients``, by name, in arrays of its own."""
     program, assignment = draft.program, draft.assignment
     requests = [_REQUESTS[kind] for kind in assignment.kind]
-    for eid, request in gradients.values():
-        requests[eid] = request
+    for eid in gradients.values():
+        requests[eid] = Req.ADD if eid in program.added else Req.WRITE
     return PlannedSteps(
         graph=program.graph,
         order=program.order,
@@ -111,7 +104,7 @@ def planned_steps(draft: Draft, outputs: list[int], *, gradients: Mapping[str, t
         requests=requests,
         skipped=frozenset(assignment.skipped),
         outputs=outputs,
-        gradients={name: eid for name, (eid, _) in gradients.items()},
+        gradients=gradients,
         memory=draft.memory,
     )
 

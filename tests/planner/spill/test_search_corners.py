@@ -82,7 +82,7 @@ def test_a_fetched_term_is_not_added_by_its_copy() -> None:
     after = spilled(program, [Spill(f0, out=2, back=3, home=Context("cpu_pinned", 0))])
     draft = plan_graph(after, PlanOptions(compat="mxnet"))
     outputs = after.graph.outputs
-    planned = planned_steps(draft, outputs[:1], gradients={"g": (outputs[1], Req.WRITE)})
+    planned = planned_steps(draft, outputs[:1], gradients={"g": outputs[1]})
     validate(planned)
     assert not planned.skipped
     assert Req.ADD not in planned.requests

@@ -206,8 +206,8 @@ class SizedGraph:
         network = self.network
         graph = realised(network.graph, draft.program.graph)
         outputs = graph.outputs[: network.num_outputs]
-        wanted = zip(network.wanted, graph.outputs[network.num_outputs :], strict=True)
-        steps = planned_steps(draft, outputs, gradients={name: (eid, network.requests[name]) for name, eid in wanted})
+        gradients = dict(zip(network.wanted, graph.outputs[network.num_outputs :], strict=True))
+        steps = planned_steps(draft, outputs, gradients=gradients)
         kernels, options = self.choices, self.settings.options
         if graph is not network.graph or (chosen.kernels, chosen.autotune) != (options.kernels, options.autotune):
             kernels, _ = operator_choices(
@@ -223,12 +223,13 @@ class SizedGraph:
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
         number = {origin: nid for nid, origin in enumerate(draft.program.graph.origin) if nid not in graph.again}
+        number[-1] = -1  # also of copies, which have no origin
         return PlannedGraph(
             **{**vars(steps), "graph": graph, "memory": memory},
             grad_req=network.requests,
-            head_grads=[number.get(nid, -1) if nid >= 0 else -1 for nid in network.head_grads] or [-1] * len(outputs),
-            arguments={name: number[nid] if nid >= 0 else -1 for name, nid in network.arguments.items()},
-            aux={name: number[nid] if nid >= 0 else -1 for name, nid in network.states.items()},
+            head_grads=[number.get(nid, -1) for nid in network.head_grads] or [-1] * len(outputs),
+            arguments={name: number[nid] for name, nid in network.arguments.items()},
+            aux={name: number[nid] for name, nid in network.states.items()},
             kernels=kernels,
         )
 
