@@ -117,6 +117,7 @@ class Edit:
         attrs: dict[str, str] | None = None,
         controls: Iterable[int] = (),
         like: Sequence[int] | None = None,
+        kind: tuple[Work, int] | None = None,
     ) -> int:
         """Add a node; return its first entry.
 
@@ -125,38 +126,23 @@ class Edit:
             name: the node's name.
             inputs: the entries that it reads.
             main: the node that gives it a device and a line of the user's code.
-            params: parsed parameters; nodes with equal ones should share one dictionary.
+            params: parsed parameters; nodes with equal parameters should share one dictionary.
             attrs: attributes as text.
             controls: nodes that it waits for.
             like: given entries with the shapes and dtypes of its outputs; by default its operator infers them.
+            kind: its effects and its number of outputs, if the caller has them.
         """
+        first, nid = len(self.makers), len(self.nodes)
         created_at = self.nodes[main].created_at if main >= 0 else None
         node = Node(op, name, attrs=attrs, params={} if params is None else dict_of(params), created_at=created_at)
-        work, count = work_of(node, self._kinds)
-        device = self.devices[max(main, 0)]
-        waits = dict.fromkeys(controls)
-        return self.append(node, work, inputs=inputs, controls=waits, count=count, device=device, like=like)
-
-    def append(
-        self,
-        node: Node,
-        work: Work,
-        *,
-        inputs: Sequence[int],
-        controls: Iterable[int],
-        count: int,
-        device: Context,
-        like: Sequence[int] | None = None,
-    ) -> int:
-        """Add a finished node."""
-        first, nid = len(self.makers), len(self.nodes)
+        work, count = work_of(node, self._kinds) if kind is None else kind
         self.nodes.append(node)
         self.works.append(work)
         self.inputs.append(list(inputs))
-        self.controls.append(list(controls))
+        self.controls.append(list(dict.fromkeys(controls)))
         self.row.append(first)
         self.makers += [nid] * count
-        self.devices.append(device)
+        self.devices.append(self.devices[max(main, 0)])
         if like is not None:
             self._like[nid] = like
         return first

@@ -48,7 +48,7 @@ def run_passes(
         network: the graph of a symbol.
         settings: the requests of the caller.
         checked: check the graph after each pass, and that the pass has changed nothing that its record does not list.
-        seconds: gets how long each pass took, by name: seconds of processor time.
+        seconds: gets how long each pass took, by name: seconds of processor time of this thread.
 
     Raises:
         PlanError: a pass comes before what it needs, or has made a graph that contradicts itself; or as the passes do.
@@ -65,13 +65,13 @@ def run_passes(
             raise PlanError(
                 f"pass {one.name!r} needs {', '.join(sorted(missing))}: put it behind the pass that gives it"
             )
-        before, begin = network, time.process_time()
+        before, begin = network, time.thread_time()
         network, changed = one.run(network, settings)
         facts |= one.gives
         if one.shown:
             reports.append(Pass(one.name, changed, one.switch))
         if seconds is not None:
-            seconds[one.name] = time.process_time() - begin
+            seconds[one.name] = time.thread_time() - begin
         if checked:
             _check(one, before, network)
     return replace(network, reports=tuple(reports))

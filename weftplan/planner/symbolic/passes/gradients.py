@@ -72,7 +72,7 @@ class _Pass:
         self.when: dict[int, int] = {}
         """Made nodes, and during which visit (0: before the first); see :meth:`_chain`."""
         self.visit = 0
-        self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], Work, int]] = {}
+        self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], tuple[Work, int]]] = {}
         """Operator, parsed parameters and the facts that follow from them, shared by nodes with equal parameters."""
 
     def run(self, variables: Sequence[int], accumulated: Collection[int]) -> list[int]:
@@ -259,20 +259,20 @@ class _Pass:
         if known is None:
             op = registry.get(op_name) if isinstance(op_name, str) else op_name
             values = registry.parse_params(op, params, node=name) if parsed is None else parsed
-            known = self._kinds[kind] = op, values, *work_of(Node(op, name, params=values))
-        op, values, work, count = known
-        node = Node(op, name, attrs=attrs, params=values)
-        edit = self.edit
+            known = self._kinds[kind] = op, values, work_of(Node(op, name, params=values))
+        op, values, effects = known
+        edit, main = self.edit, -1
         controls: tuple[int, ...] = ()
         if forward is not None:
-            original = self.graph.nodes[forward]
-            if original.attrs and not _INHERITED.isdisjoint(original.attrs):
-                attrs.update({key: original.attrs[key] for key in INHERITED if key in original.attrs})
-            controls = (forward,)
-            node.created_at = original.created_at
+            inherited = self.graph.nodes[forward].attrs
+            if inherited and not _INHERITED.isdisjoint(inherited):
+                attrs.update({key: inherited[key] for key in INHERITED if key in inherited})
+            main, controls = forward, (forward,)
         self.when[len(edit.nodes)] = self.visit
-        first = edit.append(node, work, inputs=inputs, controls=controls, count=count, device=edit.devices[0])
-        return range(first, first + count)
+        first = edit.add(
+            op, name, inputs=inputs, main=main, params=values, attrs=attrs, controls=controls, kind=effects
+        )
+        return range(first, first + effects[1])
 
 
 class _Builder:
