@@ -13,7 +13,7 @@ from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, d
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
 from weftplan.symbol import Symbol
-from weftplan.symbol.grad_req import read_grad_req
+from weftplan.symbol.attribute import read_grad_req
 from weftplan.symbol.inference import unknown_shapes as unknown
 from weftplan.symbol.provenance import warn
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables

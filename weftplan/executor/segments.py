@@ -19,7 +19,6 @@ from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.branches import chains
-from weftplan.executor.graphs import Replay
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.ndarray.copying import passing
@@ -34,6 +33,48 @@ LONG_NS = 500_000
 """A run of a segment that takes more nanoseconds is long, compared with the 60 microseconds of :meth:`Engine.give_way`.
 A training step of an MLP, whose forward part takes about a millisecond, takes 1.4 % more on two cores if no segment is
 long; between 0 and 500,000 this step, an LSTM and a MobileNet show no difference."""
+
+
+class Replay:
+    """The work of one segment, in training or not, which may become a CUDA graph (``MXNET_ENABLE_CUDA_GRAPHS``).
+
+    The first run enqueues call by call, which compiles kernels and loads libraries; the second is captured; from the
+    third on, one launch does it all. The arguments of the calls are those of the capture, so a segment whose calls
+    differ from run to run is not captured, nor is one that makes the host wait or takes memory. When memory moves, the
+    executor makes its segments again, and with them their graphs. A segment is run by one thread at a time, as its vars
+    say; nothing here locks.
+    """
+
+    def __init__(self, work: Callable[[], None], place: Any) -> None:
+        self._work = work
+        self._place = place
+        self._warm = False
+        self._graph: Any = None
+        self.reason = ""
+        """Why there is no graph; empty while there may be one."""
+
+    @property
+    def state(self) -> str:
+        """The next run's action, and its reason, in words."""
+        if self._graph is not None:
+            return "captured"
+        return self.reason or ("to be captured" if self._warm else "not run yet")
+
+    def __call__(self) -> None:
+        if self._graph is not None:
+            self._graph.launch()
+            return
+        if self.reason or not self._warm:
+            self._work()
+            self._warm = True
+            return
+        graph = self._place.capture(self._work)
+        if isinstance(graph, str):
+            self.reason = graph
+            self._work()
+        else:
+            self._graph = graph
+            graph.launch()
 
 
 class Segment:

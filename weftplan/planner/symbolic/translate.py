@@ -17,7 +17,7 @@ from weftplan.planner.spill.rewrite import COPY_OUT
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, indexed
 from weftplan.planner.symbolic.network import Network
 from weftplan.symbol import placeholder
-from weftplan.symbol.grad_req import GRAD_REQS, read_grad_req
+from weftplan.symbol.attribute import GRAD_REQS, read_grad_req
 from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables
 

@@ -22,7 +22,7 @@ from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, Settings
 from weftplan.support.post_order import deepest_first
-from weftplan.symbol.grad_req import INHERITED
+from weftplan.symbol.attribute import INHERITED
 from weftplan.symbol.node import Node
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))

@@ -19,7 +19,7 @@ from weftplan.ops.core.schema import Req
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, GraphPass, Settings
-from weftplan.symbol.grad_req import INHERITED
+from weftplan.symbol.attribute import INHERITED
 from weftplan.symbol.node import Node
 
 
