@@ -74,7 +74,7 @@ for _ in range(30):
     _NESTED.append(_around(_NESTED[-1]))
 
 room = _NESTED[3]
-"""Make four nested calls, this one included; serving a request needs no more. RecursionError is raised close to the
+"""Make four nested calls, including itself; serving a request needs no more. RecursionError is raised close to the
 recursion limit, before anything has changed.
 """
 

@@ -229,7 +229,7 @@ class Region:
                 finally:
                     token[0] = mine = left or [0]
                 if not left:
-                    sleep(PAUSE_S)  # let another thread take over, or this one never leaves a request storm
+                    sleep(PAUSE_S)  # let another thread take over, or a request storm never ends for this thread
                     if token.get(0) is not mine:
                         break  # another thread took over and serves the remaining requests
                 edge = None  # noqa: F841

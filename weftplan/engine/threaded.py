@@ -67,7 +67,7 @@ class ThreadedBase(Engine):
 
     def _forget_threads(self) -> None:
         super()._forget_threads()
-        # stop() removed the queues, but a concurrent push may have created new ones. Their workers exist in the parent
+        # stop() removed the queues, but a concurrent push may have created new queues. Their workers exist in the parent
         # only, so
         # a wake-up here would be lost.
         self._all_queues.clear()
@@ -189,7 +189,7 @@ class ThreadedBase(Engine):
             running.engines, running.short = engines, short
 
     def _run_short(self) -> bool:
-        """Run the first short operation. Return False if another thread took the last one."""
+        """Run the first short operation. Return False if another thread took the last operation."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
         requests, due = self._region.requests, [1]
         op: Any = None
@@ -216,7 +216,7 @@ class ThreadedBase(Engine):
                 if op.asynchronous:
                     self._start_async(op, done)
                 elif op.prop is _DELETE:
-                    op.fn()  # no earlier call, in which an interrupt could arrive: a delete always runs
+                    op.fn()  # no earlier call that an interrupt could follow: a delete always runs
                 else:
                     failure = self._execute(op)
             except BaseException as error:
@@ -229,7 +229,7 @@ class ThreadedBase(Engine):
                         pass
                     else:
                         op.failure = failure
-                        requests += (op,)  # not a call, in which an interrupt could arrive
+                        requests += (op,)  # not a call: no interrupt can arrive
         except IndexError:
             if op is None:
                 return False
@@ -296,7 +296,7 @@ class ThreadedBase(Engine):
     def _take_queues(self) -> list[WorkerQueue]:
         """Inside: remove all queues.
 
-        Later pushes create new ones; workers of the old ones exit when their queue is empty.
+        Later pushes create new queues; workers of the old queues exit when their queue is empty.
         """
         queues = self._all_queues[:]
         for queue in queues:  # first: a call may fail at the recursion limit, and then this is repeated

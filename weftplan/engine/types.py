@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """What runs operations, as seen from streams."""
+    """Interface of an engine towards its streams."""
 
     _any_failure: bool
     _careful: bool
@@ -33,7 +33,7 @@ class Runs(Protocol):
 
 
 class Core(Runs, Driver, Protocol):
-    """Any engine, as seen from bulks, forks, the watchdog and who lacks memory."""
+    """Interface of an engine towards bulks, forks, the watchdog and starved threads."""
 
     _bulking: list[object]
     _debug: bool
@@ -55,7 +55,7 @@ class Core(Runs, Driver, Protocol):
 
 
 class Threads(Core, Protocol):
-    """An engine with worker threads, as seen from them and from who stands in for one."""
+    """Interface of an engine with worker threads towards the workers and their stand-ins."""
 
     _all_queues: list[Any]
     _alone: bool

@@ -166,7 +166,7 @@ class WorkerQueue:
     def _start(self, engine: Threads) -> None:
         try:
             del self.permits[0]
-        except IndexError:  # another thread took the last one
+        except IndexError:  # another thread took the last permit
             return
         thread: threading.Thread | None = None
         try:
