@@ -159,8 +159,7 @@ class Region:
                         op = requests[0]
                         if not op.seq:
                             # Admission: a read is granted unless a write comes first. A write becomes `write`, and
-                            # waits for readers if there
-                            # are any. Everything else queues in `waiting`.
+                            # waits for readers if there are any. Everything else queues in `waiting`.
                             wait = 0
                             for var in op.reads:
                                 if var.write is None:
@@ -389,8 +388,7 @@ class Region:
         """Inside: notify the waiter at the head of ``ready`` and request its completion."""
         if not op.wait:
             # Queue the completion before notifying: a later request of the woken thread is then served after it. `+=`
-            # is not a
-            # call, so no interrupt can follow it.
+            # is not a call, so no interrupt can follow it.
             requests = self.requests
             requests += (op,)
             op.wait = _TOLD
@@ -440,8 +438,7 @@ class Region:
         for other in [*op.writes][writes_done:]:
             other.add_write(op)
         # No grant can have happened in between. A read waits if its var has an earlier write; a write waits if it is
-        # not
-        # first or if there are readers.
+        # not first or if there are readers.
         op.wait = sum(v.write is not None for v in op.reads) + sum(
             v.write is not op or v.readers > 0 for v in op.writes
         )
@@ -474,8 +471,7 @@ class Region:
             del self.in_flight[op.seq]
         del self.requests[0]
 
-    # -- requests with a result
-    # -----------------------------------------------------------------------------------------
+    # -- requests with a result -----------------------------------------------------------------------------------
 
     def ask(self, driver: Driver, waiter: Waiter) -> None:
         """Queue ``waiter``; a thread inside calls it when its vars are granted."""

@@ -67,9 +67,8 @@ class ThreadedBase(Engine):
 
     def _forget_threads(self) -> None:
         super()._forget_threads()
-        # stop() removed the queues, but a concurrent push may have created new queues. Their workers exist in the parent
-        # only, so
-        # a wake-up here would be lost.
+        # stop() removed the queues, but a concurrent push may have created new queues. Their workers exist in the
+        # parent only, so a wake-up here would be lost.
         self._all_queues.clear()
         self._by_route.clear()
         self._plain_queues.clear()
@@ -130,8 +129,7 @@ class ThreadedBase(Engine):
                     heappush(items, entry)
             else:
                 # Prefer program order: an operation that reads a result before later ones are created runs first, and
-                # the
-                # result is freed.
+                # the result is freed.
                 del ready[0]
                 try:
                     if items and (urgent or items[0].seq > op.seq):
@@ -207,8 +205,7 @@ class ThreadedBase(Engine):
             self._region.apply(self, past_gate=True)  # a fork waits for this operation: do not block in its gate
 
         # An interrupt counts as the failure of the operation, so that its vars are released. No signal can arrive
-        # between
-        # taking it and the inner try, nor between the end of that and the request.
+        # between taking it and the inner try, nor between the end of that and the request.
         try:
             for op in self._next_here:  # noqa: B007
                 break

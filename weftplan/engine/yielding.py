@@ -70,8 +70,8 @@ def _another(engine: Core, ended: int) -> bool:
     try:
         while _ended(engine) == ended:
             with _giving_up:
-                # A thread that gives up counts as busy until its operation has completed, so the next thread waits
-                # for that. Read the number of busy workers first: a worker completes its operation before it becomes idle.
+                # A thread that gives up counts as busy until its operation has completed, so the next thread waits for
+                # that. Read the number of busy workers first: a worker completes its operation before it becomes idle.
                 if engine._at_work() <= len(engine._lacking) and _ended(engine) == ended:
                     engine._lacking.remove(token)
                     return False
