@@ -157,7 +157,7 @@ def set_engine(engine: Engine | None) -> Engine | None:
 
 @contextmanager
 def using(engine: Engine) -> Iterator[Engine]:
-    """Make ``engine`` the process-wide one for the block of a ``with``; its work is finished at the end."""
+    """Make ``engine`` the process-wide engine for the body of a ``with`` block; wait for its work at the end."""
     before = set_engine(engine)
     try:
         yield engine

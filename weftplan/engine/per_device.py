@@ -68,7 +68,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
     def queue_key(self, op: OprBlock) -> tuple[object, ...]:
         ctx = context_of(op)
-        return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer: hashing the enumeration costs more
+        return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer hashes faster
 
     def make_queue(self, *key: Any) -> WorkerQueue:
         kind, index, prop = key

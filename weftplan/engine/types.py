@@ -84,7 +84,7 @@ class Threads(Core, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """The thread counts that a caller of ``create`` asked for; None leaves the count to the engine type."""
+    """Thread counts requested by the caller of ``create``; None leaves the count to the engine type."""
 
     cpu_workers: int | None = None
     task_workers: int | None = None

@@ -48,7 +48,7 @@ class Guest(Protocol):
 
     @property
     def away(self) -> bool: ...
-    def leave(self, where: tuple[HomeSpec, ...], *, beside: bool = False) -> bool: ...
+    def leave(self, where: tuple[HomeSpec, ...], *, stream_ordered: bool = False) -> bool: ...
     def return_beside(self) -> None: ...
 
 
@@ -209,7 +209,7 @@ def _write_back(ref: weakref.ref[Guest], where: tuple[HomeSpec, ...]) -> None:
     if chunk is not None:
         try:
             with joint_allocation.Look():
-                chunk.leave(where, beside=True)
+                chunk.leave(where, stream_ordered=True)
         except (OutOfMemoryError, DeviceError, OSError):
             return  # the chunk stays; the allocation that needs the room reports the error
 
