@@ -199,10 +199,10 @@ class Region:
                             for var in op.reads:
                                 var.readers -= 1
                                 if not var.readers and var.write is not None:
-                                    other = var.write
-                                    other.wait -= 1
-                                    if not other.wait:
-                                        ready.append(other)
+                                    writer = var.write
+                                    writer.wait -= 1
+                                    if not writer.wait:
+                                        ready.append(writer)
                                 edge = var
                             for var in op.writes:
                                 var.version += 1

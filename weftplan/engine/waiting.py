@@ -147,10 +147,10 @@ class Waiting(Execution):
         Returns:
             The recorded failures in push order, and the number of further failures.
         """
-        kept = {f for f in self._unobserved if f.observed_seq is None}
+        recorded = {f for f in self._unobserved if f.observed_seq is None}
         on_vars = {var.failure for var in self._failed_vars if var.failure is not None}
-        further = {f for f in on_vars if f.observed_seq is None} - kept
-        failures = sorted(kept | further, key=lambda f: f.seq)
+        further = {f for f in on_vars if f.observed_seq is None} - recorded
+        failures = sorted(recorded | further, key=lambda f: f.seq)
         more = self._untold_more - len(further)
         self._unobserved = {}
         self._untold_more = 0

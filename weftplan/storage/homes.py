@@ -124,28 +124,28 @@ def keep(
         if not _reserve(home, nbytes):
             refusals.append(f"{home.kind} has {home.nbytes:,} bytes, too few are left")
             continue
-        kept = None
+        stored = None
         try:
             for place in home.contexts(context, files=number, peers=peers(context)):
                 try:
                     resource = registry.get(place)
-                    kept = Kept(home, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
+                    stored = Kept(home, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
                     _count_waiting(nbytes)
                     break
                 except (OutOfMemoryError, DeviceError) as error:
                     refusals.append(str(error).partition("\n")[0])
-            if kept is not None:
-                _copy(kept._allocation.raw, kept.context, raw, context, stream_ordered)
+            if stored is not None:
+                _copy(stored._allocation.raw, stored.context, raw, context, stream_ordered)
                 with _lock:
                     traffic.outs += 1
                     traffic.out_bytes += nbytes
-                return kept
+                return stored
         except BaseException:
-            if kept is not None:
-                kept.free()
+            if stored is not None:
+                stored.free()
             raise
         finally:
-            if kept is None:
+            if stored is None:
                 _unreserve(home, nbytes)
     raise OutOfMemoryError("; ".join(refusals) or f"no home takes bytes of {context}")
 

@@ -116,28 +116,28 @@ class SpillableChunk(Chunk):
             if self._raw is not None:
                 return self._raw
         resource, allocation = self._take()
-        kept = taken = None
+        offloaded = taken = None
         try:
             with self._moving:
                 raw = self._raw
                 if raw is None:  # else another reader was faster
                     raw = counted(allocation.raw)
-                    kept = self._home
-                    if kept is not None:
-                        kept.read(raw, self.context, stream_ordered=stream_ordered)
+                    offloaded = self._home
+                    if offloaded is not None:
+                        offloaded.read(raw, self.context, stream_ordered=stream_ordered)
                     self._home, self._release, self._raw = None, partial(resource.free, allocation), raw
                     self._place = resource, allocation
                     taken = allocation
-                    if kept is None:
+                    if offloaded is None:
                         joint_allocation.first_memory(self)
         finally:
             if taken is None:
                 resource.free(allocation)
-        if kept is not None:
+        if offloaded is not None:
             if stream_ordered:
-                _free_behind(*kept.given_up())  # after the copy
+                _free_behind(*offloaded.given_up())  # after the copy
             else:
-                kept.free()
+                offloaded.free()
         if taken is not None:
             self._enrol()
             if not stream_ordered and self.may_leave:
@@ -165,20 +165,20 @@ class SpillableChunk(Chunk):
             raw, self._raw = self._raw, None
             if raw is None:
                 return False
-            kept = None
+            offloaded = None
             try:
                 stream = current_stream() if stream_ordered else None
                 if stream is not None:  # enqueued kernels use the bytes, too
                     stream.record().synchronize()
                 if _alone(raw) == _ALONE:
-                    kept = homes.keep(raw, self.context, where, self._origin, stream_ordered=stream_ordered)
+                    offloaded = homes.keep(raw, self.context, where, self._origin, stream_ordered=stream_ordered)
             finally:
-                if kept is None:
+                if offloaded is None:
                     self._raw = raw
-            if kept is None:
+            if offloaded is None:
                 return False
             place, release = self._place, self._release
-            self._release, self._home, self._place = kept.free, kept, None
+            self._release, self._home, self._place = offloaded.free, offloaded, None
         finally:
             self._moving.release()
         del raw
