@@ -364,9 +364,7 @@ def test_begin_needs_idle_vars(eng):
 
 
 def test_begun_operation_completes_inline(eng):
-    """Without waiting successors, with or without other pending operations: all vars are idle after it, without a
-    request.
-    """
+    """Without waiting successors its vars are idle after it, without a request, whatever else is pending."""
     gate, busy = threading.Event(), eng.new_variable()
     reads, writes, more = ([eng.new_variable() for _ in range(3)] for _ in range(3))
     for round in range(2):

@@ -182,9 +182,7 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_requests_of_other_threads_at_recursion_limit(kind):
-    """The thread inside has no stack to answer and does not return: the requesting thread gets its answer without
-    error.
-    """
+    """The thread inside has no stack to answer and does not return: the requester gets its answer without error."""
     done = subprocess.run(
         [sys.executable, "-c", OTHERS, kind], capture_output=True, text=True, timeout=100, check=False
     )

@@ -158,9 +158,7 @@ class TestAfterTheRun:
         assert log == ["run", "released"]
 
     def test_stored_operator_releases_after_deletion(self, eng):
-        """It keeps its function through twenty runs; its deletion lets them finish, and then the function is
-        released.
-        """
+        """It keeps its function through twenty runs; its deletion lets them finish, then releases the function."""
         log = []
         operator = eng.new_operator(function(Parcel(log)), (), [eng.new_variable()], name="stored")
         for _ in range(10):
@@ -312,9 +310,7 @@ class TestWithoutARun:
     """Functions that never run."""
 
     def test_refused_push_releases_its_function(self, eng):
-        """A duplicate var, a foreign var, a bad context, a deleted operator: the function is released with the
-        error.
-        """
+        """A duplicate var, a foreign var, a bad context, a deleted operator: the error releases the function."""
         log, var, other = [], eng.new_variable(), engine.create("NaiveEngine").new_variable()
 
         def push_a_deleted_operator():

@@ -84,9 +84,7 @@ def test_other_threads_do_not_change_the_clock():
 
 
 def test_inner_section_restarts_the_time():
-    """Inside a section that already takes long, the inner section defers; at its end the interrupt is raised in the
-    outer.
-    """
+    """In a section that already takes long, the inner section defers; then the outer raises the interrupt."""
     done = []
 
     def work():

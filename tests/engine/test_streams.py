@@ -335,9 +335,7 @@ def test_independent_chains_overlap(monkeypatch):
 
 
 def test_chain_continues_the_stream_of_its_inputs():
-    """An operation continues its input's stream if that input is the last work there, otherwise it takes the next
-    stream.
-    """
+    """An operation continues its input's stream if the input is the last work there, else takes the next."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=3)
     a, b, c = (eng.new_variable() for _ in range(3))
     where = {}

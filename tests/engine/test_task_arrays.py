@@ -180,9 +180,7 @@ class TestVarOf:
             engine.var_of(Thing())
 
     def test_idle_array_moves_to_another_engine(self, threaded):
-        """An idle array moves to the requesting engine; a busy array is an error, because nothing would order the
-        two.
-        """
+        """An idle array moves to the requesting engine; a busy array is an error, as nothing orders the two."""
         array, hold = np.zeros(2), threading.Event()
         engine.submit(lambda out: hold.wait(60), out=array)
         second = engine.create("NaiveEngine")

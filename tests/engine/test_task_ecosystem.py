@@ -84,9 +84,7 @@ def test_numpy_array_of_a_task_waits(eng):
 
 
 def test_done_callbacks(eng):
-    """Each is called once with the task, failed or not; a removed callback is not; an error of one does not affect
-    others.
-    """
+    """Each is called once with the task, failed or not, unless removed; an error of one affects no other."""
     seen, reported, done = [], [], threading.Event()
     task, bad = engine.submit(int, 3), engine.submit(fail)
     hook = threading.excepthook

@@ -21,9 +21,7 @@ class TestSubmit:
     """Functions with arrays as arguments."""
 
     def test_reads_wait_for_writes(self, driver):
-        """a --add--> b --multiply--> c, while a is overwritten afterwards: each step sees the values of program
-        order.
-        """
+        """a --add--> b --multiply--> c, while a is overwritten later: each step sees the values of program order."""
         a, b, c = np.arange(4.0), np.empty(4), np.empty(4)
         engine.submit(np.add, a, 1, out=b)
         engine.submit(np.multiply, b, 10, out=c)
@@ -104,9 +102,7 @@ class TestSubmit:
         assert (found, named) == ([3.0, 1.0], {"total": 3.0})
 
     def test_ndarrays_in_custom_containers(self, driver):
-        """They arrive as raw arrays in a container of the same class, with other items unchanged; the caller's
-        stays.
-        """
+        """They arrive as raw arrays in a container of the same class; other items and the caller's are unchanged."""
         x, seen = mx.nd.ones((3,)), []
         pair = namedtuple("pair", "left right")
         counts = defaultdict(list, x=x, other=[1])

@@ -82,9 +82,7 @@ class TestWait:
         assert a.tolist() == [1.0, 1.0]
 
     def test_awaited_stop_iteration_becomes_a_cause(self, threaded):
-        """A coroutine cannot be resumed with StopIteration: it becomes the cause of the raised error, as in a
-        generator.
-        """
+        """A coroutine cannot be resumed with StopIteration: it becomes the cause of the error, as in a generator."""
         a, empty = np.zeros(1), iter(())
 
         async def main() -> None:

@@ -280,8 +280,7 @@ class Engine(Waiting):
         """Run small work inline on this thread if that cannot change the observable order.
 
         The work may write only memory that no other code has seen yet. See ``edges/at_once.py``. Engines without
-        workers
-        run everything in their own way.
+        workers run everything in their own way.
 
         Returns:
             The result of ``work``; None if the caller must push it instead.
@@ -363,8 +362,7 @@ class Engine(Waiting):
         """Schedule ``fn(on_complete)``, which only starts work; otherwise as :meth:`push`.
 
         Call ``on_complete(error=None)`` exactly once, from any thread; a second call raises EngineError. If ``fn``
-        raises,
-        the operation completes with that error.
+        raises, the operation completes with that error.
         """
         if not callable(fn):
             raise EngineError(f"an operation needs a function of on_complete, got {type(fn).__name__}")

@@ -77,8 +77,8 @@ class Execution(Driver):
         self._careful = False
         """Whether operations need :meth:`_execute_carefully`.
 
-        Set inside the region before an operation that needs it is
-        granted, so the worker that fetches the operation sees it.
+        Set inside the region before an operation that needs it is granted, so the worker that fetches the operation
+        sees it.
         """
         self._failed = 0
         self._skipped = 0
@@ -120,8 +120,7 @@ class Execution(Driver):
         """Recompute ``_unusual``. Every change of its inputs is followed by a call.
 
         The lock makes reading the inputs and storing the result one step. It guards no call, so neither a destructor
-        nor
-        a signal handler can interleave.
+        nor a signal handler can interleave.
         """
         with self._unusual_lock:
             self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1

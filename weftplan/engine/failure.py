@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from weftplan.engine.var import Var
 
 Outcome: TypeAlias = "Failure | BaseException | dict[Var, Failure | None] | None"
-"""Outcome of an operation: success (None), its failure, an error not yet wrapped in a failure, or for a bulk a failure
-or None per written var.
-"""
+"""Outcome of an operation: None, its failure, an unwrapped error, or for a bulk a failure or None per written var."""
 
 
 class Failure:

@@ -43,9 +43,7 @@ ONE = (1,)
 _TOLD = -1
 """``wait`` of a waiter whose completion is already requested."""
 PATIENCE_S = 1.0
-"""How often a waiting thread checks for work of its own. The thread inside may have had no stack left to notify it,
-or no worker could be started.
-"""
+"""How often a waiting thread serves requests itself, in case the thread inside could not notify it."""
 MOST_AT_ONCE = 500
 """Requests that a thread serves before it offers the token to others."""
 PAUSE_S = 0.00005
@@ -252,8 +250,7 @@ class Region:
 
         Returns:
             False, with nothing done, if another thread is inside, a request is queued, or a var is busy, on a device or
-            not
-            one of ``driver``.
+            not one of ``driver``.
         """
         requests, token = self.requests, self.token
         done = False

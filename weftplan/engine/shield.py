@@ -41,9 +41,7 @@ class Shield:
 
     def __init__(self) -> None:
         self._handler: Any = None
-        """The replaced handler. Never cleared, because a shielded function may later restore the shield as the "old"
-        handler.
-        """
+        """The replaced handler. Never cleared, as a shielded function may later restore the shield as the old one."""
         self._up = False
         self.held = False
         """An interrupt is pending."""

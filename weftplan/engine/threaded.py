@@ -45,10 +45,7 @@ class ThreadedBase(Engine):
     _alone = False
     """Whether the user asked for one worker; operations are then not split over idle cores."""
     short_inline = False
-    """Run short operations (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) inline on the thread that made them ready,
-    after
-    it has left the region.
-    """
+    """Run short operations (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) inline on the thread that made them ready."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,9 +29,7 @@ class Waiting(Execution):
         """Hook before a wait for ``var`` that blocks no thread. A driver without threads runs operations here."""
 
     def _forbid_wait(self, what: str, *, would_block: bool = False) -> None:
-        """Raise if this thread runs an operation of this engine (on an inline engine: only if the wait would never
-        end).
-        """
+        """Raise if this thread runs an operation of this engine (inline engine: only if the wait would never end)."""
         if self in running.engines and (would_block or not self._inline):
             raise WaitInWorkerError(
                 f"{what} was called inside an engine operation: the worker would wait for work that may need this "

@@ -103,8 +103,7 @@ class WorkerQueue:
         self.taken = None if by_priority else iter(fifo.popleft, None)
         """``for op in taken: break`` takes the first operation or raises IndexError.
 
-        Unlike after a call of ``popleft``, no
-        signal on the main thread can arrive between taking and storing it.
+        Unlike after a call of ``popleft``, no signal on the main thread can arrive between taking and storing it.
         """
         self.idle: list[Worker] = []
         self.parked = iter(self.idle.pop, None)

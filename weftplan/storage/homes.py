@@ -43,9 +43,7 @@ _taken: dict[tuple[str, str], int] = {}
 _waiting_bytes = 0
 """Guarded by ``_lock``."""
 _given_back: deque[tuple[tuple[str, str], int, int]] = deque()
-"""Released (home, reserved bytes, offloaded bytes), not yet subtracted. Finalizers only append, as they may run on a
-thread that holds the lock.
-"""
+"""Released (home, reserved bytes, offloaded bytes), not yet subtracted. Finalizers append even under the lock."""
 
 
 class Kept:

@@ -54,9 +54,7 @@ class Recorder:
         self.records: deque[Record] = deque(maxlen=most)
         self._append = self.records.append
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
-        """Address cache of block views, by id: computing an address takes longer than an allocation. The weak reference
-        detects a reused id.
-        """
+        """Address cache of block views, by id. The weak reference detects a reused id."""
         self._blocks: dict[int, int] = {}
         """Address cache of whole blocks, by id.
 
