@@ -96,9 +96,9 @@ def test_ctrl_c_during_exit(kind):
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         a, waits, told = np.zeros(2), threading.Event(), threading.Event()
-        finish, tell_busy = factory._finish, factory._tell_busy
+        finish, tell_busy = factory._finish, factory._print_busy
         factory._finish = lambda eng: (waits.set(), finish(eng))
-        factory._tell_busy = lambda eng: (tell_busy(eng), told.set())
+        factory._print_busy = lambda eng: (tell_busy(eng), told.set())
 
         def first(out):
             waits.wait()  # from here on the end is interrupted where it waits

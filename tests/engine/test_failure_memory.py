@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from weftplan import engine
-from weftplan.engine.failure import MOST_UNTOLD
+from weftplan.engine.failure import MOST_UNOBSERVED
 
 
 class Large:
@@ -125,7 +125,7 @@ def test_number_of_recorded_failures_is_bounded(eng):
     dropped failures can be overwritten, too.
     """
     last = np.zeros(2)
-    for number in range(MOST_UNTOLD + 50):
+    for number in range(MOST_UNOBSERVED + 50):
         engine.submit(failing, [], number)
 
     def spoil(out):
@@ -133,7 +133,7 @@ def test_number_of_recorded_failures_is_bounded(eng):
 
     engine.submit(spoil, out=last)
     eng.settle(60)
-    assert len(eng.unobserved_failures()) == MOST_UNTOLD
+    assert len(eng.unobserved_failures()) == MOST_UNOBSERVED
     with pytest.raises(ValueError, match="0") as caught:
         eng.wait_for_all()
     assert caught.value.args == (0,)

@@ -257,7 +257,7 @@ def test_oracle_detects_missing_skips():
     program = [("op", [], [0], True, FnProperty.NORMAL, 0, 0, False, False)]
     program.append(("op", [0], [1], False, FnProperty.NORMAL, 0, 0, False, False))
     eng = engine.create("Simulator")
-    eng._obstacle = lambda op: None
+    eng._blocking_failure = lambda op: None
     with ThreadPoolExecutor(1) as pool:
         got = Run(eng, pool).run(program)
     assert got.values != Oracle(False).run(program).values

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import MOST_UNTOLD, Failure, Outcome, traceback_of
+from weftplan.engine.failure import MOST_UNOBSERVED, Failure, Outcome, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.shield import shielded
@@ -69,7 +69,7 @@ class Execution(Driver):
     def __init__(self) -> None:
         self._unobserved: dict[Failure, None] = {}
         """The first failures that no wait has raised, in order."""
-        self._untold_more = 0
+        self._unrecorded = 0
         """Number of further failures that no wait has raised."""
         self._failed_vars: MutableSet[Var] = weakref.WeakSet()
         """Vars that hold a failure."""
@@ -103,7 +103,7 @@ class Execution(Driver):
         """Whether a stream exists or existed, so vars may carry marks. Never reset."""
         self._running_on: dict[int, int] = {}
         """Thread identifier by number of the running operation (debug mode only)."""
-        self._lacking: list[object] = []
+        self._starved: list[object] = []
         """One token per thread that waits for memory inside an operation."""
         self._debug = bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
         if self._debug:
@@ -172,7 +172,7 @@ class Execution(Driver):
         self._region.requests.append(op)
         self._region.apply(self, past_gate=True)  # a fork waits for this operation: do not block in its gate
 
-    def _obstacle(self, op: OprBlock) -> Failure | None:
+    def _blocking_failure(self, op: OprBlock) -> Failure | None:
         """Return the failure that makes ``op`` skip, if any.
 
         Called by the running thread, outside the region: failures of inputs were set before the grants.
@@ -207,7 +207,7 @@ class Execution(Driver):
 
         ``on_stream``: the caller orders the work by events. Otherwise the host waits for pending work on streams.
         """
-        blocked = self._hold_back(op, on_stream)
+        blocked = self._check_inputs(op, on_stream)
         if blocked is not None:
             return blocked
         if self._shutdown and op.prop is not _DELETE and type(op) is not FutureBlock:
@@ -228,15 +228,15 @@ class Execution(Driver):
             self._running_on.pop(op.seq, None)
             del op  # as in _execute
 
-    def _hold_back(self, op: OprBlock, on_stream: bool) -> Failure | None:
+    def _check_inputs(self, op: OprBlock, on_stream: bool) -> Failure | None:
         """Wait for streams if necessary. Return the failure that makes ``op`` skip, if any."""
         late = synchronize_host(self, op) if self._streams_used and not on_stream else None
-        blocked = self._obstacle(op) if self._any_failure else None
+        blocked = self._blocking_failure(op) if self._any_failure else None
         return blocked or (None if op.prop in _NEVER_SKIPPED else late)
 
     def _start_async(self, op: OprBlock, done: Callable[[Outcome], None], *, on_stream: bool = False) -> None:
         """Run an asynchronous operation. ``done(failure)`` is called once, from any thread."""
-        blocked = self._hold_back(op, on_stream)
+        blocked = self._check_inputs(op, on_stream)
         if blocked is not None:
             done(blocked)
             return
@@ -271,16 +271,16 @@ class Execution(Driver):
     def _add_unobserved(self, failure: Failure) -> None:
         """Inside: record a failure that is on no var."""
         self._failed += 1
-        self._untold_more += not self._keep_untold(failure)
+        self._unrecorded += not self._record_unobserved(failure)
 
-    def _keep_untold(self, failure: Failure) -> bool:
+    def _record_unobserved(self, failure: Failure) -> bool:
         """Inside: record a failure that no wait has raised. Repeatable.
 
         Returns:
             False if the limit is reached and the record of the last pushed operation was dropped.
         """
         self._unobserved[failure] = None
-        if len(self._unobserved) <= MOST_UNTOLD:
+        if len(self._unobserved) <= MOST_UNOBSERVED:
             return True
         del self._unobserved[max(self._unobserved, key=_seq)]
         return False
@@ -321,7 +321,7 @@ class Execution(Driver):
             fresh = op.fn.failures if mapping is not None else [failure]
             for one in fresh:
                 if one is not None and one.observed_seq is None and (one.seq == op.seq or one in self._unobserved):
-                    untold += not self._keep_untold(one)
+                    untold += not self._record_unobserved(one)
                 if one is not None and one.seq == op.seq:
                     failed += 1
         replaced = [var.failure for var in op.writes]
@@ -340,15 +340,15 @@ class Execution(Driver):
                 continue
             self._hold(var, var.failure)
         if not self._failed_vars:
-            self._all_well()
+            self._clear_failures()
         if self._counted != op.seq:  # first pass only; no call in between, so no interrupt
             self._failed += failed
-            self._untold_more += untold
+            self._unrecorded += untold
             self._skipped += skipped
             self._counted = op.seq
         return replaced
 
-    def _all_well(self) -> None:
+    def _clear_failures(self) -> None:
         """Inside: record that no var holds a failure."""
         self._any_failure = self._careful = False
         # Read after the store above: other threads set one of these flags first, then `_careful`.

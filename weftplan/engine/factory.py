@@ -212,7 +212,7 @@ def _end(engines: Sequence[Engine], patience: float) -> None:
         engine.notify_shutdown()
     for engine in engines:
         if not engine._wait_idle(patience):
-            _tell_busy(engine)
+            _print_busy(engine)
         if engine._dropped:
             count = len(engine._dropped)
             print(
@@ -220,13 +220,13 @@ def _end(engines: Sequence[Engine], patience: float) -> None:
                 "wait_for_all() first",
                 file=sys.stderr,
             )
-        _tell_untold(engine)
+        _print_unobserved(engine)
 
 
-def _tell_untold(engine: Engine) -> None:
+def _print_unobserved(engine: Engine) -> None:
     """Print the failures that no wait has raised: one line for a single failure, else their number and kinds."""
     failures = engine.unobserved_failures()
-    count = len(failures) + engine._untold_more
+    count = len(failures) + engine._unrecorded
     if count == 1 and failures:
         print(
             f"weftplan: an engine operation failed and nobody waited for it: {failures[0].describe()}", file=sys.stderr
@@ -253,12 +253,12 @@ def _finish(engine: Engine) -> None:
     while users_pending():
         if engine._wait_idle(EXIT_PATIENCE_S):
             return
-        _tell_busy(engine)
+        _print_busy(engine)
         if not engine._at_work():
             return
 
 
-def _tell_busy(engine: Engine) -> None:
+def _print_busy(engine: Engine) -> None:
     print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
 
 

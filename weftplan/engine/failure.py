@@ -132,7 +132,7 @@ _context_of = BaseException.__dict__["__context__"].__get__
 _members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
 _note_lock = free_in_children(ReentrantLock())
 """Two operations may fail with the same exception object. Re-entrant, because ``add_note`` may be user code."""
-MOST_UNTOLD = 100
+MOST_UNOBSERVED = 100
 """Unobserved failures that an engine records; further failures are only counted."""
 MOST_NOTES = 100
 """Limit of notes per exception object, which any number of operations may raise."""

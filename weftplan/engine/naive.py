@@ -44,7 +44,7 @@ class NaiveEngine(Engine):
         self.enlist()
 
     def _dispatch(self) -> None:
-        self._region.hand_over(self._dispatched)
+        self._region.dispatch_to(self._dispatched)
 
     def _admitted(self, op: OprBlock) -> None:
         self._region.apply(self)

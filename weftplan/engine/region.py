@@ -40,7 +40,7 @@ from weftplan.errors import EngineError
 T = TypeVar("T")
 ONE = (1,)
 """Appended to a list of permits to return one."""
-_TOLD = -1
+_NOTIFIED = -1
 """``wait`` of a waiter whose completion is already requested."""
 PATIENCE_S = 1.0
 """How often a waiting thread serves requests itself, in case the thread inside could not notify it."""
@@ -108,13 +108,13 @@ class Region:
         self.gate: Callable[[], None] | None = None
         """Called at the start of :meth:`apply` unless ``past_gate``. A fork blocks other threads in it."""
 
-    def hand_over(self, queue: MutableSequence[OprBlock]) -> None:
+    def dispatch_to(self, queue: MutableSequence[OprBlock]) -> None:
         """Inside: ``_dispatch`` for a driver with one queue."""
         ready = self.ready
         while ready:
             op = ready[0]
             if type(op) is Waiter:
-                self.tell(op)
+                self.notify(op)
             else:
                 del ready[0]
                 queue += (op,)
@@ -218,7 +218,7 @@ class Region:
                         if ready:
                             driver._dispatch()
                         if idle_waiters and self.seq - self.completed <= self.few:
-                            self._tell_idle()
+                            self._notify_idle()
                         edge = None
                 except BaseException as error:
                     interrupted = interrupted or error
@@ -381,14 +381,14 @@ class Region:
                 self.apply(driver)
         return done
 
-    def tell(self, op: OprBlock) -> None:
+    def notify(self, op: OprBlock) -> None:
         """Inside: notify the waiter at the head of ``ready`` and request its completion."""
         if not op.wait:
             # Queue the completion before notifying: a later request of the woken thread is then served after it. `+=`
             # is not a call, so no interrupt can follow it.
             requests = self.requests
             requests += (op,)
-            op.wait = _TOLD
+            op.wait = _NOTIFIED
         try:  # noqa: SIM105  # `suppress` is slow
             op.fn()
         except RuntimeError:  # already notified before an interrupt, or no stack here: the waiting thread asks again
@@ -396,7 +396,7 @@ class Region:
         self.waits += 1
         del self.ready[0]
 
-    def _tell_idle(self) -> None:
+    def _notify_idle(self) -> None:
         """Inside: notify threads that wait for an idle engine. Each checks the count itself."""
         waiters = self.idle_waiters
         while waiters:
@@ -421,7 +421,7 @@ class Region:
         if self.ready:
             driver._dispatch()
         if self.idle_waiters and self.seq - self.completed <= self.few:
-            self._tell_idle()
+            self._notify_idle()
         driver._wake_all()
 
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:

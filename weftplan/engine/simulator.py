@@ -48,7 +48,7 @@ class Simulator(Engine):
         self.enlist()
 
     def _dispatch(self) -> None:
-        self._region.hand_over(self._dispatched)
+        self._region.dispatch_to(self._dispatched)
 
     def stop(self) -> None:
         if self not in running.engines:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 # (1) enqueue a read, (1) record, (2) enqueue a read, (2) record, (2) store its mark, (1) store its mark,
 # and the stored mark would not cover the second read.
 _lock = free_in_children(Lock())
-LATER = cast("Outcome", object())
-"""Returned by :meth:`StreamWorker.run` for a deferred delete; :meth:`StreamWorker.bury` completes it."""
+DEFERRED = cast("Outcome", object())
+"""Returned by :meth:`StreamWorker.run` for a deferred delete; :meth:`StreamWorker.finish_deletes` completes it."""
 
 
 class Mark:
@@ -240,19 +240,19 @@ class StreamWorker:
     """Runs the operations of one worker thread of an asynchronous device."""
 
     def __init__(self, core: Runs, place: Device) -> None:
-        self._graveyard: list[tuple[Before, OprBlock]] = []
+        self._deferred_deletes: list[tuple[Before, OprBlock]] = []
         # Set before this worker can grant anything, so that every thread takes the careful path.
         core._streams_used = True
         core._careful = True
         self._pool = pool_of(core, place)
 
     def run(self, core: Runs, op: OprBlock) -> Outcome:
-        """Run ``op`` as ``engine._execute`` does; return LATER for a deferred delete."""
+        """Run ``op`` as ``engine._execute`` does; return DEFERRED for a deferred delete."""
         if op.prop is FnProperty.DELETE_VAR:
             marks = list(marks_before(op))
             if marks:
-                self._graveyard.append((marks, op))
-                return LATER
+                self._deferred_deletes.append((marks, op))
+                return DEFERRED
             return core._execute_carefully(op, on_stream=True)
         try:
             stream = self._pool.choose(op)
@@ -327,21 +327,21 @@ class StreamWorker:
             for var in op.writes:
                 var.events = VarEvents(mark)
 
-    def has_graves(self) -> bool:
+    def has_deferred_deletes(self) -> bool:
         """Whether deletes are waiting for events."""
-        return bool(self._graveyard)
+        return bool(self._deferred_deletes)
 
-    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
+    def finish_deletes(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
         """Complete deletes whose events have passed; with ``block``, wait for the oldest.
 
         Yields:
             (operation, failure) for the caller to complete.
         """
-        while self._graveyard:
-            marks, op = self._graveyard[0]
+        while self._deferred_deletes:
+            marks, op = self._deferred_deletes[0]
             if not block and not all(mark.event.query() for _, mark, _ in marks):
                 return
-            self._graveyard.pop(0)
+            self._deferred_deletes.pop(0)
             failure = None
             for var, mark, why in marks:
                 failure = _pass_for(core, op, var, mark, why) or failure
@@ -373,11 +373,11 @@ class BrokenDevice:
         """Report the failure immediately."""
         done(Failure.of(op, self._error))
 
-    def has_graves(self) -> bool:
+    def has_deferred_deletes(self) -> bool:
         """Return False: no delete waits for events."""
         return False
 
-    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
+    def finish_deletes(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
         """Do nothing."""
         return iter(())
 

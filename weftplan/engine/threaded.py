@@ -102,7 +102,7 @@ class ThreadedBase(Engine):
             queue, urgent = plain.get(type(op)), False
             if queue is None:
                 if type(op) is Waiter:
-                    self._region.tell(op)
+                    self._region.notify(op)
                     continue
                 if (
                     self.short_inline

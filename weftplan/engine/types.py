@@ -38,7 +38,7 @@ class Core(Runs, Driver, Protocol):
     _bulking: list[object]
     _debug: bool
     _fork: Any
-    _lacking: list[object]
+    _starved: list[object]
     _region: Region
     _running_on: dict[int, int]
 

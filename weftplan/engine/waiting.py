@@ -109,7 +109,7 @@ class Waiting(Execution):
             stream.drain(self)
         self._region.refuse_inside()
         # Completed operations have recorded their failures by now: without any, skip the request.
-        if self._unobserved or self._untold_more:
+        if self._unobserved or self._unrecorded:
             failures, more = self._exclusively(self._observe_all)
             if failures:
                 first = failures[0].exception()
@@ -149,9 +149,9 @@ class Waiting(Execution):
         on_vars = {var.failure for var in self._failed_vars if var.failure is not None}
         further = {f for f in on_vars if f.observed_seq is None} - recorded
         failures = sorted(recorded | further, key=lambda f: f.seq)
-        more = self._untold_more - len(further)
+        more = self._unrecorded - len(further)
         self._unobserved = {}
-        self._untold_more = 0
+        self._unrecorded = 0
         for failure in failures:
             self._observe(failure)
         return failures, more
@@ -247,8 +247,8 @@ class Waiting(Execution):
         """Mark ``failure`` as observed by the user."""
 
         def note() -> None:
-            if failure not in self._unobserved and failure.observed_seq is None and self._untold_more:
-                self._untold_more -= 1
+            if failure not in self._unobserved and failure.observed_seq is None and self._unrecorded:
+                self._unrecorded -= 1
             self._observe(failure)
             self._unobserved.pop(failure, None)
 

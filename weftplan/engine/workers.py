@@ -32,7 +32,7 @@ from weftplan.engine.failure import Failure, Outcome, release_frames
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import OprBlock, ample_room, label_of
 from weftplan.engine.region import ONE
-from weftplan.engine.streams import LATER, BrokenDevice, StreamWorker, enter
+from weftplan.engine.streams import DEFERRED, BrokenDevice, StreamWorker, enter
 from weftplan.locks import Lock
 from weftplan.support import core_sharing
 
@@ -255,8 +255,8 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
                 raise IndexError
             op = take()
         except IndexError:
-            if device is not None and device.has_graves():
-                _bury(engine, me, device, block=True)
+            if device is not None and device.has_deferred_deletes():
+                _finish_deletes(engine, me, device, block=True)
                 continue
             idle.append(me)
             if queue.stopping or (items and not (stand_back and not queue.seat)):
@@ -341,16 +341,16 @@ def _run(
             done(Failure.of(op, error))
         return False
     failure = engine._execute(op) if device is None else device.run(engine, op)
-    if failure is not LATER:
+    if failure is not DEFERRED:
         me.completed += 1
         op.failure = failure
         engine._trace(op, queue.name, name, start)
         if failure is None and type(op.fn) is not BulkRun:
             op.fn = None  # drop its objects before any thread can see it as completed
-    succeeded = failure is not LATER
+    succeeded = failure is not DEFERRED
     del op, failure  # the traceback's frames hold this frame
-    if device is not None and device.has_graves():
-        _bury(engine, me, device, block=False)
+    if device is not None and device.has_deferred_deletes():
+        _finish_deletes(engine, me, device, block=False)
     return succeeded
 
 
@@ -365,9 +365,9 @@ def run_another(
     try:
         op = queue.take()
     except IndexError:
-        if device is None or not device.has_graves():
+        if device is None or not device.has_deferred_deletes():
             return False
-        _bury(engine, me, device, block=True)
+        _finish_deletes(engine, me, device, block=True)
         return True
     if _run(engine, queue, me, name, device, op):
         engine._complete(op, op.failure)
@@ -384,8 +384,8 @@ def _sleep(queue: WorkerQueue, me: Worker) -> Threads | None:
         queue.idle.append(me)
 
 
-def _bury(engine: Threads, me: Worker, device: StreamWorker | BrokenDevice, *, block: bool) -> None:
-    for op, failure in device.bury(engine, block=block):
+def _finish_deletes(engine: Threads, me: Worker, device: StreamWorker | BrokenDevice, *, block: bool) -> None:
+    for op, failure in device.finish_deletes(engine, block=block):
         me.completed += 1
         try:
             engine._complete(op, failure)

@@ -66,17 +66,17 @@ def _another(engine: Core, ended: int) -> bool:
         finally:
             running.nested -= 1
     token = object()
-    engine._lacking.append(token)
+    engine._starved.append(token)
     try:
         while _ended(engine) == ended:
             with _giving_up:
                 # A thread that gives up counts as busy until its operation has completed, so the next thread waits for
                 # that. Read the number of busy workers first: a worker completes its operation before it becomes idle.
-                if engine._at_work() <= len(engine._lacking) and _ended(engine) == ended:
-                    engine._lacking.remove(token)
+                if engine._at_work() <= len(engine._starved) and _ended(engine) == ended:
+                    engine._starved.remove(token)
                     return False
             time.sleep(_GLANCE_S)
     finally:
-        if token in engine._lacking:
-            engine._lacking.remove(token)
+        if token in engine._starved:
+            engine._starved.remove(token)
     return True

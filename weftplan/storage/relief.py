@@ -33,10 +33,10 @@ operation, which must not wait for operations. Returns False if there is no such
 
 _rungs: dict[int, list[tuple[Rung, bool]]] = {}
 _waits: list[Wait] = []
-_lacking: dict[int, tuple[int, Context]] = {}
+_starved: dict[int, tuple[int, Context]] = {}
 """Thread and context of every starved thread."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_lacking.clear)
+    os.register_at_fork(after_in_child=_starved.clear)
 
 
 class _Climbing(threading.local):
@@ -99,26 +99,26 @@ class Lacking:
         self._context = context
 
     def __enter__(self) -> Self:
-        _lacking[id(self)] = threading.get_ident(), self._context
+        _starved[id(self)] = threading.get_ident(), self._context
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _lacking.pop(id(self), None)
+        _starved.pop(id(self), None)
 
     __del__ = __exit__  # an interrupt may come between `__enter__` and the block
 
 
 def lacked(contexts: Iterable[Context]) -> bool:
     """Return whether another thread is starved on one of ``contexts``."""
-    if not _lacking:
+    if not _starved:
         return False
     wanted, here = set(contexts), threading.get_ident()
-    return any(context in wanted and thread != here for thread, context in list(_lacking.values()))
+    return any(context in wanted and thread != here for thread, context in list(_starved.values()))
 
 
 def lacking() -> set[int]:
     """Return the starved threads."""
-    return {thread for thread, _ in list(_lacking.values())}
+    return {thread for thread, _ in list(_starved.values())}
 
 
 def add_wait(wait: Wait) -> None:
