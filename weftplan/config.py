@@ -132,10 +132,7 @@ def get(name: str) -> Any:
 
 
 def in_force() -> tuple[tuple[str, str], ...]:
-    """Return names and texts of all variables that :func:`get` may read, as a key for caches that depend on settings.
-
-    Costs a tenth of reading all values.
-    """
+    """Return names and texts of all variables that :func:`get` may read, as a cheap key for caches."""
     read = _current_read()
     if read.in_force is None:
         environment = os.environ
@@ -304,10 +301,7 @@ def _find(name: str) -> Variable:
 
 
 def _raw(variable: Variable) -> tuple[str, str | None]:
-    """Return (name that is set, its text).
-
-    The variable's own name precedes its aliases; text is None if unset or empty.
-    """
+    """Return (name that is set, its text or None). The variable's own name precedes its aliases."""
     texts = _current_read().texts
     named_text = texts.get(variable.name)
     if named_text is None:

@@ -206,7 +206,7 @@ class BudgetError(PlanError, ValueError):
         self.smallest = smallest
         """Bytes of the smallest known budget that works, or None.
 
-        In the message it has no thousands separators, so that it can be pasted as the next budget.
+        The message repeats it without separators, for pasting.
         """
 
 

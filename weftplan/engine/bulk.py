@@ -49,10 +49,7 @@ class BulkState(threading.local):
 
 
 class BulkGuard:
-    """Belongs to the bulk state of one thread.
-
-    When that is dropped, the guard pushes the members and unregisters it.
-    """
+    """Pushes the members and unregisters the thread when the bulk state of a thread is dropped."""
 
     def __init__(self, engine: Core, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)

@@ -55,9 +55,7 @@ new = object.__new__
 NORMAL, TASK = FnProperty.NORMAL, FnProperty.TASK
 _CPU0 = cpu(0)
 _delete_lock = free_in_children(Lock())
-"""Guards ``delete_variable``: mark the var, then queue the delete. No call stands between the two steps, so neither a
-destructor nor a signal handler can interleave.
-"""
+"""Makes marking a var as deleted and queueing its delete one step: no call in between, so nothing can interleave."""
 
 
 class Engine(Waiting):
@@ -288,17 +286,13 @@ class Engine(Waiting):
         return None
 
     def give_way(self) -> None:
-        """Yield the interpreter to a worker that has been woken but has not started yet.
+        """Yield the interpreter to a worker that has been woken but has not started yet. Costs about 60 µs.
 
-        Call this after pushing long work when the caller has more to do before it waits. Costs about 60 microseconds.
+        Call this after pushing long work when the caller has more to do before it waits.
         """
 
     def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-        """Run small package work inline if all its vars are idle. No var may appear twice. See ``edges/at_once.py``.
-
-        Returns:
-            False if the caller must push the work instead.
-        """
+        """Run small package work inline if all its vars are idle; False: push it. See ``edges/at_once.py``."""
         return False
 
     def begin(
@@ -312,9 +306,7 @@ class Engine(Waiting):
         return None
 
     def write_too(self, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None) -> bool:
-        """Add idle vars to the writes of a pending asynchronous package operation that writes ``var``.
-
-        See ``edges/at_once.py``.
+        """Add idle vars to the writes of a pending package operation that writes ``var``. See ``edges/at_once.py``.
 
         Returns:
             False if the caller must push a separate operation for these vars.
@@ -322,15 +314,13 @@ class Engine(Waiting):
         return False
 
     def _make_room(self) -> None:
-        """Block while WEFTPLAN_ENGINE_MAX_PENDING operations are pending, until half of them are done.
-
-        Waiting for half of them saves a sleep and a wake-up per push.
-        """
+        """Block while WEFTPLAN_ENGINE_MAX_PENDING operations are pending, until half of them are done."""
         # Count unserved requests too: while one thread is held up inside the region, the others could queue any number.
         # Read `requests` before `pending`, as in wait_for_var.
         if len(self._region.requests) + self._region.pending >= self._bound:
             if self._bulking:
                 self._flush_bulk()
+            # Waiting for half of them saves a sleep and a wake-up per push.
             self._wait_idle(few=self._region.few)
 
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
@@ -425,6 +415,7 @@ class Engine(Waiting):
             self._push_bulk(self._bulk.members)
 
     def _push_bulk(self, shared: list[BulkMember]) -> None:
+        # Copied, and cleared only after the run exists: an error in between loses no member.
         members = shared[:]
         run = BulkRun(self, members)
         first = members[0]
@@ -463,8 +454,7 @@ class Engine(Waiting):
     def others_first(self, patience_s: float) -> Iterator[None]:
         """Yield each time pending operations have completed, for a caller whose allocation failed.
 
-        Inside an operation this thread runs other operations meanwhile. Outside it waits for at most ``patience_s``
-        seconds.
+        Inside an operation this thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds.
         """
         return others_first(self, patience_s)
 
@@ -534,10 +524,7 @@ class Engine(Waiting):
 
 
 def _check_place(ctx: object, priority: SupportsIndex) -> int:
-    """Return the priority as a plain integer.
-
-    Runs before any change of state: a bad priority found later would leave vars half registered.
-    """
+    """Return the priority as a plain integer, or raise before anything is changed."""
     if ctx is not None and not isinstance(ctx, Context):
         raise EngineError(f"ctx must be a context such as mx.cpu(0), got {ctx!r}")
     try:

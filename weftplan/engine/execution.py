@@ -75,11 +75,7 @@ class Execution(Driver):
         """Vars that hold a failure."""
         self._any_failure = False
         self._careful = False
-        """Whether operations need :meth:`_execute_carefully`.
-
-        Set inside the region before an operation that needs it is granted, so the worker that fetches the operation
-        sees it.
-        """
+        """Whether operations need :meth:`_execute_carefully`; set before an affected operation is granted."""
         self._failed = 0
         self._skipped = 0
         self._counted = 0
@@ -117,12 +113,10 @@ class Execution(Driver):
         live_engines.add(self)
 
     def _note_unusual(self) -> None:
-        """Recompute ``_unusual``. Every change of its inputs is followed by a call.
-
-        The lock makes reading the inputs and storing the result one step. It guards no call, so neither a destructor
-        nor a signal handler can interleave.
-        """
+        """Recompute ``_unusual`` after a change of its inputs."""
         with self._unusual_lock:
+            # Reads the inputs and stores the result in one step. The lock guards no call, so neither a destructor nor a
+            # signal handler can interleave.
             self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1
 
     @property
@@ -138,9 +132,9 @@ class Execution(Driver):
         return False
 
     def drive(self, over: Callable[[], bool]) -> bool:
-        """Run operations on this thread until ``over()`` or until none is ready. Engines with threads do nothing.
+        """Run operations on this thread until ``over()`` or until none is ready, for a wait without a var.
 
-        For a caller that waits for an effect of operations instead of a var.
+        Engines with threads do nothing.
 
         Returns:
             True if the caller should call again, because pending operations may become ready.
@@ -173,10 +167,7 @@ class Execution(Driver):
         self._region.apply(self, past_gate=True)  # a fork waits for this operation: do not block in its gate
 
     def _blocking_failure(self, op: OprBlock) -> Failure | None:
-        """Return the failure that makes ``op`` skip, if any.
-
-        Called by the running thread, outside the region: failures of inputs were set before the grants.
-        """
+        """Return the failure that makes ``op`` skip, if any. Outside the region: inputs failed before the grants."""
         if op.prop in _NEVER_SKIPPED:
             return None
         failure: Failure | None
@@ -274,11 +265,7 @@ class Execution(Driver):
         self._unrecorded += not self._record_unobserved(failure)
 
     def _record_unobserved(self, failure: Failure) -> bool:
-        """Inside: record a failure that no wait has raised. Repeatable.
-
-        Returns:
-            False if the limit is reached and the record of the last pushed operation was dropped.
-        """
+        """Inside: record an unobserved failure. Return False if the limit made it drop the last pushed failure."""
         self._unobserved[failure] = None
         if len(self._unobserved) <= MOST_UNOBSERVED:
             return True
@@ -300,11 +287,7 @@ class Execution(Driver):
         return self._raise_once and failure.observed_seq is not None
 
     def _spread(self, op: OprBlock) -> list[Failure | None]:
-        """Inside: set the failure of ``op`` on the vars it writes, or heal them. Repeatable.
-
-        Returns:
-            The replaced failures, to be dropped outside: an error may own any object.
-        """
+        """Inside: set the failure of ``op`` on its outputs, or heal them; return the replaced failures. Repeatable."""
         failed = skipped = untold = 0
         failure = op.failure
         if isinstance(failure, BaseException):  # the running thread may have had no stack left for more
@@ -316,6 +299,7 @@ class Execution(Driver):
             failure = None
         if failure is not None:
             self._any_failure = self._careful = True
+            # A failure with another number was inherited: the operation was skipped.
             if mapping is None and failure.seq != op.seq:
                 skipped += 1
             fresh = op.fn.failures if mapping is not None else [failure]
@@ -324,6 +308,7 @@ class Execution(Driver):
                     untold += not self._record_unobserved(one)
                 if one is not None and one.seq == op.seq:
                     failed += 1
+        # Dropped outside by the caller: an error may own any object.
         replaced = [var.failure for var in op.writes]
         for var in op.writes:
             if type(var) is Order:

@@ -107,8 +107,7 @@ def get() -> Engine:
 def nested() -> Iterator[Engine]:
     """Inside an operation, use a NaiveEngine of this thread, for user code with arrays of its own.
 
-    Its pushes run immediately. It may not use arrays of the process-wide engine unless their memory is wrapped in new
-    arrays.
+    Its pushes run immediately. Arrays of the process-wide engine must be wrapped in new arrays.
     """
     global _nested
     before = getattr(_local, "engine", None)
@@ -172,10 +171,7 @@ def set_tracer(tracer: Tracer | None) -> None:
 
 
 def debug_enabled() -> bool:
-    """Return whether the process-wide engine is in debug mode (WEFTPLAN_ENGINE_DEBUG when it was created).
-
-    Debug mode enables costly checks, such as read-only views of an operation's inputs.
-    """
+    """Return whether the process-wide engine is in debug mode, which adds costly checks such as read-only inputs."""
     return get()._debug
 
 

@@ -80,7 +80,7 @@ class Failure:
         return BaseException.with_traceback(self.error, self.traceback)  # bypasses an override of the user's class
 
     def blocks(self, seq: int, var: Var | None = None, fn: object = None) -> bool:
-        """Return whether operation number ``seq``, which writes ``var`` by ``fn``, may not heal it.
+        """Return whether operation ``seq``, which writes ``var`` by ``fn``, may not heal it.
 
         ``fn`` may have ``inherits``: vars whose old value it reads or only partly overwrites.
         """

@@ -54,12 +54,9 @@ class Pending(NamedTuple):
 
 
 def users_pending() -> bool:
-    """Return whether an operation that the package did not push for itself is pending on any engine.
-
-    For exit only. It scans all objects of the interpreter, a tenth of a second in a large process, because a counter
-    would cost every operation time.
-    """
-    # Not `isinstance`, which would call user code: proxies are among them, even dead proxies.
+    """Return whether a user's operation is pending on any engine. For exit only."""
+    # Scan all objects, a tenth of a second in a large process: a counter would cost every operation time. `isinstance`
+    # would call user code: proxies are among them, even dead proxies.
     return any(
         issubclass(type(thing), OprBlock) and type(thing) is not Waiter and not thing.own for thing in gc.get_objects()
     )

@@ -85,16 +85,19 @@ class NaiveEngine(Engine):
                     raise
                 if op is None or op.wait == _PERFORMED:
                     break
+                # Waiting here could wait for the interrupted operation itself: leave it to the interrupted loop.
                 if any(engine._inline for engine in running.engines) or self._region.is_inside(self, _RUN):
                     self._deferred.add(op)
                     break
                 lock = threading.Lock()
                 lock.acquire()
                 self._here.append(lock)
+                # Another thread may have made it ready, or run it, before the lock was registered.
                 if not self._dispatched and op.wait != _PERFORMED:
                     lock.acquire()
                 continue
             except BaseException:
+                # Put the taken operation back, so that the next loop runs it.
                 if following is not None and following.wait != _PERFORMED:  # interrupted before it ran
                     self._dispatched.appendleft(following)
                 self._region.apply(self)

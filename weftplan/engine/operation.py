@@ -56,14 +56,12 @@ def nothing() -> None:
 
 
 def _around(inner: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls ``inner``.
-
-    Its code object is a copy of its own: the interpreter specialises a call site that always calls the same function.
-    """
+    """Return a function that calls ``inner``."""
 
     def call() -> None:
         inner()
 
+    # A code object of its own: the interpreter specialises a call site that always calls the same function.
     call.__code__ = call.__code__.replace()
     return call
 
@@ -74,9 +72,7 @@ for _ in range(30):
     _NESTED.append(_around(_NESTED[-1]))
 
 room = _NESTED[3]
-"""Make four nested calls, including itself; serving a request needs no more. RecursionError is raised close to the
-recursion limit, before anything has changed.
-"""
+"""Make four nested calls, enough to serve a request. Raises RecursionError while nothing has changed yet."""
 
 
 def ample_room(calls: int = 20) -> None:
@@ -201,10 +197,7 @@ class FutureBlock(DetailedBlock):
 
 
 class Waiter(OprBlock):
-    """An operation without a worker: the region calls ``fn`` when its vars are granted.
-
-    After an interrupt ``fn`` may be called again; the second release of an open lock is ignored.
-    """
+    """An operation without a worker: the region calls ``fn``, perhaps again after an interrupt, when it is granted."""
 
     __slots__ = ()
 

@@ -140,12 +140,15 @@ class Region:
         dropped: object = None
         try:
             while True:
+                # Another thread that appends after this check finds the token and enters itself.
                 if not requests:
                     break
                 try:
                     del token[0]
                 except KeyError:
                     break
+                # Inside. No call may stand between the removal and the inner `try`: an interrupt would keep the token
+                # for ever.
                 left = MOST_AT_ONCE
                 op: OprBlock | None = None
                 var: Var | None = None
@@ -181,6 +184,8 @@ class Region:
                                     else:
                                         var.waiting.append(op)
                                 edge = var
+                            # No call from here to `append`: an interrupt finds the request either unregistered or
+                            # removed.
                             self.seq = op.seq = self.seq + 1
                             op.wait = wait
                             if debug:
@@ -195,6 +200,7 @@ class Region:
                             if driver._any_failure or op.failure is not None:
                                 dropped = (driver._spread(op), dropped)
                             for var in op.reads:
+                                # The last reader grants the write that waits for it.
                                 var.readers -= 1
                                 if not var.readers and var.write is not None:
                                     writer = var.write
@@ -204,6 +210,8 @@ class Region:
                                 edge = var
                             for var in op.writes:
                                 var.version += 1
+                                # The next operations are granted before this request is removed; a repeated call
+                                # resumes at `head`.
                                 var.write = None
                                 if var.waiting:
                                     var.grant(ready)
@@ -215,6 +223,7 @@ class Region:
                             if op.fn is not None:
                                 dropped = (op, dropped)  # its objects may have destructors, which must run outside
                         op = var = None
+                        # Dispatch after each request: workers start while later requests are served.
                         if ready:
                             driver._dispatch()
                         if idle_waiters and self.seq - self.completed <= self.few:
@@ -222,14 +231,17 @@ class Region:
                         edge = None
                 except BaseException as error:
                     interrupted = interrupted or error
+                    # Ctrl-C or MemoryError: bring the interrupted request to its end before the token is put back.
                     self._resume(driver, op, var)
                 finally:
+                    # A list of its own identifies this thread, if it stopped at the limit; otherwise a number suffices.
                     token[0] = mine = left or [0]
                 if not left:
                     sleep(PAUSE_S)  # let another thread take over, or a request storm never ends for this thread
                     if token.get(0) is not mine:
                         break  # another thread took over and serves the remaining requests
                 edge = None  # noqa: F841
+            # Destructors run here, outside the region.
             dropped = None
             if driver._here:
                 driver._run_here()
@@ -296,6 +308,7 @@ class Region:
         except KeyError:
             return False
         try:
+            # Nothing pending means that no var is in use, so the vars need no check.
             if not requests and self.gate is None and not driver._any_failure:
                 reads, writes = op.reads, op.writes
                 if self.seq != self.completed and (any(map(_write, reads)) or _used(writes)):
@@ -350,10 +363,9 @@ class Region:
         return done
 
     def end(self, driver: Driver, op: OprBlock) -> bool:
-        """Complete ``op``, which has not failed, if no operation waits for it. Hold Ctrl-C back around the call.
+        """Complete ``op``, which has not failed, if no operation waits for it; False: request the completion.
 
-        Returns:
-            False, with nothing done; the caller then requests the completion.
+        Hold Ctrl-C back around the call.
         """
         requests, token = self.requests, self.token
         done = False
@@ -418,10 +430,12 @@ class Region:
             self._resume_admission(op, var)
         elif op is not None:
             self._resume_completion(driver, op, var)
+        # `ready` may hold operations of the interrupted request.
         if self.ready:
             driver._dispatch()
         if self.idle_waiters and self.seq - self.completed <= self.few:
             self._notify_idle()
+        # An interrupt may have come between queueing an operation and waking its worker.
         driver._wake_all()
 
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
@@ -524,9 +538,9 @@ class Region:
             )
 
     def is_inside(self, owner: object = None, method: CodeType | None = None) -> bool:
-        """Return whether this thread was interrupted inside the region, or inside ``method`` of ``owner``.
+        """Return whether this thread, now in a finalizer or signal handler, was interrupted inside the region.
 
-        The caller is then a finalizer or signal handler. ``method`` may be the calling method itself.
+        Also if it was interrupted inside ``method`` of ``owner``, which may be the calling method itself.
         """
         frame = None if self.token and method is None else sys._getframe(1)
         if method is not None and frame is not None:

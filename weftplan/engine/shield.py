@@ -25,10 +25,7 @@ NEVER = 1 << 62
 
 
 class _Clock(threading.local):
-    """Start of the current shielded section, per thread.
-
-    Other threads set it without a shield and must not change how long the main thread defers.
-    """
+    """Start of the current shielded section, per thread; other threads set it without a shield."""
 
     since = 0
 

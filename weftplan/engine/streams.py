@@ -190,6 +190,7 @@ class StreamPool:
         if op.prop is FnProperty.COPY_FROM_GPU:
             return self.outward
         with _lock:
+            # Continue the stream of the newest input whose work is the last there: no event wait is needed.
             chosen, newest = None, -1
             for var in (*op.reads, *op.writes):
                 mark = None if var.events is None else var.events.writer
@@ -301,6 +302,7 @@ class StreamWorker:
         for var, mark, why in before:
             if mark.stream is not stream:
                 if type(mark.stream) is type(stream):
+                    # The device waits; the worker continues with the next operation.
                     stream.wait(mark.event)
                 else:
                     failure = _pass_for(core, op, var, mark, why)
@@ -332,13 +334,10 @@ class StreamWorker:
         return bool(self._deferred_deletes)
 
     def finish_deletes(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
-        """Complete deletes whose events have passed; with ``block``, wait for the oldest.
-
-        Yields:
-            (operation, failure) for the caller to complete.
-        """
+        """Yield (operation, failure) of deletes whose events have passed; with ``block``, wait for the oldest."""
         while self._deferred_deletes:
             marks, op = self._deferred_deletes[0]
+            # In order: a later delete waits for an earlier one, even if its own events have passed.
             if not block and not all(mark.event.query() for _, mark, _ in marks):
                 return
             self._deferred_deletes.pop(0)

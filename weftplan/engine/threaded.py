@@ -125,8 +125,8 @@ class ThreadedBase(Engine):
                     del ready[0]
                     heappush(items, entry)
             else:
-                # Prefer program order: an operation that reads a result before later ones are created runs first, and
-                # the result is freed.
+                # Prefer program order: an early reader of a result then runs before later operations, and the result is
+                # freed early.
                 del ready[0]
                 try:
                     if items and (urgent or items[0].seq > op.seq):
@@ -288,10 +288,7 @@ class ThreadedBase(Engine):
             queue.join()
 
     def _take_queues(self) -> list[WorkerQueue]:
-        """Inside: remove all queues.
-
-        Later pushes create new queues; workers of the old queues exit when their queue is empty.
-        """
+        """Inside: remove all queues. Later pushes create new queues; old workers exit when theirs is empty."""
         queues = self._all_queues[:]
         for queue in queues:  # first: a call may fail at the recursion limit, and then this is repeated
             queue.end(self)

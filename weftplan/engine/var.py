@@ -71,15 +71,9 @@ class Var:
         self.readers = 0
         """Number of granted, unfinished reads."""
         self.write: Any = None
-        """The oldest unfinished write, or None; granted exactly when ``readers`` is 0.
-
-        Untyped: ``operation.py`` imports this file.
-        """
+        """The oldest unfinished write, or None; granted exactly when ``readers`` is 0. No type: a circular import."""
         self.waiting: list[Any] | None = None
-        """Operations after ``write``, from ``head`` on.
-
-        Most vars have one or two, and a deque is ten times larger than a list. Created on first use.
-        """
+        """Operations after ``write``, from ``head`` on, or None; a deque would be ten times larger."""
         self.head = 0
         self.failure: Any = None
         """A ``Failure`` or None."""

@@ -55,7 +55,7 @@ class Waiting(Execution):
                 del failure, var  # the traceback must not hold an object that holds the error
 
     def wait_until_written(self, var: Var, timeout: float | None = None) -> bool:
-        """Wait like :meth:`wait_for_var`, for at most ``timeout`` seconds (None: no limit), without raising the
+        """Wait like :meth:`wait_for_var`, but at most ``timeout`` seconds (None: no limit) and without raising the
         failure.
 
         Returns:
@@ -83,10 +83,7 @@ class Waiting(Execution):
         return True
 
     def _block(self, var: Var, timeout: float | None) -> bool:
-        """Wait as a reader of ``var`` whose grant wakes this thread.
-
-        Return False if ``timeout`` seconds were not enough.
-        """
+        """Wait as a reader of ``var`` whose grant wakes this thread. Return False after ``timeout`` seconds."""
         self._region.refuse_inside()
         done = threading.Lock()
         done.acquire()
@@ -140,12 +137,9 @@ class Waiting(Execution):
         return idle
 
     def _observe_all(self) -> tuple[list[Failure], int]:
-        """Inside: mark all failures that no wait has raised as observed.
-
-        Returns:
-            The recorded failures in push order, and the number of further failures.
-        """
+        """Inside: mark all failures as observed; return the recorded ones in push order, and how many more."""
         recorded = {f for f in self._unobserved if f.observed_seq is None}
+        # A failure beyond the record may still be on a var.
         on_vars = {var.failure for var in self._failed_vars if var.failure is not None}
         further = {f for f in on_vars if f.observed_seq is None} - recorded
         failures = sorted(recorded | further, key=lambda f: f.seq)

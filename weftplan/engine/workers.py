@@ -101,10 +101,7 @@ class WorkerQueue:
         """Operations; a priority queue is a heap of (-priority, number, operation), so operations are never compared.
         """
         self.taken = None if by_priority else iter(fifo.popleft, None)
-        """``for op in taken: break`` takes the first operation or raises IndexError.
-
-        Unlike after a call of ``popleft``, no signal on the main thread can arrive between taking and storing it.
-        """
+        """``for op in taken: break`` takes the first operation, with no signal in between, or raises IndexError."""
         self.idle: list[Worker] = []
         self.parked = iter(self.idle.pop, None)
         """Takes a sleeping worker out of ``idle``, in the same way."""
@@ -117,10 +114,7 @@ class WorkerQueue:
         self.seat = [1]
         """Empty while a waiting thread stands in for a worker."""
         self.quick = False
-        """Whether the last measured operation was short.
-
-        Measured are the first after a wake-up and those run in the seat.
-        """
+        """Whether the last measured operation was short: the first after a wake-up, or one run in the seat."""
         self.helped = 0
         """Operations run in the seat; only the seat holder changes it."""
         self.stopping = False
@@ -197,20 +191,16 @@ class WorkerQueue:
         return not self.seat and len(self.started) - len(self.idle) >= self.threads
 
     def all_asleep(self) -> bool:
-        """Return whether no worker is running or about to check the queue.
-
-        A woken worker that has not run yet counts as asleep.
-        """
+        """Return whether no worker is running or about to check the queue, except a woken one not started yet."""
         return len(self.started) - len(self.idle) - self.waking <= 0
 
     def end(self, engine: Threads | None = None) -> None:
-        """Stop the workers when the queue is empty. ``engine`` is None if no reference to the engine is left.
-
-        A worker that receives the engine checks the queue again before it exits: operations may have been left to it.
-        """
+        """Stop the workers when the queue is empty. ``engine`` is None if no reference to the engine is left."""
         self.stopping = True
         with suppress(IndexError):
             for worker in self.parked:
+                # With the engine the worker checks the queue again before it exits: operations may have been left to
+                # it.
                 worker.engine = engine
                 worker.park.release()
 
@@ -251,6 +241,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
         try:
             if not alone:
                 queue.looking = False
+            # A seat holder has taken this worker's slot: sleep without taking an operation.
             if stand_back:
                 raise IndexError
             op = take()
@@ -258,6 +249,8 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
             if device is not None and device.has_deferred_deletes():
                 _finish_deletes(engine, me, device, block=True)
                 continue
+            # Publish as idle, then check again: a producer appends first and looks for idle workers second, so that one
+            # of the two sees the other.
             idle.append(me)
             if queue.stopping or (items and not (stand_back and not queue.seat)):
                 with suppress(ValueError):  # a producer has taken it out and will wake this worker
@@ -266,6 +259,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
                     if queue.stopping and not items:
                         break
                     continue
+            # Drop every reference to the engine before sleeping, so that it can be collected.
             del execute, engine
             running.engines = ()
             waker = _sleep(queue, me)
@@ -282,6 +276,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
             woken = perf_counter_ns()
             continue
         try:  # the operation completes and the worker survives, whatever is raised
+            # Wake the next worker before running: the remaining operations must not wait for this operation.
             if not alone and items and not queue.waking and (idle or queue.permits):
                 queue.wake(engine)
             if device is not None or op.asynchronous or engine._tracer is not None:
@@ -357,11 +352,7 @@ def _run(
 def run_another(
     engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: StreamWorker | BrokenDevice | None
 ) -> bool:
-    """Run the next operation of ``queue`` on its worker ``me``, inside another, or complete deferred deletes.
-
-    Returns:
-        False if there is neither.
-    """
+    """Run the next operation of ``queue`` inside another, or complete deferred deletes; False: there is neither."""
     try:
         op = queue.take()
     except IndexError:

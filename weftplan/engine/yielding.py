@@ -49,10 +49,7 @@ def others_first(engine: Core, patience_s: float) -> Iterator[None]:
 
 
 def _ended(engine: Core) -> int:
-    """Return the number of completed operations, without waiters.
-
-    A thread that asks for the count would otherwise take its own request for progress.
-    """
+    """Return the number of completed operations, without waiters: a request for the count is no progress."""
     return engine._region.completed - engine._region.waits
 
 

@@ -106,9 +106,8 @@ class PoisonResource(Adaptor):
 
 
 class StatisticsResource(Adaptor):
-    """Counts its own allocations, apart from other users of the same upstream.
-
-    ``reserved_bytes`` equals ``allocated_bytes``: the upstream's cache belongs to no user.
+    """Counts its own allocations, apart from other users of the upstream; ``reserved_bytes`` equals
+    ``allocated_bytes``.
     """
 
     def __init__(self, upstream: Resource) -> None:

@@ -156,6 +156,7 @@ class ChunkPool(Ledger):
             old, size = allocation.block, allocation.size
             if old.__class__ is not Block or self._live.get(id(allocation)) is not allocation:
                 return 0
+            # The lowest position among all blocks that fit, not the best fit: arrays move towards the start.
             fitting = self._free[bisect_left(self._free, (size,)) :]
             place, block = min(((entry[1], entry[2]) for entry in fitting), default=(0, old), key=itemgetter(0))
             if block is old or place > old.key[1]:

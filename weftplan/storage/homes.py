@@ -119,6 +119,7 @@ def keep(
     for home in homes:
         number = files
         files += home.kind == "file"
+        # Reserve before allocating: the limit holds across threads.
         if not _reserve(home, nbytes):
             refusals.append(f"{home.kind} has {home.nbytes:,} bytes, too few are left")
             continue

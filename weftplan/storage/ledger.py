@@ -48,8 +48,8 @@ class Ledger(Resource):
         self._shelves = Shelves()
         self._returned: deque[Entry] = deque()
         self._aside: deque[Allocation] = deque()
-        """Allocations made while this thread was changing the ledger, not yet counted. An allocation that is also in
-        ``_returned`` was appended here first.
+        """Allocations made during a change of this thread, not yet counted; appended here before they can be
+        returned.
         """
         # Invariant: holds exactly the allocations that are not freed. `dict.pop` decides atomically which thread frees
         # first.
@@ -95,6 +95,7 @@ class Ledger(Resource):
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         if nbytes.__class__ is int:
             shelf = self._shelves.get(nbytes)
+            # No lock: taking an entry is one list operation, and the entry already counts as live.
             if shelf:
                 try:
                     entry = shelf.pop()
@@ -107,6 +108,7 @@ class Ledger(Resource):
                         return allocation if self._streams is None else self._ordered(allocation, self._streams)
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
+                    # A counter instead of `+=`, which is not atomic; `_drain` adds it to the hits.
                     self._shelf_hits()
                     if (recorder := recording.recorder) is not None:
                         recorder.allocated(allocation)
@@ -163,9 +165,10 @@ class Ledger(Resource):
     def _allocate_now(self, nbytes: int, name: object) -> Allocation:
         """Allocate once, without the relief ladder."""
         with self._lock:
+            # Drain only if nothing cached fits: requests of several sizes would otherwise empty each other's shelves.
             if self._shelves or self._returned or self._aside:
                 self._drain(shelves=False)
-                if nbytes and self._serves(nbytes):
+                if nbytes and self._cache_serves(nbytes):
                     self._write_off()
                 else:
                     self._drain()
@@ -173,7 +176,7 @@ class Ledger(Resource):
                 try:
                     block, raw, size = self.take_block(nbytes)
                 except OutOfMemoryError as error:
-                    block, raw, size = self._take_again(nbytes, error)
+                    block, raw, size = self._retry_take(nbytes, error)
             else:
                 block, raw, size = None, self._empty(), 0
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
@@ -183,11 +186,8 @@ class Ledger(Resource):
                 recorder.allocated(allocation)
             return allocation
 
-    def _serves(self, nbytes: int) -> bool:
-        """Return whether the cache can serve ``nbytes`` > 0 without draining the shelves of other sizes.
-
-        Otherwise requests of several sizes would empty each other's shelves.
-        """
+    def _cache_serves(self, nbytes: int) -> bool:
+        """Return whether the cache can serve ``nbytes`` > 0 without draining the shelves of other sizes."""
         return False
 
     def _room(self) -> int:
@@ -225,12 +225,10 @@ class Ledger(Resource):
         """Return the size of a block for ``nbytes`` > 0 that bypasses the cache."""
         return nbytes
 
-    def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[object, RawArray, int]:
-        """Retry ``take_block``, which raised ``cause``, after draining freed memory.
-
-        Finalizers and other threads free while the lock is held. A refusal must be true at the time it is raised.
-        """
+    def _retry_take(self, nbytes: int, cause: OutOfMemoryError) -> tuple[object, RawArray, int]:
+        """Retry ``take_block``, which raised ``cause``, after draining freed memory."""
         try:
+            # Finalizers and other threads free while the lock is held, and a refusal must be true when it is raised.
             while self._drain():
                 try:
                     return self.take_block(nbytes)
@@ -241,6 +239,7 @@ class Ledger(Resource):
             del cause
 
     def free(self, allocation: Allocation) -> None:
+        # The dictionary decides atomically which of two frees comes first.
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
         raw, allocation.raw = allocation.raw, None
@@ -309,6 +308,7 @@ class Ledger(Resource):
                 break
             any_returned = True
             try:
+                # Oldest first, so that the last freed block is the first reused.
                 while entries:
                     order, nbytes, _, block, size = entries.pop()
                     if order >= 0:
@@ -336,11 +336,8 @@ class Ledger(Resource):
         return entries
 
     def _write_off(self) -> None:
-        """Stop counting shelved memory as live but leave it in place, under the lock.
-
-        Taking it from the shelf counts it again. Peaks are therefore exact although not every request drains the
-        shelves.
-        """
+        """Stop counting shelved memory as live but leave it in place, under the lock."""
+        # Taking an entry counts it again, so peaks are exact although not every request drains the shelves.
         for _ in range(len(self._shelves.touched)):
             requested, allocated = self._shelves.write_off()
             self._requested -= requested

@@ -29,6 +29,7 @@ class LimitedDevice:
 
     def allocate(self, nbytes: int) -> RawArray:
         """Allocate on the device; raise OutOfMemoryError beyond the limit."""
+        # Reserve under the lock, allocate outside: the device may take long.
         with self._lock:
             if self.used + nbytes > self.limit:
                 raise OutOfMemoryError(

@@ -57,7 +57,7 @@ class _Pool(Ledger):
     def _size(self, nbytes: int) -> int:
         return self.rounded(nbytes)
 
-    def _serves(self, nbytes: int) -> bool:
+    def _cache_serves(self, nbytes: int) -> bool:
         size = self._block_size(nbytes)
         return size in self._free or (self._drain(size=size) and size in self._free)
 
@@ -82,6 +82,7 @@ class _Pool(Ledger):
             if not stack:
                 del self._free[size]
             return raw, raw[:nbytes], size
+        # Release before growing, so that the pool does not exceed the recent peak and the slack.
         if self.slack is not None:
             self._release(self._reserved + size - max(self._recent, self._before) - self.slack)
         if self._reserved > self._allocated and not self._leaves_reserve(size):
@@ -96,12 +97,10 @@ class _Pool(Ledger):
         return raw, raw[:nbytes], size
 
     def _leaves_reserve(self, size: int) -> bool:
-        """Return whether a block from the system leaves the reserve free.
-
-        The system is asked at most once per 64th part of its free memory and every 20 ms: in a program with 10,000
-        small arrays the queries would dominate.
-        """
+        """Return whether a block from the system leaves the reserve free."""
         now = time.monotonic()
+        # Ask the system once per 64th part of its free memory and 20 ms: with 10,000 small arrays the queries would
+        # dominate.
         if size > self._granted or now > self._granted_until:
             free, total = self.device.memory_info()
             left = free - total * self.reserve // 100
@@ -131,11 +130,7 @@ class _Pool(Ledger):
         stack.append(block)
 
     def _release(self, nbytes: int) -> int:
-        """Return cached blocks to the system until ``nbytes`` are freed or nothing is cached, under the lock.
-
-        Returns:
-            The bytes freed.
-        """
+        """Return cached blocks to the system until ``nbytes`` or all are freed, under the lock; return the bytes."""
         freed = 0
         while freed < nbytes and self._free:
             size, stack = next(iter(self._free.items()))

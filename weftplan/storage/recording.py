@@ -38,8 +38,9 @@ class Event(NamedTuple):
 
 
 Record = tuple[str, int, Context, int, int, object] | tuple[str, int, Context, int, int, object, object]
-"""Fields of an :class:`Event`; for a free followed by reuse also the name of the next holder. Conversion to events is
-deferred, because it is slower than recording.
+"""Fields of an :class:`Event`; for a free followed by reuse also the next holder.
+
+Converted on demand, which is slow.
 """
 
 
@@ -56,10 +57,7 @@ class Recorder:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Address cache of block views, by id. The weak reference detects a reused id."""
         self._blocks: dict[int, int] = {}
-        """Address cache of whole blocks, by id.
-
-        :meth:`shrunk` and :meth:`grown` invalidate it, so no check is needed.
-        """
+        """Address cache of whole blocks, by id; :meth:`shrunk` and :meth:`grown` invalidate it."""
 
     def _where(self, block: object, raw: RawArray) -> int:
         """Return the address of ``raw``, memory at the start of ``block``."""

@@ -25,9 +25,10 @@ changes = 0
 """Number of times that a context's resource was replaced. Caches of :func:`get` compare it."""
 
 _HOST_SLACK = 16 << 20
-"""Bytes that a CPU pool may hold beyond the recent peak, so that small arrays of changing sizes hit the cache. Fresh
-pages slow a large host addition by at most half, so more cache is not worth its memory. On a GPU, where a system
-allocation stops the device, pools never shrink.
+"""Bytes that a CPU pool may hold beyond the recent peak, for small arrays of changing sizes.
+
+More cache is not worth its memory: fresh pages slow a large addition by at most half. GPU pools never shrink: a system
+allocation stops the device.
 """
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Prefix of the variables of each device type. A simulated device uses the GPU's."""
@@ -131,12 +132,9 @@ def check_guards() -> None:
 
 
 def compact(context: Context | None = None) -> int:
-    """Move arrays without live views together, in pools that cut chunks, to merge their free bytes.
+    """Move arrays without live views, in pools that cut chunks, to merge free bytes; return the bytes moved.
 
     Arrays can move with ``WEFTPLAN_STORAGE_COMPACT`` or if ``WEFTPLAN_SPILL`` lists offload targets.
-
-    Returns:
-        The bytes moved.
     """
     compactor = slots.COMPACTOR.value
     if compactor is None:

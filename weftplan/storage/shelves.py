@@ -18,10 +18,7 @@ MOST_ON_ONE = 1024
 """Maximum length of a shelf, enough for loops that create that number of small arrays."""
 
 Entry = tuple[int, int, Any, Any, int]
-"""Freed memory: (order, nbytes, raw, block, size).
-
-The order is complemented (negative) once it no longer counts as live.
-"""
+"""Freed memory: (order, nbytes, raw, block, size). A negative (complemented) order does not count as live."""
 
 
 class Shelf(list[Entry]):
@@ -82,11 +79,7 @@ class Shelves(dict[int, Shelf]):
         return named
 
     def write_off(self) -> tuple[int, int]:
-        """Stop counting the first touched shelf as live, but leave its memory in place.
-
-        Returns:
-            The requested and the occupied bytes.
-        """
+        """Stop counting the first touched shelf as live; return its requested and occupied bytes. Its memory stays."""
         if not self.touched:
             return 0, 0
         shelf = self.touched[0]

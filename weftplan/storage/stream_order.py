@@ -88,6 +88,7 @@ class StreamOrder:
             last = first
             while last < len(ranges) and ranges[last].start < stop:
                 last += 1
+            # Only the first and the last range can extend beyond the bytes.
             overlapping = ranges[first:last]
             if overlapping:
                 outside = [overlapping[0]._replace(stop=start)] if overlapping[0].start < start else []
@@ -129,11 +130,7 @@ def free_after(event: Event, context: Context, free: Callable[[], None]) -> None
 
 
 def settle(*, block: bool = False, context: Context | None = None) -> bool:
-    """Free the memory in :data:`late` whose events have passed; with ``block``, wait for them.
-
-    Returns:
-        Whether any memory was freed.
-    """
+    """Free memory in :data:`late` whose events have passed; ``block``: wait for them. Return whether there was any."""
     freed = False
     for entry in list(late):
         if context is not None and entry.context != context:

@@ -44,6 +44,7 @@ def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args
         return None
     region = engine._region
     requests, token = region.requests, region.token
+    # A request may be a write of an input that this thread has pushed.
     if requests or region.gate is not None:
         return None
     versions = 0
@@ -52,6 +53,7 @@ def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args
             return None
         versions += var.version
     try:
+        # Optimistic: inputs may change meanwhile. An error is discarded, because the pushed operation raises it again.
         result = work(*args)
     except Exception:
         return None
@@ -83,12 +85,9 @@ def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args
 
 
 def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-    """Call ``work()`` now if all its vars are idle; see :meth:`Region.write_alone`.
+    """Call ``work()`` now if all its vars are idle; False: push it. See :meth:`Region.write_alone`.
 
-    ``work`` may run twice with the same result: after an error the caller pushes it, after Ctrl-C this function does.
-
-    Returns:
-        False if the caller must push it.
+    ``work`` may run twice with the same result: after an error the caller pushes it, after Ctrl-C this function.
     """
     if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return False

@@ -99,6 +99,7 @@ def let_pushes_go(engine: Core) -> None:
 def stop_and_seize(engine: Core) -> None:
     """Before a fork: finish all work, and enter the region."""
     engine._flush_bulk()  # or both processes would run it
+    # Finish first: while this thread is inside the region, no operation completes.
     engine.stop()
     seize(engine)
     while engine._region.pending and not running.engines:
@@ -168,11 +169,7 @@ def engines() -> list[Core]:
 
 
 def _enter_all(held: list[Core]) -> None:
-    """Enter the region of every engine.
-
-    A function of its own, because the interpreter (3.14) checks for signals at the end of the loop, outside any ``try``
-    around it.
-    """
+    """Enter every region. A function of its own: the interpreter (3.14) checks for signals at the loop's end."""
     new = engines()
     while new:
         for engine in new:
@@ -213,6 +210,7 @@ def _after_fork_in_parent() -> None:
         if engine._fork.seizer == me:
             leave(engine)
         let_pushes_go(engine)
+    # Serve requests that arrived while this thread was inside.
     for engine in held:
         engine._region.apply(engine, past_gate=True)  # another forking thread waits for these
     error, guard = _fork.error, _fork.shield
@@ -245,10 +243,7 @@ def _raise_next(error: BaseException) -> None:
 
 
 def _in_forked_child() -> None:
-    """Reset all engines: their threads and operations do not exist in the child.
-
-    New engines of the child use the MP worker count.
-    """
+    """Reset all engines, whose threads do not exist in the child. New engines use the MP worker count."""
     global in_child
     in_child = True
     for engine in engines():
