@@ -139,7 +139,7 @@ def test_an_error_while_writing_leaves_the_old_contents(tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
 
 
-def test_writers_at_once(tmp_path):
+def test_concurrent_writers(tmp_path):
     """Concurrent writers of one file: it is always the whole output of one of them."""
     path, wrong = tmp_path / "x", []
 

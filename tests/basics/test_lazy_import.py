@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_an_interrupt_comes_after_the_whole_import(folder: Path):
+def test_interrupt_is_raised_after_the_import(folder: Path):
     """Ctrl-C during the import is raised once, and the package is then complete."""
     with pytest.raises(KeyboardInterrupt):
         late_import("interrupted_")
@@ -42,7 +42,7 @@ def test_an_interrupt_comes_after_the_whole_import(folder: Path):
     late_import("interrupted_")
 
 
-def test_the_handler_of_the_user_is_called_once(folder: Path):
+def test_user_handler_is_called_once(folder: Path):
     """A handler that raises nothing sees the signal, and the import succeeds."""
     seen: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: seen.append(number))

@@ -15,7 +15,7 @@ from weftplan import locks
 from weftplan.locks import Lock, ReentrantLock, free_in_children, whole_in_children
 
 
-def test_it_excludes_and_is_not_reentrant():
+def test_lock_excludes_and_is_not_reentrant():
     """Like a lock: taken by ``with`` or ``acquire``, free afterwards, also after an error."""
     lock = Lock()
     with lock:
@@ -136,7 +136,7 @@ for number in range(2000):
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
 @pytest.mark.parametrize("make", ["Lock", "ReentrantLock"])
 @pytest.mark.parametrize("work", WORK)
-def test_an_interrupt_leaves_it_free(work, make):
+def test_interrupt_leaves_the_lock_free(work, make):
     """2,000 signals at any point of a loop that takes and releases the lock, in its own process."""
     command = [sys.executable, "-c", SCRIPT.replace("WORK", WORK[work]).replace("MAKE", make)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -21,7 +21,7 @@ def recurrent(steps):
     return mx.sym.sum(h), {"h": (16, 64), **{f"x{t}": (16, 64) for t in range(steps)}}
 
 
-def test_inputs_follow_just_before_they_are_needed():
+def test_inputs_come_directly_before_their_reader():
     """0 1 2 feed 4 5 6 (a chain from 3), one each: they run next to their readers, not before all."""
     before = [[], [], [], [], [0, 3], [1, 4], [2, 5]]
     assert deepest_first(range(7), before) == [0, 3, 4, 1, 5, 2, 6]

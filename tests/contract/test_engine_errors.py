@@ -81,7 +81,7 @@ def test_wait_for_all_raises_everything_once(deferred):
         deferred.wait_for_var(two)
 
 
-def test_failure_without_vars_is_raised_by_wait_for_all(deferred):
+def test_wait_for_all_raises_failure_without_vars(deferred):
     """The error of an operation without outputs is not lost."""
     deferred.push(boom)
     with pytest.raises(Boom):

@@ -213,7 +213,7 @@ def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
 
 @pytest.mark.parametrize("engine_kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("kind", STORES)
-def test_push_then_pull_needs_no_barrier_on_any_engine(kind, engine_kind):
+def test_push_then_pull_needs_no_barrier(kind, engine_kind):
     """Fifty rounds of push, update and pull, read once at the end, equal the serial sum."""
     with engine.using(engine.create(engine_kind)) as chosen:
         kv = mx.kv.create(kind)
@@ -303,7 +303,7 @@ def test_failed_gradient_fails_the_pull_until_healed(kv):
     assert out.asnumpy().tolist() == [2, 2, 2]
 
 
-def test_bad_calls_leave_no_trace_on_a_new_store(kv):
+def test_bad_calls_leave_a_store_unchanged(kv):
     """A failed call fixes neither the type of the keys nor their numbering."""
     for call in (
         lambda: kv.push(3, mx.nd.ones((2,))),

@@ -127,7 +127,7 @@ def test_zero_bytes_take_no_memory(resource):
     assert resource.statistics().live == 0
 
 
-def test_statistics_follow_what_is_live(resource):
+def test_statistics_follow_live_allocations(resource):
     """Requested and allocated bytes follow the allocations; peaks stay."""
     first, second = resource.allocate(1000), resource.allocate(5000)
     now = resource.statistics()
@@ -232,7 +232,7 @@ def interrupted(place, call):
     place.allocate = allocate
 
 
-def test_a_signal_handler_inside_allocate_may_use_the_resource(make):
+def test_signal_handler_inside_allocate_may_allocate(make):
     """It allocates, frees, queries and empties in the middle of another allocation: no deadlock, all is counted."""
     place = FailingDevice()
     resource = make(place)

@@ -267,7 +267,7 @@ def test_completion_from_another_thread_passes_the_gate(monkeypatch, kind, begun
 @pytest.mark.parametrize(
     "lock", [core._delete_lock, factory._lock, streams._lock, blas_threads._lock, failure._note_lock]
 )
-def test_lock_held_by_another_thread_is_free_in_child(lock):
+def test_foreign_lock_is_free_in_child(lock):
     """In the child, where its owner does not exist, the lock is free; in the parent it stays held."""
     held, go = threading.Event(), threading.Event()
 

@@ -298,7 +298,7 @@ def test_ctrl_c_waits_for_a_short_operation():
     """) == ["50", "True"]
 
 
-def test_ctrl_c_ends_long_operation_with_nested_short_one():
+def test_ctrl_c_ends_operation_after_nested_operation():
     """A nested operation of another engine does not reset the time of the long one."""
     assert script("""
         import os, signal, threading

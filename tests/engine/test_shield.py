@@ -18,7 +18,7 @@ def handler():
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_comes_after_the_block():
+def test_interrupt_is_raised_after_the_block():
     """The block is finished first."""
     done = []
 

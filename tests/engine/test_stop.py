@@ -12,7 +12,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
+def test_push_while_stop_removes_the_queues(kind, monkeypatch):
     """A removed queue still holds operations for a worker about to check it. Dispatch must not revive it."""
     eng = engine.create(kind, cpu_workers=4)
     a, b, c = (eng.new_variable() for _ in range(3))

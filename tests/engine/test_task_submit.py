@@ -265,7 +265,7 @@ class TestSubmit:
         assert sorted(map(str, seen)).count("cpu(3)") >= 1
         assert {"cpu(0)", "cpu(3)", "cpu(7)"} <= set(map(str, seen))
 
-    def test_without_debug_mode_arrays_arrive_as_they_are(self, threaded):
+    def test_arrays_are_passed_unchanged_without_debug_mode(self, threaded):
         """In normal mode a function receives the original array object, not a view."""
         got: list[object] = []
         a = np.zeros(2)

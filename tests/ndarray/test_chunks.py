@@ -77,7 +77,7 @@ def test_delayed_chunks_take_memory_at_first_use():
         assert alive(resource) == 0
 
 
-def test_parts_of_a_chunk_have_their_own_vars_and_keep_it_alive():
+def test_chunk_parts_have_own_vars_and_hold_it():
     """Two parts of one slab are written independently; the slab is freed with its last part."""
     context = mx.cpu(6)
     with storage.using(_raw(context)) as resource:

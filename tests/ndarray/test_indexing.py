@@ -124,7 +124,7 @@ def test_values_broadcast_and_cast():
 
 
 @pytest.mark.parametrize("key", [2, -3, (0, 3), (0, 0, 0, 0), [2], ([0], [9])], ids=str)
-def test_out_of_range_is_an_index_error_at_the_call(key):
+def test_out_of_range_raises_at_the_call(key):
     """Reading and writing both refuse, and nothing changes."""
     x = nd.array(BASE)
     with pytest.raises(IndexError):

@@ -117,7 +117,7 @@ def test_bfloat16_becomes_float32_with_a_warning():
     np.testing.assert_array_equal(array.asnumpy(), [1.5, -2])
 
 
-def test_array_of_a_missing_gpu_loads_on_the_host():
+def test_array_of_missing_gpu_loads_on_host():
     """A checkpoint saved on gpu(63) loads on any machine."""
     (array,) = nd.load_frombuffer(dense(0, struct.pack("<ff", 1, 2), context=(2, 63)))
     assert array.context == mx.cpu(0)

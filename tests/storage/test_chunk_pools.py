@@ -133,7 +133,7 @@ def test_cap_is_exact():
     assert pool.statistics().reserved_bytes == 2 * MIB
 
 
-def test_naive_best_fit_takes_the_low_end_and_merges():
+def test_naive_best_fit_cuts_low_and_merges():
     """Three adjacent blocks: the freed middle is the best fit, and all merge into one again.
 
     [a][b][c][...]   free b: [a][ ][c][...]   free a: [    ][c][...]   free c: [           ]

@@ -247,7 +247,7 @@ def test_mxnet_pool_reserve(built, kind, prefix, percent, held):
 # -- Paddle's source --------------------------------------------------------------------------------------------------
 
 
-def test_compat_share_of_what_is_left_after_five_percent(built):
+def test_compat_share_excludes_five_percent(built):
     """0.92 of 95 % of the free memory: 0.874."""
     resource, room = built("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB)
     resource.allocate(1)
@@ -359,7 +359,7 @@ def test_sizes_in_mib_override_the_fraction(built):
         built("gpu", "naive_best_fit", **flags)
 
 
-def test_the_variable_of_a_device_wins_over_the_strategy(built):
+def test_device_variable_overrides_the_strategy(built):
     """MXNET_CPU_MEM_POOL_TYPE wins for its kind of device; the flag is reported as without effect there."""
     with pytest.warns(ConfigWarning, match="FLAGS_allocator_strategy=auto_growth has no effect.*POOL_TYPE is set"):
         resource, _ = built("cpu", "auto_growth", MXNET_CPU_MEM_POOL_TYPE="Unpooled")

@@ -47,7 +47,7 @@ def test_other_sizes_do_not_hit():
     assert pool.statistics().cached_bytes == 102_400
 
 
-def test_cached_blocks_go_back_before_the_reserve_is_touched():
+def test_cached_blocks_are_released_before_the_reserve():
     """With a reserve of 5 %, a new size empties the cache first; without cached blocks it may use the reserve."""
     place = Room(100 * 4096)
     pool = NaivePool(place, reserve=5)
@@ -164,7 +164,7 @@ def test_the_report_of_a_full_device():
     assert "smaller batch" in text
 
 
-def test_empty_cache_returns_the_bytes_and_keeps_live_memory():
+def test_empty_cache_returns_only_cached_bytes():
     """Only cached blocks are released."""
     pool = RoundPool(device.get(device.cpu()))
     kept, dropped = pool.allocate(5000), pool.allocate(9000)

@@ -36,7 +36,7 @@ def many(ctx, count):
     ],
     ids=str,
 )
-def test_four_times_what_fits_keeps_its_values(ctx, homes, folder):
+def test_four_times_the_memory_keeps_values(ctx, homes, folder):
     """Arrays of four times the limit, and sums of them, have the right values. The limit is never exceeded, and nothing
     remains offloaded when they are gone.
     """
@@ -169,7 +169,7 @@ def test_threads_in_little_memory_see_their_values(folder):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
-def test_training_in_half_the_memory_has_the_same_bits(kind, folder, monkeypatch):
+def test_training_in_half_memory_keeps_bits(kind, folder, monkeypatch):
     """Parameters after two training steps in half the memory equal those of a run with enough memory."""
     monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
 

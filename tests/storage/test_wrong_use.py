@@ -56,7 +56,7 @@ def test_free_after_replacement_names_the_origin():
 
 
 @pytest.mark.parametrize("side", [slice(0, 3), slice(-3, None)], ids=["before", "past"])
-def test_out_of_bounds_write_is_caught_by_the_free(side):
+def test_free_detects_out_of_bounds_writes(side):
     """Three bytes out of bounds suffice; the error counts them and names the memory, which has been freed."""
     guard = GuardResource(RawResource(HOST))
     held, other = guard.allocate(1000, name="weights"), guard.allocate(0, name="nothing")

@@ -143,7 +143,7 @@ def test_fork_while_busy():
     assert out.strip() == "40"
 
 
-def test_fork_inside_an_operation_is_refused_in_the_child():
+def test_fork_inside_an_operation_disables_the_child():
     """The child's copy of the engine refuses with the reason; a new engine works there."""
     code, out, err = script("""
         import os

@@ -23,7 +23,7 @@ def test_mutants_are_programs_with_one_mistake(area: str) -> None:
         assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source)), mutant.name
 
 
-def test_a_seed_chooses_by_name_and_not_by_line() -> None:
+def test_seed_chooses_mutants_by_name() -> None:
     """A line added above a function does not change a mutant's position in the random order."""
     source = "def f(a, b):\n    return a < b + 1\n"
     before, after = (mutation.Sites("f.py", text) for text in (source, "x = 1\n" + source))
