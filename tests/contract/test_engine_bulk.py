@@ -50,8 +50,8 @@ def test_waiting_flushes_the_bulk(eng):
 
 
 def test_events_that_flush_a_bulk(deferred):
-    """Reaching the size, another context, a priority, another property, an asynchronous operation, a delete, a
-    smaller size and the end of the block each push the collected members; nothing else does.
+    """A full bulk and every unusual push, delete, size change or end of the block push the members; nothing else
+    does.
     """
     var = deferred.new_variable()
 

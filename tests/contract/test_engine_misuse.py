@@ -108,8 +108,8 @@ def test_unknown_kind_and_bad_counts():
 
 @pytest.mark.parametrize("how", ["push", "push with priority", "push_async", "new_operator"])
 def test_every_small_declaration(how):
-    """Up to three reads and three writes, with repetition, from three good vars, a foreign var, a deleted var and a
-    non-var: errors leave the vars unchanged, all else is accepted.
+    """Up to three reads and three writes of good, foreign, deleted and non-vars: errors change nothing, the rest is
+    accepted.
     """
     sim, other = engine.create("Simulator"), engine.create("NaiveEngine")
     good, deleted, foreign = [sim.new_variable(name) for name in "abc"], sim.new_variable(), other.new_variable()

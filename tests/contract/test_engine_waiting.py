@@ -173,9 +173,7 @@ def test_failure_of_a_cancelled_future_stays_unobserved(threaded):
 
 
 def test_await_many(threaded):
-    """``await var`` lets other tasks run; gathered vars keep their order; a failure reaches only its task, every
-    time.
-    """
+    """``await var`` lets other tasks run; gathered vars keep their order; a failure reaches only its task."""
 
     async def main():
         variables = [threaded.new_variable(str(i)) for i in range(20)]

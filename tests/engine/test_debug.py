@@ -105,9 +105,7 @@ class Looks:
 
 
 def test_slow_progress_is_not_reported(monkeypatch, capsys):
-    """An operation that ends between the fourth check and the next: no report. Four checks without an end: one report,
-    whatever follows; another after the next end.
-    """
+    """An end between the fourth check and the next gives no report; four checks without an end give exactly one."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     monkeypatch.setenv("WEFTPLAN_ENGINE_WATCHDOG_S", "0")
     sim = engine.create("Simulator")

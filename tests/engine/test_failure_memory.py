@@ -121,8 +121,9 @@ def test_unobserved_failures_hold_no_locals(eng, without_collector):
 
 
 def test_number_of_recorded_failures_is_bounded(eng):
-    """The first failure in push order is raised; its notes describe others up to the bound, then their number. Vars of
-    dropped failures can be overwritten, too.
+    """The first failure is raised; its notes describe others up to the bound, then their number.
+
+    Dropped ones heal, too.
     """
     last = np.zeros(2)
     for number in range(MOST_UNOBSERVED + 50):

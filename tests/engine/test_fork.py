@@ -346,9 +346,7 @@ def test_fork_during_change_of_bulk_registration():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_while_a_thread_enters_the_gate():
-    """1. A push finds the gate of a fork and holds its lock. 2. The fork happens. 3. In the child the lock is never
-    released, and no code needs it.
-    """
+    """1. A push holds the lock of a fork's gate. 2. The fork happens. 3. In the child no code needs that lock."""
     eng = engine.create("ThreadedEngine", cpu_workers=1)
     var, stop, held = eng.new_variable(), eng.stop, threading.Event()
 

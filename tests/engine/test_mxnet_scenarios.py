@@ -70,8 +70,8 @@ class TestScenarios:
         assert got == want
 
     def test_persistent_operators_in_a_chain(self, eng):
-        """Ten stored operators, each reading the previous one's cell: pushed in three rounds with every kind of wait,
-        then deleted with their vars.
+        """Ten stored operators in a chain, pushed in three rounds with every kind of wait, then deleted with their
+        vars.
         """
         cells, values, deleted = [eng.new_variable() for _ in range(11)], [1] + [0] * 10, []
 

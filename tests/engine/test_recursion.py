@@ -124,8 +124,8 @@ assert var.version == 3
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_every_action_happens_once_or_raises(kind):
-    """At each depth below the limit, busy or idle: RecursionError means no effect, success a full effect; afterwards
-    nothing is pending, each var is idle, and the engine continues.
+    """At each depth below the limit: RecursionError means no effect, success a full effect, and the engine
+    continues.
     """
     done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

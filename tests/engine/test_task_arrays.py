@@ -130,8 +130,8 @@ class TestVarOf:
             assert len(set(map(id, found))) == 1
 
     def test_finalizers_may_look_up_vars(self, driver):
-        """Finalizers of arrays in reference cycles look up vars, while eight threads create and drop views: nothing
-        hangs, no live entry is lost, and no dead entry remains.
+        """Finalizers in reference cycles look up vars while eight threads create and drop views: no hang, no wrong
+        entry.
         """
         gc.collect()
         kept = [np.zeros(4) for _ in range(4)]

@@ -42,9 +42,7 @@ class Order:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(access, max_size=14), st.integers(3, 40))
 def test_overlapping_accesses_are_ordered(accesses, most):
-    """Of two accesses that share a byte, one of them a write, the later follows the earlier, perhaps through a fence;
-    completed accesses need no order. Each range lies in the vars that it receives.
-    """
+    """Of two accesses that share a byte, one a write, the later follows the earlier unless that has completed."""
     order, parts, done, numbers = Order(), Parts([0], [MODEL.new_variable()]), 0, []
 
     def idle(var) -> bool:

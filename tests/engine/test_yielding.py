@@ -11,8 +11,8 @@ from weftplan.device.simulated import configure
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_idle_checks_are_no_progress(kind):
-    """A starved operation asks repeatedly whether memory is idle, a request inside the region. It still runs ready
-    operations, because none has completed.
+    """A starved operation that repeatedly asks whether memory is idle still runs ready operations: none has
+    completed.
     """
     with engine.using(engine.create(kind, cpu_workers=1)) as current:
         pushed, ran, var = threading.Event(), [], current.new_variable()

@@ -37,9 +37,7 @@ def many(ctx, count):
     ids=str,
 )
 def test_four_times_the_memory_keeps_values(ctx, homes, folder):
-    """Arrays of four times the limit, and sums of them, have the right values. The limit is never exceeded, and nothing
-    remains offloaded when they are gone.
-    """
+    """Arrays of four times the limit, and sums of them, are right; the limit holds, and nothing stays offloaded."""
     if homes == "peer":
         storage.get(mx.sim(64))
     homes = homes.replace("/any", str(folder))

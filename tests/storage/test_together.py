@@ -90,8 +90,8 @@ def test_two_operations_with_half_of_their_memory(room):
 
 
 def test_impossible_operation_takes_no_memory(room):
-    """Two concurrent operations with three arrays each, in the room of two: both are refused, their results have no
-    memory, and all other arrays have their values.
+    """Two operations with three arrays each, in the room of two: both are refused, and all other arrays have their
+    values.
     """
     ctx, pool = room
     arrays = made(ctx, 4)

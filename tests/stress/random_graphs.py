@@ -236,8 +236,8 @@ class Maker:
         )()
 
     def _unrolled(self, x: Any, name: str) -> Any:
-        """Return layers with one shared weight, in sequence or parallel, as in an unrolled cell; sometimes another
-        node reads the weight or a layer's result.
+        """Return layers with one shared weight, in sequence or parallel; sometimes another node reads the weight or
+        a result.
         """
         rng, hidden = self.rng, self.rng.choice((3, 8))
         weight, bias, inner = (sym.Variable(f"{name}_{kind}") for kind in ("weight", "bias", "inner"))

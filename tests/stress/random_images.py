@@ -62,7 +62,7 @@ class ImageMaker(Maker):
         return sym.Pooling(x, pool_type=kind, **common, **more)
 
     def _depthwise_block(self, name: str) -> Any:
-        """Return batch norm, relu, a depthwise convolution, batch norm; sometimes an extra reader of an
+        """Return batch norm, relu, depthwise convolution, batch norm; sometimes with another reader of an
         intermediate.
         """
         rng = self.rng

@@ -21,9 +21,7 @@ POOLS = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", POOLS)
 def test_many_threads_and_random_sizes(name):
-    """Each of 64 threads makes 10,000 allocations of 0 to 20,000 bytes, marks both ends, and checks the marks at the
-    free; at the end nothing is live or held.
-    """
+    """64 threads make 10,000 allocations each, mark both ends, and check the marks at the free; nothing stays live."""
     pool, wrong = POOLS[name](device.get(device.cpu(0))), []
 
     def work(number):

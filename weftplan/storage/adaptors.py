@@ -106,9 +106,7 @@ class PoisonResource(Adaptor):
 
 
 class StatisticsResource(Adaptor):
-    """Counts its own allocations, apart from other users of the upstream; ``reserved_bytes`` equals
-    ``allocated_bytes``.
-    """
+    """Counts its own allocations apart from other users of the upstream; reserved bytes equal allocated bytes."""
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)

@@ -48,9 +48,7 @@ class Ledger(Resource):
         self._shelves = Shelves()
         self._returned: deque[Entry] = deque()
         self._aside: deque[Allocation] = deque()
-        """Allocations made during a change of this thread, not yet counted; appended here before they can be
-        returned.
-        """
+        """Allocations made during a change of this thread, not yet counted. Their frees come later in ``_returned``."""
         # Invariant: holds exactly the allocations that are not freed. `dict.pop` decides atomically which thread frees
         # first.
         self._live: dict[int, Allocation] = {}
