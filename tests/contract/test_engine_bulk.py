@@ -231,9 +231,11 @@ def test_a_future_flushes_the_bulk(deferred):
 
 
 def test_tracer_change_while_a_bulk_begins(deferred):
-    """1. Another thread changes the tracer and sees no collecting thread. 2. This thread starts to collect. 3.
+    """(1) A thread changes the tracer and sees no collecting thread. (2) This thread starts to collect.
 
-    The other stores its result: pushes must still be collected, or they would overtake the members.
+    (3) It stores that.
+
+    Pushes must still be collected, or they would overtake the members.
     """
     var, log, looked, go = deferred.new_variable(), [], threading.Event(), threading.Event()
 

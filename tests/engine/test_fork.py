@@ -48,9 +48,9 @@ def in_child(check):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_queue_created_between_stop_and_fork():
-    """A push that passed the gate creates a queue after stop(): the child must not wake its missing worker.
+    """(1) stop() removes the queues. (2) A late push creates one, whose worker parks. (3) The fork happens.
 
-    1. stop() removes the queues. 2. A late push creates one, whose worker runs it and parks. 3. The fork happens.
+    The child must not wake the missing worker.
     """
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, stop = eng.new_variable(), eng.stop
@@ -79,10 +79,9 @@ def test_queue_created_between_stop_and_fork():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_push_between_stop_and_fork_completes(kind):
-    """A late push after stop(): the fork stops once more, and the child sees its operation completed.
+    """(1) stop() waits for everything. (2) A late push adds an operation that blocks. (3) The fork finds it pending.
 
-    1. stop() waits for everything. 2. A late push adds an operation that blocks. 3. The fork finds it pending and stops
-    again, during which the operation ends. The child also sees at most one thread inside.
+    The fork stops again, during which the operation ends; the child sees it completed, and no thread inside.
     """
     eng = engine.create(kind, cpu_workers=1)
     var, stop, gate, stops = eng.new_variable(), eng.stop, threading.Event(), []
@@ -307,7 +306,7 @@ def test_fork_during_lookup_of_a_var():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_change_of_bulk_registration():
-    """1. A thread has collected bulk members. 2. Another is about to register as collecting. 3. The fork happens.
+    """(1) A thread has collected bulk members. (2) Another is about to register as collecting. (3) The fork happens.
 
     In the child the first thread's members are gone, and it is unregistered.
     """
@@ -410,9 +409,9 @@ def test_fork_of_naive_engines_under_load():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_a_lazy_import():
-    """1. A thread imports ``mx.nd``. 2. Another forks. 3. The child uses ``mx.nd``, too.
+    """(1) A thread imports ``mx.nd``. (2) Another forks.
 
-    Without the fork's wait, a thread that does not exist in the child would hold the import lock.
+    (3) The child uses ``mx.nd``, whose import lock must be free.
     """
     program = """
         import os, signal, sys, threading, time

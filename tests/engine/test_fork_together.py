@@ -50,9 +50,9 @@ def test_bulk_members_run_once_across_fork(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_engine_created_during_fork(kind):
-    """1. A fork waits for one engine. 2. Another thread creates and uses a second one. 3.
+    """(1) A fork waits for one engine. (2) Another thread creates and uses a second engine. (3) The fork happens.
 
-    The fork happens: the child does not rely on threads of the second engine either.
+    The child does not rely on threads of the second engine either.
     """
     eng, made = engine.create(kind, cpu_workers=1), []
     stop = eng.stop

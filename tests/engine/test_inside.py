@@ -177,10 +177,7 @@ def test_interrupt_after_a_change_does_not_repeat_it(eng):
 
 
 def test_counts_after_a_wait_include_no_pending(eng):
-    """1. The thread inside wakes a waiting thread. 2. That thread requests counts. 3.
-
-    The wait has completed before they are taken, so nothing is pending after a wait.
-    """
+    """(1) The thread inside wakes a waiting thread, which (2) requests counts. (3) They are taken after the wait."""
     counts = []
     thread = threading.Thread(target=lambda: counts.append(eng.statistics()), daemon=True)
 

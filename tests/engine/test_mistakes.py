@@ -118,10 +118,7 @@ def test_simulator_runs_deletes_at_exit():
 
 
 def test_shared_exception_gets_each_note_once():
-    """Each note appears once, even with concurrent additions: 1. A looks for the note. 2. B looks for it. 3.
-
-    Both would add it.
-    """
+    """Each note appears once: (1) A looks for the note, (2) B looks for it, (3) both would add it."""
 
     class Shared(Exception):
         def add_note(self, note):
