@@ -231,11 +231,9 @@ def test_a_future_flushes_the_bulk(deferred):
 
 
 def test_tracer_change_while_a_bulk_begins(deferred):
-    """(1) A thread changes the tracer and sees no collecting thread. (2) This thread starts to collect.
+    """A tracer change that misses a new bulk must not disable it: pushes would overtake the members.
 
-    (3) It stores that.
-
-    Pushes must still be collected, or they would overtake the members.
+    (1) A thread changes the tracer and sees no bulk. (2) This thread begins one. (3) The other stores what it saw.
     """
     var, log, looked, go = deferred.new_variable(), [], threading.Event(), threading.Event()
 
