@@ -108,6 +108,7 @@ class BulkRun:
         failed = False
         for member in self.members:
             blocked: Failure | None = None
+            # Blocked by a failed input, or by a failed output that this write may not heal.
             if careful or failed:
                 blocked = next((f for v in member.reads if (f := fate.get(v, v.failure)) is not None), None)
                 if blocked is None:

@@ -258,11 +258,13 @@ class Engine(Waiting):
             if region.token:
                 region.apply(self)
             return
+        # An operation must not wait: it is pending itself. Nor may a destructor that interrupted the region.
         if self._bound and not running.engines and not self._region.is_inside():
             self._make_room()
         site = push_site()
         own = origin(frame.f_code.co_filename) == OWN
         priority = _check_place(ctx, priority)
+        # Only plain pushes join a bulk; any other push flushes it first, to keep the order.
         if self._bulking and self._bulk.size and not running.seated:
             if prop is NORMAL and not priority and not self._inline and self._tracer is None:
                 ample_room()

@@ -182,10 +182,12 @@ def _at_exit() -> None:
     no thread would run the pushes of destructors.
     """
     global _ending
+    # Refuse new work first, so that the waits below end.
     _ending = True
     engines = cast("list[Engine]", forking.engines())
     for engine in engines:
         engine._flush_bulk()
+        # Pending operations may still push to nested engines.
         if engine not in _inner:
             _close(engine)
     patience = EXIT_PATIENCE_S

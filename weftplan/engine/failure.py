@@ -121,6 +121,7 @@ def release_frames(error: BaseException, catcher: FrameType) -> None:
                 with suppress(RuntimeError):  # still running
                     frame.clear()
             trace = trace.tb_next
+        # A cause or context has frames of its own.
         errors += (_cause_of(exception), _context_of(exception))
         if issubclass(type(exception), BaseExceptionGroup):
             errors += _members_of(exception)

@@ -74,6 +74,7 @@ def holders(op: OprBlock, ops: Sequence[OprBlock]) -> list[tuple[Var, OprBlock]]
     """Return (var, operation that holds it) for every var that ``op`` has not been granted, if the holder is known."""
     holding = []
     for var in (*op.reads, *op.writes):
+        # A write that came earlier holds the var. If the operation is itself the write, the granted readers hold it.
         writer = var.write
         if writer is not None and writer is not op:
             holding.append((var, writer))

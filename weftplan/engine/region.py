@@ -520,6 +520,8 @@ class Region:
 
         try:
             self.ask(driver, Waiter(make, (), ()))
+            # The thread inside may have had no stack for the request: repeat it. `outcome` keeps a second call
+            # harmless.
             while not done.acquire(timeout=PATIENCE_S):
                 self.ask(driver, Waiter(make, (), ()))
         except BaseException:

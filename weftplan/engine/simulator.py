@@ -126,6 +126,7 @@ class Simulator(Engine):
         while self._region.requests or (var.write is not None if var is not None else self._region.pending):
             # Counted before the step: if another thread completes an operation, its successors are dispatched first.
             started = len(self._asynchronous)
+            # Nothing ran and nothing asynchronous is pending: no progress is possible on this thread.
             if not self.step() and not started:
                 break
             if self._asynchronous and not self._dispatched:

@@ -135,6 +135,7 @@ class ThreadedBase(Engine):
                         items.append(op)
                 except IndexError:  # a worker has just taken the first
                     items.append(op)
+            # A waking or checking worker will see this operation; otherwise wake one.
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 if queue.stopping:
                     queue.revive(self)
@@ -282,8 +283,10 @@ class ThreadedBase(Engine):
         if self in running.engines:
             return
         self._wait_idle()
+        # For the engine an operation on a stream is over when its kernels are enqueued.
         for stream in list(self._streams):
             stream.drain(self)
+        # Removed inside, joined outside: a worker may need the region for its last operation.
         for queue in self._exclusively(self._take_queues):
             queue.join()
 

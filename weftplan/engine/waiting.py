@@ -87,6 +87,7 @@ class Waiting(Execution):
         self._region.refuse_inside()
         done = threading.Lock()
         done.acquire()
+        # A read is granted after all earlier writes, and its grant releases the lock.
         self._region.ask(self, Waiter(done.release, (var,), ()))
         return self._acquired(done, timeout)
 
@@ -96,6 +97,7 @@ class Waiting(Execution):
         Its notes describe the other failures. Unflushed bulks of other threads are not waited for.
         """
         self._forbid_wait("wait_for_all")
+        # Even an inline engine would wait for the calling operation.
         self._forbid_wait("wait_for_all", would_block=True)
         ample_room()
         if self._bulking:
@@ -220,6 +222,7 @@ class Waiting(Execution):
         reads, _ = checked_vars(self, (var,), (), "future")
         if self._bulking:
             self._flush_bulk()
+        # A reader of the var: it runs after every earlier write. NO_SKIP, because it must also report a failure.
         self._submit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
         self._drive(var)
         return result

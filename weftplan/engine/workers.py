@@ -240,6 +240,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     while True:
         try:
             if not alone:
+                # Cleared before the check: an operation queued while it was set is seen by this check.
                 queue.looking = False
             # A seat holder has taken this worker's slot: sleep without taking an operation.
             if stand_back:
@@ -307,6 +308,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
             op.failure = error
         if not alone:  # newly ready operations wait for this worker, which checks next and wakes another for the rest
             queue.looking = True
+        # Request the completion. If another thread is inside, it serves the request (README, race 1).
         requests.append(op)
         del op
         if token:

@@ -41,6 +41,7 @@ def others_first(engine: Core, patience_s: float) -> Iterator[None]:
                 return
             yield
         return
+    # Bounded: every operation that can complete has then had its turn.
     for _ in range(engine._region.pending + _ROUNDS):
         ended = _ended(engine)
         yield  # before the next wait: memory may be free since the last attempt

@@ -173,6 +173,7 @@ def _enter_all(held: list[Core]) -> None:
     new = engines()
     while new:
         for engine in new:
+            # Recorded first: an interrupt must not leave an engine blocked.
             held.append(engine)
             hold_pushes(engine)
             stop_and_seize(engine)

@@ -56,12 +56,14 @@ def help_var(engine: Threads, var: Var) -> None:
     last = engine._region.seq
     while True:
         op = var.write
+        # Nothing to write, not ready, or pushed after the wait began.
         if op is None or op.wait or op.seq > last:
             return
         queue = engine._queue_with(op)
         if queue is None or not queue.quick or not queue.items:
             return
         try:
+            # With several workers an operation further back is left to them: running it first would change the order.
             if queue.threads > 1 and queue.items[0] is not op:
                 return
         except IndexError:  # a worker was faster
@@ -76,6 +78,7 @@ def help_all(engine: Threads) -> None:
     while progress and engine._region.pending:
         progress = False
         for queue in list(engine._all_queues):
+            # Repeat until no queue makes progress: each operation may make operations of another queue ready.
             if queue.quick and queue.items and engine._can_help(queue):
                 progress = _stand_in(engine, queue, 0) or progress
 
@@ -107,6 +110,7 @@ def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
         finally:
             core_sharing.sit(before)
             queue.looking = False
+            # Give the seat back, then check again: a worker that found it taken went back to sleep (README, race 11).
             seat.append(1)
             if queue.items and not queue.waking and (queue.idle or queue.permits):
                 queue.wake(engine)
