@@ -47,7 +47,7 @@ class _Running(threading.local):
     """The thread stands in for a worker during a wait; operations must not see the state of the wait."""
     short: Execution | None = None
     """The engine whose inline short operations this thread is running."""
-    place: Any = None
+    worker: Any = None
     """A worker's queue and the objects it runs operations with."""
     nested = 0
     """Depth of operations that this thread runs inside another because an allocation failed."""
@@ -221,9 +221,9 @@ class Execution(Driver):
 
     def _check_inputs(self, op: OprBlock, on_stream: bool) -> Failure | None:
         """Wait for streams if necessary. Return the failure that makes ``op`` skip, if any."""
-        late = synchronize_host(self, op) if self._streams_used and not on_stream else None
+        stream_failure = synchronize_host(self, op) if self._streams_used and not on_stream else None
         blocked = self._blocking_failure(op) if self._any_failure else None
-        return blocked or (None if op.prop in _NEVER_SKIPPED else late)
+        return blocked or (None if op.prop in _NEVER_SKIPPED else stream_failure)
 
     def _start_async(self, op: OprBlock, done: Callable[[Outcome], None], *, on_stream: bool = False) -> None:
         """Run an asynchronous operation. ``done(failure)`` is called once, from any thread."""

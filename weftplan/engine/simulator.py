@@ -63,15 +63,15 @@ class Simulator(Engine):
         """Run one ready operation. Return False if there is none."""
         if not self._dispatched:
             return False
-        place = self._choose(tuple(self._dispatched))
+        chosen = self._choose(tuple(self._dispatched))
         failure: Outcome
         done: Callable[[Outcome], None] | None
         start = time.perf_counter_ns() if self._tracer is not None else 0
-        op, engines, failure, done = self._dispatched[place], running.engines, None, None
+        op, engines, failure, done = self._dispatched[chosen], running.engines, None, None
         running.engines = (*engines, self)
         # An interrupt counts as the failure of the operation; none can arrive between taking it and the try.
         try:
-            del self._dispatched[place]
+            del self._dispatched[chosen]
             self.history.append(op.seq)
             if op.asynchronous:
                 done = once(partial(self._arrive, op, start))

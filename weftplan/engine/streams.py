@@ -174,11 +174,11 @@ def _failure_of(core: Runs, fault: Any, stream: Stream) -> Failure:
 class StreamPool:
     """Streams of one device on one engine, shared by all its workers."""
 
-    def __init__(self, place: Device, count: int) -> None:
-        self.place = place
+    def __init__(self, device: Device, count: int) -> None:
+        self.device = device
         self.users = 0
-        self.inward, self.outward = place.new_stream(), place.new_stream()
-        self._compute = [place.new_stream() for _ in range(count)]
+        self.inward, self.outward = device.new_stream(), device.new_stream()
+        self._compute = [device.new_stream() for _ in range(count)]
         self._last: dict[Stream, int] = dict.fromkeys(self._compute, -1)
         """Number of the last operation per stream."""
         self._turn = 0
@@ -215,12 +215,12 @@ class StreamPool:
                     _failure_of(core, fault, stream)
 
 
-def pool_of(core: Runs, place: Device) -> StreamPool:
+def pool_of(core: Runs, device: Device) -> StreamPool:
     """Return the streams of a device, created for its first worker. :meth:`StreamWorker.close` releases them."""
     with _lock:
-        pool = next((pool for pool in core._streams if pool.place is place), None)
+        pool = next((pool for pool in core._streams if pool.device is device), None)
         if pool is None:
-            pool = StreamPool(place, _count(core))
+            pool = StreamPool(device, _count(core))
             core._streams.append(pool)
         pool.users += 1
         streams: StreamPool = pool
@@ -240,12 +240,12 @@ def compute_streams(core: object, contexts: Iterable[Context]) -> int:
 class StreamWorker:
     """Runs the operations of one worker thread of an asynchronous device."""
 
-    def __init__(self, core: Runs, place: Device) -> None:
+    def __init__(self, core: Runs, device: Device) -> None:
         self._deferred_deletes: list[tuple[Before, OprBlock]] = []
         # Set before this worker can grant anything, so that every thread takes the careful path.
         core._streams_used = True
         core._careful = True
-        self._pool = pool_of(core, place)
+        self._pool = pool_of(core, device)
 
     def run(self, core: Runs, op: OprBlock) -> Outcome:
         """Run ``op`` as ``engine._execute`` does; return DEFERRED for a deferred delete."""
@@ -258,9 +258,9 @@ class StreamWorker:
         try:
             stream = self._pool.choose(op)
             before = list(marks_before(op))
-            late = self._wait_for_others(core, op, stream, before)
-            if late is not None and op.prop is not FnProperty.NO_SKIP:
-                return late
+            upstream = self._wait_for_others(core, op, stream, before)
+            if upstream is not None and op.prop is not FnProperty.NO_SKIP:
+                return upstream
             work = stream.work(lambda: (op.label, op.site, op.seq))
             with stream, work:
                 failure = core._execute_carefully(op, on_stream=True)
@@ -284,11 +284,11 @@ class StreamWorker:
             done(failure)
 
         try:
-            late = self._wait_for_others(core, op, stream, before)
+            upstream = self._wait_for_others(core, op, stream, before)
         except BaseException as error:
-            late = Failure.of(op, error)
-        if late is not None and op.prop is not FnProperty.NO_SKIP:
-            done(late)
+            upstream = Failure.of(op, error)
+        if upstream is not None and op.prop is not FnProperty.NO_SKIP:
+            done(upstream)
             return
         with stream, work:
             core._start_async(op, complete, on_stream=True)
@@ -389,7 +389,7 @@ def enter(core: Runs, context: Context | None) -> StreamWorker | BrokenDevice | 
     if context is None or not context.has_streams:
         return None
     try:
-        place = devices.get(context)
-        return StreamWorker(core, place) if place.asynchronous else None
+        device = devices.get(context)
+        return StreamWorker(core, device) if device.asynchronous else None
     except Exception as error:
         return BrokenDevice(error)

@@ -235,8 +235,8 @@ class ThreadedBase(Engine):
         return True
 
     def _run_another(self) -> bool:
-        if running.place is not None:
-            return run_another(self, *running.place)
+        if running.worker is not None:
+            return run_another(self, *running.worker)
         return any(queue.items and self._can_help(queue) and run_next(self, queue) for queue in self._all_queues)
 
     def _at_work(self) -> int:

@@ -232,7 +232,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     running.engines = (engine,)
     core_sharing.enter_worker(alone=engine._alone)
     device = enter(engine, queue.context)
-    running.place = queue, me, name, device
+    running.worker = queue, me, name, device
     execute = engine._execute
     queue.waking = False
     stand_back = queue.standing_in()
