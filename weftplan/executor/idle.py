@@ -1,14 +1,7 @@
 """Idle executors make room: the block of a pool is offloaded (``WEFTPLAN_SPILL``) until a thread needs its bytes.
 
 This is a rung of storage's ladder, which is tried after arrays have left. A block may leave when no run is being pushed
-on its pool, no operation on any var of the pool is pending, and no array is exported from it. The thread that offloads
-it
-
-1. takes the pool's lock; a thread that begins a run, or finds no bytes under an array of the pool, waits for that;
-2. takes the bytes from every storage: an operation that is granted from now on finds none, and waits, too;
-3. looks whether anything is pending, drops prepared calls, and looks whether any other object has a view of the bytes.
-   A user that had them before step 2 still is pending, or still has the view: then they are put back;
-4. copies the bytes and gives the memory back.
+on its pool, no operation on any var of the pool is pending, and no array is exported from it (``Idleness.leave``).
 
 The bytes come back before the next run is pushed, or in the first operation that reads an output. Memory for them is
 taken without the lock: that may wait for operations that need it.
@@ -268,6 +261,7 @@ class Idleness:
         Raises:
             OutOfMemoryError: no home has room. The bytes have not moved.
         """
+        # A thread that begins a run, or finds no bytes under an array of the pool, waits for this lock.
         if not self._lock.acquire(blocking=False):
             _here.in_runs.append(self)
             return 0
@@ -285,6 +279,8 @@ class Idleness:
                 return 0
             members = pool._placements()
             chunks = [chunk for member in members for chunk in member.chunks.values() if chunk.context == ctx]
+            # An operation that is granted from now on finds no bytes, and waits for the lock, too. A user that had them
+            # before is still pending, or still has a view: then they are put back.
             raws = [chunk.withhold() for chunk in chunks]
             kept = None
             try:

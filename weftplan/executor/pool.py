@@ -4,14 +4,7 @@ Executors that never need their memory at once (reshape, bucketing) share a :cla
 after another from the start of the block. The pool holds the most that any of its executors has needed, in whatever
 order they were bound: when a larger one joins, the block is replaced and the others move, contents and all.
 
-A move happens on the thread that binds:
-
-1. an operation that writes every var of the pool's executors is pushed and waited for: nothing is pending then, on
-   streams neither, and no other thread pushes;
-2. the results of the last run are copied to the new block, since its outputs may still be read, or its backward run;
-3. every storage's chunk is pointed at its new bytes, and prepared calls, which hold views of the old ones, are dropped
-   (an executor makes them again before its next run);
-4. the old block goes back to storage, unless an array that was exported from it is still alive.
+A move happens on the thread that binds, when no operation is pending on any var of the pool's executors (``_grow``).
 
 All executors of a pool must be used by one thread at a time.
 
@@ -19,12 +12,7 @@ All operations of an executor *read* the pool's var; a run after another executo
 overlap in address, first *writes* it (see ``Executor.forward``), so the engine keeps runs apart without
 blocking the caller. Users' operations read arrays of an executor (its outputs, arrays that a monitor saw) without
 knowing the pool: a run that takes the memory over from another executor therefore also writes the vars of the storages
-of that executor.
-Without that:
-
-1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
-2. executor B, which shares A's memory, runs, and writes over that output;
-3. the copy starts, and reads B's values.
+of that executor (``take_over``).
 """
 
 from __future__ import annotations
@@ -155,6 +143,10 @@ class SlabPool:
 
     def take_over(self, placement: Placement) -> list[Any]:
         """Make ``placement`` the owner; returns the storages of the owner before it (none: no run yet)."""
+        # The run writes the vars of these storages, too. Without that:
+        # 1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
+        # 2. executor B, which shares A's memory, runs, and writes over that output;
+        # 3. the copy starts, and reads B's values.
         before, self._owner = self._owner, placement
         return [] if before is None else list(before.chunks.values())
 
@@ -236,6 +228,7 @@ class SlabPool:
         before = self.nbytes[ctx]
         kept = None
         if self._owner is not None:
+            # The results of the last run move, too: its outputs may still be read, or its backward part run.
             try:
                 new = PoolMemory(ctx, nbytes)
             except OutOfMemoryError:
@@ -270,6 +263,7 @@ class SlabPool:
     def _install(self, ctx: Context, block: PoolMemory) -> None:
         """Let the storages of all executors on ``ctx`` lie in ``block`` from now on."""
         self._blocks[ctx] = block
+        # Prepared calls hold views of the old bytes: a chunk that moves drops them, and the next run makes new ones.
         for member in self._placements():
             member.put({ctx: block})
 

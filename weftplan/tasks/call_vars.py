@@ -59,12 +59,12 @@ def inherited(read: Sequence[Var], written: Sequence[Any], overwritten: Sequence
         written: arrays that it writes.
         overwritten: the written arrays whose elements it overwrites completely without reading any.
     """
-    kept: dict[Var, None] = {}
+    failed: dict[Var, None] = {}
     for array in written:
         for var in vars_of(array, engine):
             if var.failure is None:
                 continue
             whole = any(array is other for other in overwritten) and var not in read
             if not whole or (isinstance(array, np.ndarray) and not registry.covers(array, var, engine)):
-                kept[var] = None
-    return list(kept)
+                failed[var] = None
+    return list(failed)

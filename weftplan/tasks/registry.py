@@ -70,8 +70,8 @@ class _Entry:
 
     def vars(self) -> list[Var]:
         """Return all vars of the entry."""
-        found = [self.var, *(self.grid.vars if self.grid is not None else ())]
-        return found if self.parts is None else list(dict.fromkeys((*found, *self.parts.vars)))
+        variables = [self.var, *(self.grid.vars if self.grid is not None else ())]
+        return variables if self.parts is None else list(dict.fromkeys((*variables, *self.parts.vars)))
 
     def move(self, engine: Engine) -> None:
         """Replace the idle vars by new vars of another engine."""
@@ -94,20 +94,20 @@ class _Registry:
         """Entries by their addresses; None until the first array over foreign memory."""
 
     def vars_of(self, array: Any, engine: Engine) -> list[Var]:
-        found: list[Var] = []
-        self.add_vars(array, engine, found)
-        return found
+        collected: list[Var] = []
+        self.add_vars(array, engine, collected)
+        return collected
 
-    def add_vars(self, array: Any, engine: Engine, found: list[Var]) -> None:
+    def add_vars(self, array: Any, engine: Engine, collected: list[Var]) -> None:
         """Append the vars of ``array`` to ``found``."""
         with self._lock:
             entry = self._entry(array, engine)
             if entry.parts is None and entry.grid is None:
-                found.append(entry.var)
+                collected.append(entry.var)
             else:
-                found += _vars_in(entry, array)
+                collected += _vars_in(entry, array)
             for linked in entry.links or ():
-                found += _vars_in(linked, array)
+                collected += _vars_in(linked, array)
 
     def known(self, array: Any, engine: Engine) -> Var | None:
         """Return the var of a known array that owns its memory and has one var, as most do; None: use the slow look-up.
@@ -316,8 +316,8 @@ def _vars_in(entry: _Entry, array: Any) -> list[Var]:
         low, high = bounds(array)
     else:
         low = high = address(array)
-    found = entry.parts.touched(low, high)
-    return [*found, entry.var] if entry.whole else list(found)
+    touched_parts = entry.parts.touched(low, high)
+    return [*touched_parts, entry.var] if entry.whole else list(touched_parts)
 
 
 def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:

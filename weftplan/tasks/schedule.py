@@ -249,16 +249,16 @@ def wait(*arrays: Any, readers: bool = False) -> None:
     if not arrays:
         get().wait_for_all()
         return
-    found = list(dict.fromkeys(var for array in _each(arrays) for var in vars_of(array, get())))
+    variables = list(dict.fromkeys(var for array in _each(arrays) for var in vars_of(array, get())))
     if readers:
-        for one in found:
+        for one in variables:
             _engine_of(one).push(_nothing, (), (one,), name="wait")
     var: Var | None = None
     try:
-        for var in found:
+        for var in variables:
             _engine_of(var).wait_for_var(var)
     finally:
-        del arrays, found, var  # the error's traceback must not hold objects that hold the error
+        del arrays, variables, var  # the error's traceback must not hold objects that hold the error
 
 
 def _each(arrays: Iterable[Any]) -> Iterator[Any]:
@@ -369,11 +369,11 @@ def _schedule(
                     ndarrays := [one for one in (*read, *written) if is_ndarray(one)]
                 ):
                     work = holding(ndarrays, work)
-        made: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits)
-        engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
+        task: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits)
+        engine.push(task, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
     finally:
         in_flight.discard(var)
-    return made
+    return task
 
 
 def _checked_names(
