@@ -19,7 +19,7 @@ import pytest
 import weftplan as mx
 from weftplan.cli.model_files import _text
 from weftplan.cli.plan.inputs import load_network
-from weftplan.cli.run import _read
+from weftplan.cli.run.inputs import read as _read
 from weftplan.convert import load_safetensors
 from weftplan.errors import FormatError
 from weftplan.kvstore.updater import Updater
