@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.model_files import load_model
+from weftplan.cli.model_files import class_names, load_model
 from weftplan.cli.options import FILE, model_argument, number, pixel_options
 from weftplan.cli.run import results as run_results
 from weftplan.cli.run.folder import predict_folder
@@ -32,7 +32,7 @@ from weftplan.support.progress import watching
 @click.option(
     "--labels",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with the names of the classes, one on each line.",
+    help="A file with the names of the classes, one on each line. The default is MODEL-classes.txt, if it is there.",
 )
 @click.option(
     "-o",
@@ -61,7 +61,7 @@ def command(
     loaded = load_model(model, params)
     if loaded.args is None:
         raise click.UsageError("give the parameters after the model: a file, or the number of an epoch")
-    names = None if labels is None else labels.read_text(encoding="utf-8").splitlines()
+    names = class_names(model, labels)
     errors: list[str] = []
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
         samples, results, errors = predict_folder(loaded, Path(inputs[0]), batch, mean, std, resize)
