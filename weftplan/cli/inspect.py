@@ -17,7 +17,9 @@ from weftplan.cli.options import FILE, json_option, model_argument, shape_option
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
 from weftplan.errors import listed
+from weftplan.ops.core.rules import is_known
 from weftplan.report.inspection import Inspection, Layer, inspect
+from weftplan.report.network_svg import draw
 from weftplan.support.atomic_files import write_text
 
 WIDTH = 160
@@ -78,7 +80,7 @@ def command(
             for line in paragraph(text, output_width()):
                 click.echo(line)
     if html_path is not None:
-        write_text(html_path, page(found))
+        write_text(html_path, page(found, draw(loaded.symbol, _input_shapes(found)).svg))
         console.print(f"wrote {html_path}", highlight=False, markup=False)
 
 
@@ -144,8 +146,13 @@ def _cells(layer: Layer) -> list[str]:
     return [layer.name, layer.op + ("" if layer.supported else " (not supported)"), _shape(layer.shape), *counts]
 
 
-def page(found: Inspection) -> str:
-    """Return an HTML page without scripts or external links."""
+def _input_shapes(found: Inspection) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs whose sizes are all known."""
+    return {one.name: one.shape for one in found.inputs if one.shape is not None and is_known(one.shape)}
+
+
+def page(found: Inspection, picture: str) -> str:
+    """Return an HTML page without scripts or external links; ``picture`` is SVG."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(layer)) + "</tr>\n"
         for layer in found.layers
@@ -166,5 +173,7 @@ def page(found: Inspection) -> str:
         "td,th{border-color:#343d4a}}</style>\n"
         f"<h1>{html.escape(found.name)}</h1>\n<p class=verdict>{html.escape(found.verdict)}</p>\n"
         f"<dl>\n{facts}</dl>\n<div class=layers><table><thead><tr>{head}</tr></thead><tbody>\n{rows}"
-        "</tbody></table></div>\n</html>\n"
+        f"</tbody></table></div>\n<h2>The network</h2>\n"
+        "<p>The names and shapes of a box appear when the pointer rests on it.</p>\n"
+        f"<div class=layers>{picture}</div>\n</html>\n"
     )

@@ -128,7 +128,8 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "--torch",
     "torch_step",
     is_flag=True,
-    help="MODEL is package.module:function, which returns (loss, arguments[, optimizer]) of a step of PyTorch.",
+    help="MODEL is package.module:function or FILE.py:function, which returns (loss, arguments[, optimizer]) of a step "
+    "of PyTorch.",
 )
 @click.option(
     "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
@@ -159,7 +160,8 @@ def command(
     want_curve: bool,
     torch_step: bool,
 ) -> None:
-    """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
+    """Plan the memory of MODEL without running it: a built-in network, an MXNet symbol file or its prefix, an
+    ONNX file, or a symbol of a program: FILE.py:NAME or package.module:NAME.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
     then names the smallest budget that works. After Ctrl-C it is 130.

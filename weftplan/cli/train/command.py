@@ -27,7 +27,6 @@ from weftplan.cli.options import (
     number,
     pixel_options,
     positive,
-    starting,
     writable_folder,
     writable_prefix,
 )
@@ -37,7 +36,7 @@ from weftplan.cli.train.report import write_report
 from weftplan.cli.train.result import print_result, result_rows, weights_sha256
 from weftplan.device.context import Context
 from weftplan.engine.registry import registered
-from weftplan.errors import MXNetError, did_you_mean
+from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import random
@@ -54,13 +53,6 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
 
-def _network_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    known = list(dict.fromkeys([*train_tasks.NETWORKS, *models.names()]))
-    if value not in known:
-        raise click.BadParameter(f"{value!r} is no network; {did_you_mean(value, known)}there are {', '.join(known)}")
-    return value
-
-
 def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Context]:
     return parse_devices(value)
 
@@ -68,10 +60,9 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 @click.command("train")
 @click.option(
     "--network",
+    type=click.Choice(list(dict.fromkeys([*train_tasks.NETWORKS, *models.names()]))),
     default="lenet",
     show_default=True,
-    callback=_network_name,
-    shell_complete=starting(models.names),
     help="The network to train: mlp, lenet and resnet learn digits, lstm learns text. With --data any built-in "
     "network for images, such as resnet18.",
 )
