@@ -28,7 +28,7 @@ COLOURS = {
 
 @cache
 def figure_class() -> Any:
-    """Return matplotlib's class of figures, which notebooks show only after a magic command, with a picture for them."""
+    """Return a subclass of matplotlib's figure with a picture for notebooks, which need no magic command then."""
     from matplotlib.figure import Figure
 
     class PlanFigure(Figure):  # type: ignore[misc]

@@ -56,6 +56,7 @@ class ExecutorGroup(GroupNames):
         group2ctxs: for each context a mapping from node groups to contexts.
         share: each executor's share of a memory budget.
         state_names: arguments that are neither fed nor trained; initially zero.
+        loads: for each context its share of the batch; default: equal shares.
 
     Raises:
         BudgetError: an executor does not fit its share.
@@ -79,6 +80,7 @@ class ExecutorGroup(GroupNames):
         group2ctxs: Sequence[Mapping[str, Context]] | None = None,
         share: Share | None = None,
         state_names: Sequence[str] = (),
+        loads: Sequence[float] | None = None,
     ) -> None:
         if share is not None and len(set(contexts)) != len(contexts):
             raise BindError(f"with a memory budget a context may occur only once, got {list(contexts)}")
@@ -98,7 +100,7 @@ class ExecutorGroup(GroupNames):
                 )
         layouts = [symbol[i].attr("__layout__") for i in range(len(symbol.list_outputs()))]
         self._output_axes = [max(0, DataDesc.get_batch_axis(layout)) for layout in layouts]
-        self.slices = split_batch(self.batch_size, len(contexts))
+        self.slices = split_batch(self.batch_size, len(contexts), loads)
         arguments = symbol.list_arguments()
         trained = [n for n in self.param_names if for_training and n not in fixed_param_names]
         if for_training and inputs_need_grad:

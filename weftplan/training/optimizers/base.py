@@ -16,7 +16,7 @@ from weftplan.errors import ParameterError, ScheduledRateError
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
-from weftplan.support.keyword_errors import Constructed
+from weftplan.support.keyword_errors import Constructed, changed_settings, shown
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.fused_step import Step, push_together
@@ -95,6 +95,12 @@ class Optimizer(Constructed):
         self.wd_mult: dict[Any, float] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
+
+    def __repr__(self) -> str:
+        changed = {"learning_rate": self.lr, **changed_settings(self)}
+        if self.lr_scheduler is not None:
+            del changed["learning_rate"]
+        return f"{type(self).__name__}({shown(changed)})"
 
     @staticmethod
     def register(klass: type[Optimizer]) -> type[Optimizer]:
