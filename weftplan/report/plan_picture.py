@@ -31,7 +31,7 @@ def figure_class() -> Any:
     """Return a subclass of matplotlib's figure with a picture for notebooks, which need no magic command then."""
     from matplotlib.figure import Figure
 
-    class PlanFigure(Figure):  # type: ignore[misc]
+    class PlanFigure(Figure):
         """A figure that notebooks show as a picture."""
 
         def _repr_png_(self) -> bytes:

@@ -194,8 +194,8 @@ def command(
             raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
     if data is None:
         options = (("--from", start), ("--freeze", freeze), ("--mean", mean), ("--std", std), ("--resize", resize))
-        for name, value in options:
-            if value:
+        for name, option in options:
+            if option:
                 raise click.UsageError(f"{name} needs --data FOLDER, the images to train on")
         if network not in train_tasks.NETWORKS:
             names = ", ".join(train_tasks.NETWORKS)

@@ -64,7 +64,7 @@ def photos(
     if len(classes) < 2:
         raise FormatError(f"{training}: training needs two classes or more, there is only {classes[0]!r}")
     symbol, args, aux, shape, name = _network(network, start, len(classes), resize)
-    pixels = {
+    pixels: dict[str, Any] = {
         "seed": seed,
         "resize": round(MARGIN * max(shape[1:])),
         "label_name": _label(symbol),

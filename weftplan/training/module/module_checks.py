@@ -92,7 +92,7 @@ def load_list(work_load_list: Sequence[float] | None, contexts: int) -> list[flo
     Raises:
         BindError: another number of shares, or a share that is not positive.
     """
-    loads = [1] * contexts if work_load_list is None else list(work_load_list)
+    loads: list[float] = [1.0] * contexts if work_load_list is None else list(work_load_list)
     numbers = all(isinstance(load, (int, float)) and 0 < load < float("inf") for load in loads)
     if len(loads) != contexts or not numbers:
         raise BindError(
