@@ -187,9 +187,8 @@ class LiveLearningCurve(_LiveChart):
     def _process_batch(self, param: BatchEndParam, name: str) -> None:
         values = _values(param)
         if self.metric_name not in values:
-            raise MXNetError(
-                f"LiveLearningCurve: the metrics of this run are {', '.join(values) or 'none'}, not {self.metric_name!r}"
-            )
+            there = ", ".join(values) or "none"
+            raise MXNetError(f"LiveLearningCurve: the metrics of this run are {there}, not {self.metric_name!r}")
         self.add(name, values[self.metric_name])
 
 

@@ -5,6 +5,7 @@ This file owns only the names. The classes are in ``ndarray_iter.py``, ``file_it
 """
 
 from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter
+from weftplan.training.data.images.detection_records import ImageDetRecordIter
 from weftplan.training.data.images.folder import ImageFolder
 from weftplan.training.data.images.records import ImageRecordIter, ImageRecordUInt8Iter
 from weftplan.training.data.input.dataset_iter import DatasetIter
@@ -19,6 +20,7 @@ __all__ = [
     "DataDesc",
     "DataIter",
     "DatasetIter",
+    "ImageDetRecordIter",
     "ImageFolder",
     "ImageRecordIter",
     "ImageRecordIter_v1",

@@ -31,7 +31,6 @@ _WITHOUT_EFFECT = frozenset(
     "aug_seq verbose device_id ctx shuffle_chunk_size shuffle_chunk_seed data_name label_name mean_img".split()  # noqa: SIM905
 )
 """Settings of MXNet's own threads and files; accepted and ignored."""
-_FIELDS = frozenset(field.name for field in dataclasses.fields(Augmentation))
 
 
 class ThreadedImageIter(HoldingIter):
@@ -48,8 +47,11 @@ class ThreadedImageIter(HoldingIter):
         preprocess_threads: decoding threads; prefetch_buffer: batches to prefetch.
         mean_img: a file with the mean of each pixel; if missing, it is computed from all images and written.
         dtype: of the data.
-        augmentation: fields of :class:`~weftplan.training.data.images.record_augment.Augmentation`.
+        augmentation: fields of the class's ``_settings``.
     """
+
+    _settings: type[Any] = Augmentation
+    """The class of augmentation settings."""
 
     def __init__(
         self,
@@ -81,10 +83,11 @@ class ThreadedImageIter(HoldingIter):
             raise ParameterError(f"part_index must be in [0, {num_parts}), got {part_index}")
         if len(data_shape) != 3 or data_shape[0] not in (1, 3, 4):
             raise ShapeError(f"data_shape must be (1, 3 or 4 channels, height, width), got {tuple(data_shape)}")
-        for name in augmentation.keys() - _FIELDS - _WITHOUT_EFFECT:
-            hint = did_you_mean(name, sorted(_FIELDS))
+        fields = frozenset(field.name for field in dataclasses.fields(self._settings))
+        for name in augmentation.keys() - fields - _WITHOUT_EFFECT:
+            hint = did_you_mean(name, sorted(fields))
             warnings.warn(f"{mine}: {name!r} is no setting; {hint}", stacklevel=3)
-        self._augmentation = Augmentation(**{k: v for k, v in augmentation.items() if k in _FIELDS})
+        self._augmentation = self._settings(**{k: v for k, v in augmentation.items() if k in fields})
         self._name = where
         self._keys = keys[len(keys) * part_index // num_parts : len(keys) * (part_index + 1) // num_parts]
         if not self._keys:
@@ -185,7 +188,11 @@ class ThreadedImageIter(HoldingIter):
         pixels, label, draw = self._pixels(place, epoch)
         if np.dtype(self.provide_data[0].dtype).kind in "iu":
             return pixels, label
-        return normalized(pixels, self._augmentation, self._mean, draw), label
+        return self._values(pixels, draw), label
+
+    def _values(self, pixels: Host, draw: np.random.Generator) -> Host:
+        """Return the normalized pixels."""
+        return normalized(pixels, self._augmentation, self._mean, draw)
 
     def _ask(self) -> None:
         """Submit the next batches of this epoch to the threads."""
