@@ -168,3 +168,5 @@ def _own(module: Any, name: str) -> bool:
 _ALIASES = {name for name, place in _LAZY.items() if ":" not in place and place != name}
 Aliases(__name__, _ALIASES, _DEEPER, _ABSENT).install()
 config.check_environment()
+if config.process("MXNET_PROFILER_AUTOSTART"):
+    late_import("weftplan.profiler").start_at_import()

@@ -34,6 +34,7 @@ __all__ = [
     "Setting",
     "Variable",
     "When",
+    "allows_tf32",
     "check_environment",
     "get",
     "lookup",
@@ -270,7 +271,7 @@ def check_environment() -> None:
 
 
 def strangers() -> list[str]:
-    """Names in the environment that begin like ours but are neither in the table nor known from MXNet, sorted."""
+    """Names in the environment that begin like ours and are neither in the table nor MXNet's or Paddle's, sorted."""
     return sorted(
         name
         for name in os.environ
@@ -278,9 +279,14 @@ def strangers() -> list[str]:
     )
 
 
-def without_effect() -> list[str]:
-    """Names in the environment that MXNet reads and weftplan does not, sorted."""
-    return sorted(UNUSED_HERE.intersection(os.environ))
+def without_effect() -> dict[str, str]:
+    """Return the names in the environment that MXNet or Paddle reads and weftplan does not, each with the reason."""
+    return {name: UNUSED_HERE[name] for name in sorted(UNUSED_HERE.keys() & os.environ)}
+
+
+def allows_tf32() -> bool:
+    """Return whether products of float32 may be computed as TF32."""
+    return bool(get("FLAGS_enable_cublas_tensor_op_math")) and bool(get("MXNET_CUDA_ALLOW_TENSOR_CORE"))
 
 
 def nearest(name: str) -> str | None:

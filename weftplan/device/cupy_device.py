@@ -180,7 +180,7 @@ class CupyDevice:
         self.index = context.device_id
         fix_workspaces()
         self.xp: ModuleType = load_cupy(context)
-        if config.get("FLAGS_enable_cublas_tensor_op_math"):
+        if config.allows_tf32():
             with self.xp.cuda.Device(self.index):
                 self.xp._core.set_compute_type(np.float32, self.xp._core._routines_linalg.COMPUTE_TYPE_TF32)
         self.guards = _GuardStack()
