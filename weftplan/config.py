@@ -34,7 +34,6 @@ __all__ = [
     "Setting",
     "Variable",
     "When",
-    "allows_tf32",
     "check_environment",
     "get",
     "lookup",
@@ -282,11 +281,6 @@ def strangers() -> list[str]:
 def without_effect() -> dict[str, str]:
     """Return the names in the environment that MXNet or Paddle reads and weftplan does not, each with the reason."""
     return {name: UNUSED_HERE[name] for name in sorted(UNUSED_HERE.keys() & os.environ)}
-
-
-def allows_tf32() -> bool:
-    """Return whether products of float32 may be computed as TF32."""
-    return bool(get("FLAGS_enable_cublas_tensor_op_math")) and bool(get("MXNET_CUDA_ALLOW_TENSOR_CORE"))
 
 
 def nearest(name: str) -> str | None:

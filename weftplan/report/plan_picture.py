@@ -35,9 +35,9 @@ def figure_class() -> Any:
         """A figure that notebooks show as a picture."""
 
         def _repr_png_(self) -> bytes:
-            held = io.BytesIO()
-            self.savefig(held, format="png")
-            return held.getvalue()
+            file = io.BytesIO()
+            self.savefig(file, format="png")
+            return file.getvalue()
 
     return PlanFigure
 

@@ -38,7 +38,6 @@ from weftplan.support.progress import watching
     "-o",
     "--output",
     type=FILE,
-    callback=run_results.check_target,
     help="Write all outputs into this file (.npz), or the largest values of each sample (.csv, .json).",
 )
 def command(

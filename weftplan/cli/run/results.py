@@ -16,16 +16,6 @@ from weftplan.cli.columns import output_width, paragraph
 from weftplan.errors import FormatError, listed
 from weftplan.support.atomic_files import replacing, write_text
 
-FORMATS = (".npz", ".csv", ".json")
-"""Suffixes of files for results."""
-
-
-def check_target(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse a file of another format before any work."""
-    if value is not None and value.suffix not in FORMATS:
-        raise click.BadParameter(f"expected a name that ends in {', '.join(FORMATS)}, got {value.name!r}")
-    return value
-
 
 def show(name: str, value: Any, top: int, labels: Sequence[str] | None, samples: Sequence[str]) -> None:
     """Print an output: its largest values if it has one row of classes for each sample, else shape and range."""
@@ -40,12 +30,12 @@ def show(name: str, value: Any, top: int, labels: Sequence[str] | None, samples:
 def write(
     path: Path, results: Mapping[str, Any], top: int, labels: Sequence[str] | None, samples: Sequence[str]
 ) -> None:
-    """Write all outputs (.npz), or the largest values of each sample as a table (.csv) or as JSON (.json).
+    """Write the largest values of each sample as a table (.csv) or as JSON (.json), or else all outputs (.npz).
 
     Raises:
         FormatError: a table is asked for, but no output has one row of classes for each sample.
     """
-    if path.suffix == ".npz":
+    if path.suffix not in (".csv", ".json"):
         held = io.BytesIO()
         np.savez(held, **results)
         with replacing(path) as file:

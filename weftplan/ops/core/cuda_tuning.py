@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from weftplan import config
 from weftplan.ops.core.schema import Params
+from weftplan.support.tensor_cores import allows_tf32
 
 OFF, LIMITED, FASTEST = 0, 1, 2
 
@@ -55,7 +56,7 @@ def tuning(wanted: str | None = None) -> Tuning:
         level = LIMITED
     if wanted is not None:
         level = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}[wanted]
-    return Tuning(int(level), config.allows_tf32())
+    return Tuning(int(level), allows_tf32())
 
 
 def workspace_limit(params: Params) -> int:

@@ -93,9 +93,9 @@ class DetAugmentation:
     @property
     def plain(self) -> Augmentation:
         """The settings that images without boxes share."""
-        means = {f"mean_{c}": getattr(self, f"mean_{c}") for c in "rgba"}
-        stds = {f"std_{c}": getattr(self, f"std_{c}") or 1.0 for c in "rgba"}  # MXNet's 0 means none
-        return Augmentation(**means, **stds, scale=self.scale, inter_method=self.inter_method)
+        pixels: dict[str, Any] = {f"mean_{c}": getattr(self, f"mean_{c}") for c in "rgba"}
+        pixels |= {f"std_{c}": getattr(self, f"std_{c}") or 1.0 for c in "rgba"}  # MXNet's 0 means none
+        return Augmentation(**pixels, scale=self.scale, inter_method=self.inter_method)
 
     def of_sampler(self, name: str, number: int) -> Any:
         """Return a setting of one crop sampler."""
