@@ -215,7 +215,8 @@ def test_a_page(prefix: Path, tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text()
     assert f"wrote {tmp_path / 'page.html'}" in result.output
     assert "<td>conv</td>" in text
-    assert "http" not in text
+    assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert text.count("<svg") == 1
 
 
 def expected(data: Any) -> Any:

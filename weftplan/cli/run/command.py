@@ -10,7 +10,7 @@ from weftplan.cli.model_files import class_names, load_model
 from weftplan.cli.options import FILE, model_argument, number, pixel_options
 from weftplan.cli.run import results as run_results
 from weftplan.cli.run.folder import predict_folder
-from weftplan.cli.run.inputs import feeds
+from weftplan.cli.run.inputs import Pixels, feeds
 from weftplan.cli.run.prediction import predict
 from weftplan.support.progress import watching
 
@@ -62,10 +62,11 @@ def command(
         raise click.UsageError("give the parameters after the model: a file, or the number of an epoch")
     names = class_names(model, labels)
     errors: list[str] = []
+    pixels = Pixels(mean, std, resize)
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
-        samples, results, errors = predict_folder(loaded, Path(inputs[0]), batch, mean, std, resize)
+        samples, results, errors = predict_folder(loaded, Path(inputs[0]), batch, pixels)
     else:
-        fed = feeds(loaded, inputs, mean, std, resize)
+        fed = feeds(loaded, inputs, pixels)
         with watching(f"running {loaded.name}"):
             results = predict(loaded, fed)
         samples = [str(k) for k in range(max((len(value) for value in results.values() if value.ndim), default=0))]

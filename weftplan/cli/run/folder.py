@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 import numpy as np
 
 from weftplan.cli.model_files import Model
-from weftplan.cli.run.inputs import image
+from weftplan.cli.run.inputs import Pixels, image
 from weftplan.cli.run.prediction import bind, outputs_of
 from weftplan.errors import FormatError, MXNetError
 from weftplan.executor import Executor
@@ -22,12 +23,7 @@ from weftplan.training.data.images.folder import image_files
 
 
 def predict_folder(
-    model: Model,
-    folder: Path,
-    batch: int,
-    mean: list[float] | None,
-    std: list[float] | None,
-    resize: tuple[int, int] | None,
+    model: Model, folder: Path, batch: int, pixels: Pixels
 ) -> tuple[list[str], dict[str, Any], list[str]]:
     """Return the names of the images, the outputs by name with a row for each image, and errors of broken images.
 
@@ -38,14 +34,14 @@ def predict_folder(
     if not files:
         raise FormatError(f"{folder}: no image is in this folder; expected .jpg, .png or another format of Pillow")
     name = _data_name(model)
-    size = resize or image_size(model, name)
+    pixels = replace(pixels.for_input(model, name), size=pixels.size or image_size(model, name))
     names: list[str] = []
     parts: list[dict[str, Any]] = []
     errors: list[str] = []
     executors: dict[int, Executor] = {}
     with Progress(f"running {model.name}", len(files), unit="images") as progress:
         for start in range(0, len(files), batch):
-            rows = _read(folder, files[start : start + batch], mean, std, size, names, errors)
+            rows = _read(folder, files[start : start + batch], pixels, names, errors)
             progress.step(min(batch, len(files) - start))
             if not rows:
                 continue
@@ -88,9 +84,7 @@ def _data_name(model: Model) -> str:
 def _read(
     folder: Path,
     files: Sequence[str],
-    mean: list[float] | None,
-    std: list[float] | None,
-    size: tuple[int, int],
+    pixels: Pixels,
     names: list[str],
     errors: list[str],
 ) -> list[Any]:
@@ -98,7 +92,7 @@ def _read(
     rows = []
     for file in files:
         try:
-            rows.append(image(folder / file, mean, std, size))
+            rows.append(image(folder / file, pixels))
         except (MXNetError, OSError) as error:
             errors.append(str(error))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from weftplan.cli.model_files import Model
 from weftplan.errors import FormatError, did_you_mean
-from weftplan.report.input_forms import is_label
+from weftplan.report.input_forms import form_of, is_label
 from weftplan.report.inspection import input_names
 from weftplan.support.atomic_files import check_zip, open_to_read, other_kind
 from weftplan.symbol import topological_order
@@ -19,13 +20,37 @@ from weftplan.training.data.image_files import decode, image_suffixes, pillow
 Arrays = dict[str, Any]
 
 
-def feeds(
-    model: Model,
-    texts: tuple[str, ...],
-    mean: list[float] | None,
-    std: list[float] | None,
-    resize: tuple[int, int] | None,
-) -> Arrays:
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """How images become numbers.
+
+    Attributes:
+        mean, std: numbers for all channels or for each, subtracted and divided by.
+        size: (height, width) of the result; None: as in the file.
+        channels: 1 for grey, or 3.
+    """
+
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    size: tuple[int, int] | None = None
+    channels: int = 3
+
+    def for_input(self, model: Model, name: str) -> Pixels:
+        """Return these settings with the channels that an input of a network has.
+
+        Raises:
+            click.UsageError: there are numbers for other channels.
+        """
+        form = form_of(topological_order(model.symbol.entries), name, model.stored_shapes)
+        known = form.shape[form.axes.index("C")] if form.shape is not None and "C" in form.axes else 0
+        channels = 1 if known == 1 else 3
+        for option, numbers in (("--mean", self.mean), ("--std", self.std)):
+            if numbers is not None and len(numbers) not in (1, channels):
+                raise click.UsageError(f"{option} has {len(numbers)} numbers, images of {model.name} have 1 channel")
+        return replace(self, channels=channels)
+
+
+def feeds(model: Model, texts: tuple[str, ...], pixels: Pixels) -> Arrays:
     """Return the inputs by name."""
     assert model.args is not None
     names = input_names(model.symbol, model.args)
@@ -46,8 +71,9 @@ def feeds(
             raise click.BadParameter(
                 f"there is no file {path!r}; the inputs are {', '.join(names)}", param_hint="--input"
             )
-        value = read(Path(path), mean, std, resize)
-        given = value if isinstance(value, dict) else {name or (data[0] if data else ""): value}
+        target = name or (data[0] if data else "")
+        value = read(Path(path), pixels.for_input(model, target))
+        given = value if isinstance(value, dict) else {target: value}
         for key in given:
             if key not in names:
                 raise click.BadParameter(_no_input(key, names), param_hint="--input")
@@ -59,15 +85,15 @@ def _no_input(name: str, names: list[str]) -> str:
     return f"the network has no input {name!r}; {did_you_mean(name, names)}the inputs are {', '.join(names)}"
 
 
-def read(path: Path, mean: list[float] | None, std: list[float] | None, resize: tuple[int, int] | None) -> Arrays | Any:
-    """Read an array, arrays by name, or an image as one sample of (1, 3, height, width)."""
+def read(path: Path, pixels: Pixels = Pixels()) -> Arrays | Any:
+    """Read an array, arrays by name, or an image as one sample of (1, channels, height, width)."""
     with open_to_read(path) as file:
         start = file.read(64)
         if start.startswith(b"PK"):
             check_zip(file, str(path))
     if not start.startswith((b"\x93NUMPY", b"PK\x03\x04")):
         if path.suffix.lower() not in (".npy", ".npz") and path.suffix.lower() in image_suffixes():
-            return image(path, mean, std, resize)
+            return image(path, pixels)
         what = other_kind(start) or "neither an array (.npy, .npz) nor an image by its name and its first bytes"
         raise FormatError(f"{path}: {what}")
     try:
@@ -92,22 +118,21 @@ def _plain(value: Any) -> Any:
     return np.array(value, np.float32 if value.dtype == np.float64 else value.dtype)
 
 
-def image(
-    path: Path, mean: list[float] | None = None, std: list[float] | None = None, resize: tuple[int, int] | None = None
-) -> Any:
-    """Return an image as float32 of shape (1, 3, height, width), red first.
+def image(path: Path, settings: Pixels) -> Any:
+    """Return an image as float32 of shape (1, channels, height, width), red first.
 
     Raises:
         FormatError: Pillow cannot read it.
         MXNetError: Pillow is not installed.
     """
     with open_to_read(path) as file:
-        pixels = decode(file.read(), what=str(path))
-    if resize is not None:
-        picture = pillow().fromarray(pixels)
-        pixels = np.asarray(picture.resize((resize[1], resize[0]), pillow().Resampling.BILINEAR))
+        pixels = decode(file.read(), 0 if settings.channels == 1 else 1, str(path))
+    if settings.size is not None:
+        height, width = settings.size
+        picture = pillow().fromarray(pixels if settings.channels == 3 else pixels[:, :, 0])
+        pixels = np.asarray(picture.resize((width, height), pillow().Resampling.BILINEAR)).reshape(height, width, -1)
     pixels = pixels.astype(np.float32)
-    for numbers, work in ((mean, np.subtract), (std, np.divide)):
+    for numbers, work in ((settings.mean, np.subtract), (settings.std, np.divide)):
         if numbers is not None:
             pixels = work(pixels, np.array(numbers, np.float32))
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))[None]

@@ -49,6 +49,8 @@ from weftplan.training.fit.events import Events
 from weftplan.training.initializers.initializer import Xavier
 from weftplan.training.module.module import Module
 
+BATCH = 64
+"""Default batch size for digits and text."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
@@ -105,7 +107,10 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
     "(one device).",
 )
 @number("--epochs", help="The number of passes over the data. The default is 25 for digits and 8 for text.")
-@number("--batch-size", default=64, help="The number of images or lines in a step, over all devices and processes.")
+@number(
+    "--batch-size",
+    help="The number of images or lines in a step, over all devices and processes. The default is 64, with --data 32.",
+)
 @number(
     "--micro-batches",
     default=1,
@@ -169,7 +174,7 @@ def command(
     kind: str | None,
     kvstore: str,
     epochs: int | None,
-    batch_size: int,
+    batch_size: int | None,
     micro_batches: int,
     mixed_precision: str | None,
     seed: int,
@@ -226,7 +231,7 @@ def command(
                 network = task.prefix.removeprefix("photos-")
             else:
                 task = train_tasks.make(
-                    network, batch_size, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings
+                    network, batch_size or BATCH, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings
                 )
             result = _run(network, task, devices, store, wishes, console, as_json=as_json and first)
         except MXNetError as error:

@@ -27,6 +27,8 @@ VALIDATION = ("val", "valid", "validation", "test")
 """Names of the sub-folder of images that are not trained on, next to ``train``."""
 HELD_OUT = 0.2
 """Share of each class that is not trained on, if the folder has no sub-folders for training and validation."""
+BATCH = 32
+"""Default batch size, if there are as many images."""
 MARGIN = 256 / 224
 """Shorter side of an image before it is cropped, as a multiple of the side that the network takes."""
 
@@ -35,7 +37,7 @@ def photos(
     folder: Path,
     network: str,
     start: tuple[str, str] | None,
-    batch_size: int,
+    batch_size: int | None,
     *,
     seed: int,
     rank: int,
@@ -74,8 +76,9 @@ def photos(
         kept, held_out = _split(counted, seed)
     else:
         kept, held_out = counted.files, None
+    batch_size = batch_size or min(BATCH, len(kept))
     if len(kept) < batch_size:
-        raise FormatError(f"{training}: {len(kept)} images are fewer than a batch of {batch_size}; give --batch-size")
+        raise FormatError(f"{training}: {len(kept)} images are fewer than a batch of {batch_size}")
     train: DataIter = ImageFolder(
         training, shape, batch_size, shuffle=True, files=kept, rand_crop=True, rand_mirror=True, **pixels
     )
