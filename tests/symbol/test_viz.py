@@ -114,7 +114,7 @@ def test_plot_network_has_the_arguments_of_mxnet():
 
 
 def test_render_writes_the_text_and_a_picture(tmp_path, monkeypatch):
-    """Without Graphviz the picture is SVG, and another format warns; ``view`` opens it, ``cleanup`` removes the text."""
+    """Without Graphviz the picture is SVG, another format warns; ``view`` opens it, ``cleanup`` removes the text."""
     monkeypatch.setenv("PATH", "")
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
