@@ -86,6 +86,9 @@ class ExecutorGroup(GroupNames):
             raise BindError(f"with a memory budget a context may occur only once, got {list(contexts)}")
         if for_training and len(contexts) > 1:
             _refuse_shared_statistics(symbol, len(contexts))
+        self.symbol, self.for_training, self.inputs_need_grad = symbol, for_training, inputs_need_grad
+        self.fixed_param_names, self.state_names = list(fixed_param_names), list(state_names)
+        self.workload = [1.0] * len(contexts) if loads is None else list(loads)
         self.contexts = list(contexts)
         self.data_shapes = list(data_shapes)
         self.label_shapes = list(label_shapes)
@@ -105,7 +108,7 @@ class ExecutorGroup(GroupNames):
         trained = [n for n in self.param_names if for_training and n not in fixed_param_names]
         if for_training and inputs_need_grad:
             trained += [desc.name for desc in data_shapes]
-        wanted = _requests(arguments, trained, grad_req if for_training else "null")
+        wanted = self.grad_req = _requests(arguments, trained, grad_req if for_training else "null")
         self.executors: list[Executor] = []
         for i, (ctx, part) in enumerate(zip(self.contexts, self.slices, strict=True)):
             shapes = {

@@ -18,11 +18,10 @@ from typing import Any
 
 import click
 
-import weftplan
 from weftplan.errors import did_you_mean
 from weftplan.symbol import Symbol
 
-_PACKAGE = str(Path(weftplan.__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 def is_python_name(text: str) -> bool:

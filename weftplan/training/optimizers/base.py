@@ -53,6 +53,8 @@ class Optimizer(Constructed):
     weight_last: ClassVar[bool] = False
     """Order of a multi-precision state: (state, float32 weight) as MXNet's SGD and NAG have it, not (weight, state)."""
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
+    create_optimizer: ClassVar[Callable[..., Optimizer]]
+    """:func:`weftplan.optimizer.create`, under the name that MXNet gives it here."""
     _gathered: list[Step] | None = None
     """Steps queued to be fused into a single operation."""
 
@@ -154,6 +156,19 @@ class Optimizer(Constructed):
     def _get_wd(self, index: Any) -> float:
         """Return the weight decay of a parameter, for optimizers written for MXNet."""
         return self.wd * self._multiplier(self.wd_mult, index)
+
+    def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
+        """Return the learning rates of several parameters, for optimizers written for MXNet."""
+        return [self._get_lr(index) for index in indices]
+
+    def _get_wds(self, indices: Sequence[Any]) -> list[float]:
+        """Return the weight decays of several parameters, for optimizers written for MXNet."""
+        return [self._get_wd(index) for index in indices]
+
+    @property
+    def sym_info(self) -> tuple[dict[str, dict[str, str]], list[str]]:
+        """Attributes of the symbol's arguments, and the arguments that have any; MXNet's name."""
+        return self._attrs, list(self._attrs)
 
     def _common(self) -> dict[str, Any]:
         return {"rescale_grad": self.rescale_grad, "clip_gradient": self.clip_gradient or -1.0}

@@ -134,9 +134,13 @@ class PolyScheduler(LRScheduler):
         self.power = pwr
         self.final_lr = final_lr
 
+    @property
+    def max_steps(self) -> int:
+        """Updates after the warm-up."""
+        return max(1, self.max_update - self.warmup_steps)
+
     def _share(self, num_update: int) -> float:
-        span = max(1, self.max_update - self.warmup_steps)
-        return min(1.0, (num_update - self.warmup_steps) / span)
+        return min(1.0, (num_update - self.warmup_steps) / self.max_steps)
 
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
