@@ -24,7 +24,7 @@ from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_
 from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.convert.onnx_plan import plan_onnx
-from weftplan.device.amounts import amount, bytes_of
+from weftplan.device.amounts import bytes_of, pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
@@ -331,7 +331,7 @@ def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> 
         if error.smallest is None or budget is None:
             raise
         raise BudgetError(
-            f"{error} (type --budget {error.smallest}, which is {amount(error.smallest)}, or --budget {budget} "
+            f"{error} (type --budget {error.smallest}, or --budget {budget} "
             f"--batch-max, which finds the largest batch that fits)",
             smallest=error.smallest,
         ) from None
@@ -373,7 +373,7 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
     if budget is not None and found.counted > budget:
         raise BudgetError(
             f"the network needs {found.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
-            f"works is {found.counted}",
+            f"works is {pasteable(found.counted)}",
             smallest=found.counted,
         )
     return found
