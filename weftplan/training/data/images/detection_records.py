@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError, ParameterError
+from weftplan.support.progress import Progress
 from weftplan.training.data import recordio
 from weftplan.training.data.images.detection_record_augment import DetAugmentation, augment_boxes
 from weftplan.training.data.images.iterators import image_list
@@ -78,7 +79,10 @@ class ImageDetRecordIter(ThreadedImageIter):
         self._where = os.fspath(path_imgrec)
         self._lists = image_list(path_imglist, None, np.float32)
         self._label_numbers, self._pad_value = label_width, label_pad_value
-        sizes = [len(self._label(key, recordio.unpack(self._records.read(key))[0])) for key in self._records.keys]
+        keys = Progress(f"reading labels of {self._where}", len(self._records.keys), unit="records").each(
+            self._records.keys
+        )
+        sizes = [len(self._label(key, recordio.unpack(self._records.read(key))[0])) for key in keys]
         longest = max(sizes, default=0)
         if 0 < label_pad_width < longest:
             raise ParameterError(

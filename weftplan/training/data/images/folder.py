@@ -12,6 +12,7 @@ import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, listed
 from weftplan.support.atomic_files import open_to_read
+from weftplan.support.progress import watching
 from weftplan.training.data.image_files import image_suffixes
 from weftplan.training.data.images.threaded_images import File, ThreadedImageIter
 
@@ -69,7 +70,8 @@ class ImageFolder(ThreadedImageIter):
         **augmentation: Any,
     ) -> None:
         self.path = Path(path)
-        found = class_files(self.path)
+        with watching(f"scanning {self.path}"):
+            found = class_files(self.path)
         self.classes = list(found) if classes is None else list(classes)
         unknown = [name for name in found if name not in self.classes]
         if unknown:
