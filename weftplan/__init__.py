@@ -58,6 +58,7 @@ _LAZY = {
     "callback": "training.fit.callbacks",
     "context": "device",
     "contrib": "compat.contrib",
+    "executor_manager": "compat.executor_manager",
     "gluon": "compat.gluon",
     "image": "training.data.images",
     "img": "training.data.images",
@@ -97,7 +98,6 @@ _LAZY = {
 _ABSENT = {
     "autograd": "bind a symbol and call executor.backward()",
     "error": "every exception class is in weftplan.errors",
-    "executor_manager": "mx.mod.Module splits batches over contexts",
     "libinfo": "nothing here is a C library; mx.runtime says what there is",
     "library": "operators are written in Python: mx.operator.CustomOp",
     "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",

@@ -36,7 +36,7 @@ def run(*args: Any) -> Result:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """Images, the prefix of a network trained on them, and what training printed."""
+    """Images, the prefix of a network trained on them, and the output of training."""
     folder = tmp_path_factory.mktemp("photos")
     images = photos(folder / "images")
     result = run(
@@ -136,7 +136,7 @@ def test_fine_tuning_goes_on_where_the_classes_fit(trained: tuple[Path, Path, st
 def test_wrong_options_of_training(
     trained: tuple[Path, Path, str], tmp_path: Path, args: list[str], words: str
 ) -> None:
-    """Each is an error before training, which says what is missing."""
+    """Each is an error before training, which names the missing part."""
     images, prefix, _ = trained
     photos(tmp_path / "one", ("x",))
     places = {"IMAGES": images, "NET": prefix, "ONE": tmp_path / "one"}

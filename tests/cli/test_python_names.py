@@ -80,7 +80,7 @@ def test_inspect_takes_the_name_too(program: Path) -> None:
     ],
 )
 def test_names_that_are_no_networks(program: Path, name: str, words: str) -> None:
-    """The message says what there is; an error of the program has its own line."""
+    """The message lists the names; an error of the program has its own line."""
     result = CliRunner().invoke(main, ["plan", name, "--shape", "data=4,5"])
     assert result.exit_code in (1, 2)
     assert words in " ".join(result.output.split())

@@ -113,7 +113,7 @@ def test_notebooks_are_updated_in_place(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_pandas_is_named_where_it_is_missing() -> None:
-    """The error says what to install."""
+    """The error names the package to install."""
     code = "import sys; sys.modules['pandas'] = None\nimport weftplan as mx\nmx.notebook.callback.PandasLogger(8)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert "PandasLogger needs pandas: pip install pandas" in done.stderr.splitlines()[-1]

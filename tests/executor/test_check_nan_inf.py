@@ -29,7 +29,7 @@ def test_first_wrong_result_is_named(monkeypatch: pytest.MonkeyPatch, value: flo
 
 
 def test_gradients_are_checked_and_monitors_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gradient that overflows is named, and a monitor sees what it sees without the flag."""
+    """A gradient that overflows is named, and a monitor sees the same arrays as without the flag."""
     monkeypatch.setenv("FLAGS_check_nan_inf", "1")
     executor = mx.sym.sqrt(mx.sym.Variable("x"), name="root").simple_bind(mx.cpu(), x=(2,))
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""IdentityAttachKLSparseReg: MXNet 1.9.1's values over three steps, and what it refuses."""
+"""IdentityAttachKLSparseReg: MXNet 1.9.1's values over three steps, and refusals."""
 
 from __future__ import annotations
 

@@ -122,6 +122,7 @@ NAMES_OF_MXNET = {
     "misc": "FactorScheduler",
     "contrib.onnx": "import_model",
     "contrib.svrg_optimization.svrg_module": "SVRGModule",
+    "executor_manager": "_split_input_slice",
     "gluon.utils": "clip_global_norm",
     "notebook.callback": "LiveLearningCurve",
     "contrib.text": "vocab",
@@ -177,7 +178,7 @@ def test_no_file_is_loaded_twice():
         "from weftplan.contrib.quantization import quantize_model",
         "import weftplan.gluon.nn",
         "from weftplan.gluon.model_zoo import vision",
-        "from weftplan.executor_manager import _split_input_slice",
+        "from weftplan.executor_manager import DataParallelExecutorManager",
     ],
 )
 def test_deep_imports_say_what_to_use(line: str):

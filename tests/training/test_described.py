@@ -30,7 +30,7 @@ def test_optimizers_show_what_was_set() -> None:
 
 @pytest.mark.parametrize("name", sorted(mx.optimizer.Optimizer.opt_registry))
 def test_every_optimizer_is_shown(name: str) -> None:
-    """No attribute of any kind breaks it, and what is shown makes an equal optimizer."""
+    """No attribute of any kind breaks it, and the text makes an equal optimizer."""
     made = mx.optimizer.create(name, wd=0.125)
     again = eval(repr(made), {type(made).__name__: type(made)})
     assert repr(again) == repr(made)
@@ -60,7 +60,7 @@ def test_shares_of_a_batch() -> None:
     """Contexts get samples in proportion, rounded as in MXNet 1.9.1; the training result is that of one context."""
     from weftplan.training.data.device_placement import split_batch
 
-    # What mxnet.executor_manager._split_input_slice gives:
+    # Results of mxnet.executor_manager._split_input_slice:
     for batch, loads, edges in (
         (8, [1, 3], [0, 2, 8]),
         (10, [1, 2, 4], [0, 1, 4, 10]),
@@ -69,6 +69,8 @@ def test_shares_of_a_batch() -> None:
     ):
         found = split_batch(batch, len(loads), loads)
         assert [(part.start, part.stop) for part in found] == list(pairwise(edges))
+        assert mx.executor_manager._split_input_slice(batch, loads) == found
+    assert mx.executor_manager._split_input_slice(8, [1, 1, 1]) == [slice(0, 3), slice(3, 6), slice(6, 8)]
     with pytest.raises(mx.MXNetError, match=r"in the proportions \[100, 1\] leaves a context without samples"):
         split_batch(8, 2, [100, 1])
     random = np.random.RandomState(0)

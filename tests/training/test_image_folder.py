@@ -1,4 +1,4 @@
-"""``mx.io.ImageFolder``: classes, order, augmentation, and what it says of folders and files that do not fit."""
+"""``mx.io.ImageFolder``: classes, order, augmentation, and errors for folders and files that do not fit."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_validation_data_has_the_labels_of_training(tmp_path: Path) -> None:
     ],
 )
 def test_folders_that_do_not_fit(tmp_path: Path, names: list[str] | None, words: str) -> None:
-    """The message names the folder and says what to do."""
+    """The message names the folder and the remedy."""
     folder = tmp_path / "photos"
     for name in names or ():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ FIRST = {
     "f2_bias": [0.006201908923685551],
     "f2_weight": [0.5042505264282227, -0.18120796978473663, -0.770294189453125],
 }
-"""What MXNet 1.9.1 gives after four epochs with one snapshot."""
+"""Results of MXNet 1.9.1 after four epochs with one snapshot."""
 SECOND = {
     "f1_bias": [0.4937290549278259, -0.1809561848640442, 0.06887480616569519],
     "f1_weight": [0.5447342395782471, 0.0891365110874176, 0.3675728440284729],

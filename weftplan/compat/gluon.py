@@ -1,4 +1,4 @@
-"""``mx.gluon``: its functions of arrays, and for everything else what to use instead."""
+"""``mx.gluon``: its functions of arrays, and for all other names the replacement."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ REASON = (
     "write the network with mx.sym and train it with mx.mod.Module; one that Gluon exported is loaded by "
     "mx.mod.Module.load(prefix, 0, label_names=None)"
 )
-"""What to use instead of Gluon."""
+"""The replacement of Gluon."""
 
 
 def __getattr__(name: str) -> Any:

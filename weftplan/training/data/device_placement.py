@@ -37,15 +37,25 @@ def split_batch(batch_size: int, parts: int, loads: Sequence[float] | None = Non
     """
     if batch_size < parts:
         raise BindError(f"a batch of {batch_size} samples cannot be split over {parts} contexts: make it larger")
-    edges = [batch_size * i // parts for i in range(parts + 1)]
     if loads is not None and len(set(loads)) > 1:
-        sizes = [round(load * batch_size / sum(loads)) for load in loads]  # rounded as in MXNet, the rest for the last
-        edges = [min(edge, batch_size) for edge in accumulate(sizes[:-1], initial=0)] + [batch_size]
-        if any(low >= high for low, high in pairwise(edges)):
-            raise BindError(
-                f"a batch of {batch_size} samples split in the proportions {list(loads)} leaves a context without "
-                f"samples: make the batch larger"
-            )
+        return split_by_loads(batch_size, loads)
+    edges = [batch_size * i // parts for i in range(parts + 1)]
+    return [slice(lo, hi) for lo, hi in pairwise(edges)]
+
+
+def split_by_loads(batch_size: int, loads: Sequence[float]) -> list[slice]:
+    """Split a batch in proportion to ``loads``, rounded as in MXNet: the last slice has the rest.
+
+    Raises:
+        BindError: a slice would be empty.
+    """
+    sizes = [round(load * batch_size / sum(loads)) for load in loads]
+    edges = [min(edge, batch_size) for edge in accumulate(sizes[:-1], initial=0)] + [batch_size]
+    if any(low >= high for low, high in pairwise(edges)):
+        raise BindError(
+            f"a batch of {batch_size} samples split in the proportions {list(loads)} leaves a context without samples: "
+            f"make the batch larger"
+        )
     return [slice(lo, hi) for lo, hi in pairwise(edges)]
 
 

@@ -37,7 +37,7 @@ class ThreadedImageIter(HoldingIter):
     """Base of iterators over encoded images. A subclass says where the images are: :meth:`_fetch`.
 
     Args:
-        keys: what :meth:`_fetch` takes, one for each image; ``num_parts`` and ``part_index`` select a part.
+        keys: arguments of :meth:`_fetch`, one for each image; ``num_parts`` and ``part_index`` select a part.
         where: the source of the images, for errors.
         data_shape: (channels, height, width); 1 channel is grey.
         label_shape: of one sample; ``()`` for one number.
