@@ -159,3 +159,17 @@ def test_run_needs_a_network_of_images(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "has no row of classes for each sample" in " ".join(result.output.split())
     assert not (tmp_path / "x.csv").exists()
+
+
+def test_interrupted_run_goes_on(tmp_path: Path) -> None:
+    """A second run under the prefix is refused with the option to type; with it, the bits are those of one run."""
+    images = photos(tmp_path / "images")
+    command = ["train", "--data", images, "--network", "lenet", "--batch-size", 4, "--devices", 1, "--json"]
+    whole = run(*command, "--epochs", 2, "--checkpoint", tmp_path / "a")
+    assert run(*command, "--epochs", 1, "--checkpoint", tmp_path / "b").exit_code == 0
+    refused = run(*command, "--epochs", 2, "--checkpoint", tmp_path / "b")
+    assert refused.exit_code == 1
+    assert "pass --resume to go on from it" in " ".join(refused.output.split())
+    parts = run(*command, "--epochs", 2, "--checkpoint", tmp_path / "b", "--resume")
+    digests = [json.loads(one.output.splitlines()[-1])["weights_sha256"] for one in (whole, parts)]
+    assert digests[0] == digests[1]

@@ -235,7 +235,7 @@ def command(
                 )
             result = _run(network, task, devices, store, wishes, console, as_json=as_json and first)
         except MXNetError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(str(error).replace("resume=True", "--resume")) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:
