@@ -22,8 +22,8 @@ import module_training
 import numpy as np
 import planning_time
 import pytest
-import store_exchange
 import storage_traces
+import store_exchange
 import weftplan_engine
 
 import weftplan as mx
@@ -115,9 +115,7 @@ def test_bind_in_a_process(benchmark, tmp_path, cached):
 @pytest.mark.parametrize("network", ["mlp", "lenet"])
 def test_training_step(benchmark, network):
     """Forward, backward and SGD with momentum on one batch."""
-    benchmark.pedantic(
-        module_training.train, (mx, *module_training.prepare(mx, network)), rounds=30, warmup_rounds=3
-    )
+    benchmark.pedantic(module_training.train, (mx, *module_training.prepare(mx, network)), rounds=30, warmup_rounds=3)
 
 
 @pytest.mark.parametrize("elements", [10_000, 1_000_000])

@@ -332,7 +332,7 @@ _EXECUTOR = (
         default="auto",
         choices=("auto", "numpy", "native"),
         meaning="Who computes: auto takes compiled kernels where they are expected to be faster, native wherever they "
-        "can, numpy never. Without llvmlite (extra fast) all three mean numpy.",
+        "can, numpy never. Without llvmlite all three mean numpy.",
         effect=_BIND_NOW,
     ),
     _executor(
