@@ -86,4 +86,5 @@ def main():
         print(f"| {network} | " + " | ".join(cells) + " |", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()
