@@ -1,9 +1,9 @@
-"""Question: what does an operation cost from Python, push to done, here and in the peers?
+"""Question: how long does an operation take from Python, push to done, here and in the peers?
 
 Runs weftplan and the peers side by side, one process each, in turn for several rounds, and prints medians in
 microseconds an operation, with the ratio peer / weftplan of each round's pair (median). Peers: MXNet 1.9.1 (its own
 interpreter: ``--mxnet-python``), dask's threaded scheduler, ``ThreadPoolExecutor`` with dependency callbacks written by
-hand, and the plain loop. Where the kernel puts the threads decides more than anything else, so it is decided here, in
+hand, and the plain loop. The placement of the threads on cores decides more than anything else, so it is set here, in
 two ways. Then: 50 microseconds of NumPy in each operation, memory per pending operation, latency. A peer that is not
 installed is skipped.
 

@@ -1,8 +1,8 @@
-"""Question: how much memory and time do loops of array operations take, waited for or not, beside MXNet 1.9.1?
+"""Question: how much memory and time do loops of array operations take, waited for or not, compared with MXNet 1.9.1?
 
 Loops over arrays of one size (``a = a * 1.0001``), over results that are only summed, and over arrays of ever other
-sizes. Nobody waits inside the loop, or every step is waited for. Resident memory above that before the loop: its peak,
-and what is left when all arrays have gone. Each loop runs in a process of its own, in turn; medians over the rounds.
+sizes. The loop waits for no step, or for every step. Resident memory above that before the loop: its peak,
+and the rest when all arrays have gone. Each loop runs in a process of its own, in turn; medians over the rounds.
 Linux only.
 
     python bench/bench_memory_of_loops.py [--mxnet-python PATH] [--mib 16] [--steps 300] [--rounds 3]
@@ -23,7 +23,7 @@ LOOPS = ("one size", "temporaries", "other sizes")
 
 
 def run(python, package, loop, mib, steps):
-    """What the peer prints."""
+    """Return the figures that the peer prints."""
     command = [python, PEER, package, loop, str(mib), str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:

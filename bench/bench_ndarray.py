@@ -1,4 +1,4 @@
-"""Question: what does a call on a small array cost, from the call to the finished work, beside MXNet 1.9.1?
+"""Question: how long does a call on a small array take, from the call to the finished work, against MXNet 1.9.1?
 
 Arrays of 8 x 16 float32, so that nearly all of it is the library's own share; in a process that has made 1,000 calls
 before, 1,500 calls one after the other, then a wait for everything. Each program runs in a process of its own, in turn;

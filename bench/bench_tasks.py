@@ -1,10 +1,10 @@
-"""Question: what does a task cost beside a pool of threads and dask, and what do tasks gain on two cores?
+"""Question: how much does a task cost compared with a pool of threads and dask, and do tasks gain on two cores?
 
 * *cost*: processor time of submitting functions that do nothing and taking their results, all submitted first; and
   of functions of two arrays that write a third one.
 * *20 us*, *50 us*: wall time of independent tasks of as much NumPy that releases the GIL, against the loop.
 * *stencil*: an iteration over bands of a grid in two buffers. Tasks, on slices or on tiles, need no barrier; the pool
-  waits for all bands after each step, which is what one writes by hand.
+  waits for all bands after each step, as in code written by hand.
 
 Each figure is the median over the rounds; in every round all candidates run one after the other in one process, in
 turning order. BLAS is not used.
@@ -88,7 +88,7 @@ def arrays(pool, count):
 
 
 def sized(seconds):
-    """Return an array on which :func:`some` takes about ``seconds``."""
+    """Return an array for which :func:`some` takes about ``seconds``."""
     size = 10_000
     while True:
         x = np.random.default_rng(0).random(size).astype(np.float32)

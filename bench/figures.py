@@ -1,4 +1,4 @@
-"""The figures of speed that the README quotes: where they are kept, and the tables made of them.
+"""The figures of speed that the README quotes: their file, and the tables made of them.
 
 ``data/figures.json`` has one record for each run of ``refresh.py``: date, processor, load of the machine, and figures
 by table, row and column. A cell of the README shows the range over the processors, each with its latest figure.

@@ -84,7 +84,7 @@ def engine(mxnet, quick):
 
 
 def tasks(mxnet, quick):
-    """Return the table of tasks beside a pool of two threads."""
+    """Return the table of tasks against a pool of two threads."""
     count, rounds = (4000, 5) if quick else (4000, 15)
     made = engines.create("ThreadedEnginePerDevice", task_workers=2)
     row = {}
@@ -107,7 +107,7 @@ def tasks(mxnet, quick):
 
 
 def training(mxnet, quick):
-    """Return the table of training steps beside MXNet."""
+    """Return the table of training steps against MXNet."""
     rows = {}
     for threads, row in ((1, "one thread each"), (2, "two threads each")) if mxnet else ():
         rows[row] = {}
@@ -128,7 +128,7 @@ def training(mxnet, quick):
 
 
 def store(mxnet, quick):
-    """Return the table of exchanges in one process beside MXNet."""
+    """Return the table of exchanges in one process against MXNet."""
     row = {}
     columns = {10_000: "push and pull of 10,000 floats", 1_000_000: "of 1,000,000"}
     for elements, column in columns.items() if mxnet else ():
