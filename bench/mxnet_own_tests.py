@@ -7,8 +7,8 @@ pass all of them on today's NumPy and without a network; ``--mxnet-json`` takes 
 
     python bench/mxnet_own_tests.py MXNET_TREE [--mxnet-python PYTHON] [--files test_symbol,test_io] [--seeds 1]
 
-With several ``--seeds`` or ``--engines`` the files run on weftplan once for each pair, and tests that do not end the same
-way everywhere are listed.
+With several ``--seeds`` or ``--engines`` the files run on weftplan once for each pair, and tests that do not end
+the same way everywhere are listed.
 
     python bench/mxnet_own_tests.py MXNET_TREE --files test_symbol,test_executor --seeds 1,2,3,4,5 \\
         --engines NaiveEngine,ThreadedEngine,ThreadedEnginePerDevice
