@@ -332,7 +332,7 @@ _EXECUTOR = (
         default="auto",
         choices=("auto", "numpy", "native"),
         meaning="Compiled kernels: auto uses them if they are expected to be faster, native whenever possible, numpy "
-        "never. Without llvmlite (extra fast) all three mean numpy.",
+        "never. Without llvmlite all three mean numpy.",
         effect=_BIND_NOW,
     ),
     _executor(

@@ -33,7 +33,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
-from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
+from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of, runs
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, UndeclaredAccessWarning
 from weftplan.support.keyword_errors import known_keywords
@@ -327,7 +327,7 @@ def _schedule(
     if type(fn) is np.ufunc:
         if len(args) > fn.nin:  # outputs by position
             written = [*written, *arrays_in(args[fn.nin :])]
-    else:
+    elif not runs(fn):
         check_runs(fn, label)
         if type(fn) is not FunctionType:
             held, changed, whole = arrays_of_function(fn, args, kwargs, written, label)
@@ -348,7 +348,7 @@ def _schedule(
                 read_vars, write_vars, plain = vars_for(read, written, engine, var)
             except EngineError as error:
                 raise EngineError(f"task {label!r}: {error}") from None
-            if len(read_vars) < 2 and len(write_vars) == 1 and read_vars != write_vars:
+            if len({*read_vars, *write_vars}) == len(read_vars) + len(write_vars):
                 reads, writes = read_vars, write_vars
             else:
                 reads, writes = dedupe(read_vars, write_vars)
