@@ -63,6 +63,7 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 @click.option(
     "--network",
     type=click.Choice(list(dict.fromkeys([*train_tasks.NETWORKS, *models.names()]))),
+    metavar="NAME",
     default="lenet",
     show_default=True,
     help="The network to train: mlp, lenet and resnet learn digits, lstm learns text. With --data any built-in "
