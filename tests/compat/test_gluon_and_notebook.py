@@ -36,7 +36,7 @@ def test_arrays_are_clipped_by_their_common_norm() -> None:
 
 
 def test_batches_are_split_over_contexts() -> None:
-    """Equal slices, unequal ones as in MXNet 1.9.1 (longer ones first), along any axis, on their contexts."""
+    """Equal slices, unequal slices as in MXNet 1.9.1 (the longer first), along any axis, on their contexts."""
     data = mx.nd.array(np.arange(14).reshape(7, 2))
     parts = split_data(data, 3, even_split=False)
     assert [part.shape for part in parts] == [(3, 2), (2, 2), (2, 2)]
@@ -84,7 +84,7 @@ def test_learning_curves_are_drawn() -> None:
 
 
 def test_notebooks_are_updated_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first drawing makes a display, later ones update it; without a kernel nothing is shown."""
+    """The first drawing makes a display, later drawings update it; without a kernel nothing is shown."""
     shown: list[str] = []
 
     class Handle:

@@ -22,7 +22,7 @@ def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite:
         check_isfinite: wait for the norm, warn if it is not finite, and return it as a number.
 
     Returns:
-        The norm before: a float, or without ``check_isfinite`` an array of one element, for which nothing waits.
+        The norm before: a float, or without ``check_isfinite`` an array with one element; the call does not wait then.
 
     >>> gradients = [nd.array([3.0]), nd.array([4.0])]
     >>> clip_global_norm(gradients, 1.0), [round(float(one.asscalar()), 3) for one in gradients]
@@ -44,7 +44,7 @@ def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite:
 
 
 def split_data(data: NDArray, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
-    """Split an array into slices along the axis of the batch; the first ones are longer if need be.
+    """Split an array into slices along the axis of the batch; the first slices are longer if need be.
 
     Raises:
         ParameterError: fewer samples than slices, or with ``even_split`` slices of unequal length.

@@ -1,6 +1,7 @@
-"""Boxes of a picture of a network: one for each operator, or for several that are collapsed in large networks.
+"""Boxes of a picture of a network: a box for each operator, or for several collapsed operators of a large network.
 
-The module owns which nodes are shown and which ones share a box. Parameters and labels are not shown. It is stateless.
+The module owns the choice of shown nodes and of nodes that share a box. Parameters and labels are not shown. It is
+stateless.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def boxes_of(symbol: Symbol, *, most: int = MOST) -> list[Box]:
     """Return the boxes of a network in execution order; more than ``most`` are collapsed, step by step.
 
     First a layer takes the operators after it that nothing else reads; then the branches between two boxes that every
-    path passes become one; then equal neighbours; at last neighbours in the order of execution, until
+    path passes become a box; then equal neighbours; at last neighbours in the order of execution, until
     ``most`` are left.
     """
     boxes = _every_node(topological_order(symbol.entries), {entry.node for entry in symbol.entries})
@@ -76,7 +77,7 @@ def known_shapes(symbol: Symbol, shapes: Mapping[str, Shape] | None) -> dict[Ent
 
 
 def _every_node(nodes: Sequence[Node], outputs: set[Node]) -> list[Box]:
-    """Return a box for each operator, and for each variable that is the data of one or an output."""
+    """Return a box for each operator, and for each variable that is an operator's data or an output."""
     data = {node.inputs[0].node for node in nodes if node.inputs} | outputs
     shown = [node for node in nodes if node.op is not None or node in data]
     place = {node: k for k, node in enumerate(shown)}
@@ -87,7 +88,7 @@ def _every_node(nodes: Sequence[Node], outputs: set[Node]) -> list[Box]:
 
 
 def _merged(boxes: Sequence[Box], group: Sequence[int]) -> list[Box]:
-    """Return the boxes in which those of one group are one; ``group`` holds the number of the group of each box."""
+    """Return the boxes with each group merged; ``group`` holds the number of the group of each box."""
     number = {key: k for k, key in enumerate(dict.fromkeys(sorted(group)))}
     result = [Box([], []) for _ in number]
     for box, key in zip(boxes, group, strict=True):
