@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, shape_option
 from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
-from weftplan.cli.run import check_complete, predict
+from weftplan.cli.run.prediction import check_complete, predict
 from weftplan.convert import save_safetensors
 from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.report.input_forms import is_label

@@ -76,6 +76,18 @@ def epochs(path: Path) -> list[Path]:
     return parameter_files(path.with_name(path.name.removesuffix(".gz").removesuffix("-symbol.json")))
 
 
+def class_names_path(prefix: Path) -> Path:
+    """Return the file with the names of the classes of a checkpoint, one on each line."""
+    return prefix.with_name(f"{prefix.name}-classes.txt")
+
+
+def class_names(model: str, labels: Path | None) -> list[str] | None:
+    """Return the names of the classes from ``labels``, or from the file next to a checkpoint; None if there is none."""
+    beside = class_names_path(Path(model.removesuffix(".gz").removesuffix("-symbol.json")))
+    path = labels or (beside if beside.is_file() else None)
+    return None if path is None else path.read_text(encoding="utf-8").splitlines()
+
+
 def _symbol_path(model: str) -> Path | None:
     for candidate in (Path(model), Path(f"{model}-symbol.json")):
         if candidate.is_file():

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
 from weftplan.kvstore import KVStoreDevice
@@ -63,7 +64,11 @@ class Share:
     def refusal(self, cause: BudgetError) -> BudgetError:
         """Return the error for executors that exceed their share, in terms of the whole budget."""
         smallest = None if cause.smallest is None else cause.smallest * self.executors + self.outside
-        found = "" if smallest is None else f"; the smallest budget found that works is {smallest}: raise it to that"
+        found = (
+            ""
+            if smallest is None
+            else f"; the smallest budget found that works is {pasteable(smallest)}: raise it to that"
+        )
         return BudgetError(
             f"the memory budget is {self.budget:,} bytes, of which {self.outside:,} are taken by copies on the host, "
             f"buffers of the kvstore and states of the optimizer, and {self.each:,} are left to "
@@ -223,7 +228,7 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
         raise BudgetError(
             f"the budget is {budget:,} bytes, but training on {count} devices needs {smallest:,}, of which "
             f"{outside:,} are copies on the host, buffers of the kvstore and states of the optimizer; the smallest "
-            f"budget found that works is {smallest}: raise it to that, or use a smaller batch",
+            f"budget found that works is {pasteable(smallest)}: raise it to that, or use a smaller batch",
             smallest=smallest,
         ) from None
     memory = plans[max(parts)].memory

@@ -97,8 +97,8 @@ def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str
     for unknown in found["unknown_variables"]:
         hint = f": did you mean {unknown['nearest']}?" if unknown["nearest"] else ""
         lines += paragraph(f"unknown variable {unknown['name']}, ignored{hint}", width, indent="  ")
-    for name in found["variables_without_effect"]:
-        lines += paragraph(f"{name} is set; MXNet reads it, and it has no effect here", width, indent="  ")
+    for name, reason in found["variables_without_effect"].items():
+        lines += paragraph(f"{name} is set and has no effect here: {reason}", width, indent="  ")
     for warning in found["warnings"]:
         lines += paragraph(f"warning: {warning}", width, indent="  ")
     for problem in found["problems"]:

@@ -24,7 +24,7 @@ from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_
 from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.convert.onnx_plan import plan_onnx
-from weftplan.device.amounts import amount, bytes_of
+from weftplan.device.amounts import bytes_of, pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
@@ -128,7 +128,8 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "--torch",
     "torch_step",
     is_flag=True,
-    help="MODEL is package.module:function, which returns (loss, arguments[, optimizer]) of a step of PyTorch.",
+    help="MODEL is package.module:function or FILE.py:function, which returns (loss, arguments[, optimizer]) of a step "
+    "of PyTorch.",
 )
 @click.option(
     "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
@@ -159,7 +160,8 @@ def command(
     want_curve: bool,
     torch_step: bool,
 ) -> None:
-    """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
+    """Plan the memory of MODEL without running it: a built-in network, an MXNet symbol file or its prefix, an
+    ONNX file, or a symbol of a program: FILE.py:NAME or package.module:NAME.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
     then names the smallest budget that works. After Ctrl-C it is 130.
@@ -329,7 +331,7 @@ def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> 
         if error.smallest is None or budget is None:
             raise
         raise BudgetError(
-            f"{error} (type --budget {error.smallest}, which is {amount(error.smallest)}, or --budget {budget} "
+            f"{error} (type --budget {error.smallest}, or --budget {budget} "
             f"--batch-max, which finds the largest batch that fits)",
             smallest=error.smallest,
         ) from None
@@ -371,7 +373,7 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
     if budget is not None and found.counted > budget:
         raise BudgetError(
             f"the network needs {found.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
-            f"works is {found.counted}",
+            f"works is {pasteable(found.counted)}",
             smallest=found.counted,
         )
     return found

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
 from typing import Any
 
 import click
 
+from weftplan.cli.plan.python_names import call, is_python_name, load_object
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
 
@@ -45,16 +43,11 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
 
 def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
     """Return the function, its arguments and the optimizer or None, created by the named function."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise click.BadParameter(f"expected package.module:function, got {name!r}", param_hint="MODEL")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        make = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise click.BadParameter(f"{name}: {error}", param_hint="MODEL") from error
-    made = make()
+    if not is_python_name(name):
+        raise click.BadParameter(
+            f"expected package.module:function or FILE.py:function, got {name!r}", param_hint="MODEL"
+        )
+    made = call(load_object(name), name)
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
         raise click.BadParameter(
             f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(made).__name__}",
