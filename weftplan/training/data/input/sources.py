@@ -65,8 +65,8 @@ class Stream:
         if iterator is self._source:
             if self._begun is not None:
                 raise DataError(
-                    f"a {type(iterator).__name__} gives its samples once, so there is no second epoch, and no way back in "
-                    f"this one: give what can be iterated again, or a function that makes a new one"
+                    f"a {type(iterator).__name__} gives its samples once, so there is no second epoch, and no way back "
+                    f"in this one: pass an iterable that can be iterated again, or a function that makes a new one"
                 )
             self._begun = iterator
         return iterator
